@@ -1,0 +1,39 @@
+# Needs make, git and python3 >= 3.11; everything else comes into .venv.
+PYTHON ?= python3
+GPU_PYTHON ?= python3
+BUDGET_S ?= 540
+BIN := .venv/bin
+
+.PHONY: setup demo test check slow bench gpu clean
+
+setup: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/lengthwise compare demo --out runs/demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+bench: setup
+	$(BIN)/python benchmarks/step_speed.py
+	$(BIN)/python benchmarks/sampler_speed.py
+
+# Makes no environment and installs nothing: the machine may be offline.
+gpu:
+	PYTHONPATH=src BUDGET_S=$(BUDGET_S) $(GPU_PYTHON) benchmarks/gpu.py
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Length generalization in transformers: train short, test long, and see why."""

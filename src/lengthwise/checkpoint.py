@@ -1,0 +1,60 @@
+"""Tensors and facts in one file that is either whole or refused: safetensors, no pickle."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from lengthwise.errors import RunFolderError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the target, then rename: a reader sees the old file or the new one, never a part."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {path} ({error.strerror}); choose a folder that can be written") from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Save tensors with JSON facts about them and a digest of both."""
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(facts, sort_keys=True)
+    write_atomically(path, save(whole, metadata={"facts": text, "sha256": _digest(whole, text)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``save_tensors`` wrote; ``RunFolderError`` when the file is missing, truncated or altered."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+    except FileNotFoundError:
+        raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
+    except (SafetensorError, OSError) as error:
+        raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
+    text = metadata.get("facts", "")
+    if metadata.get("sha256") != _digest(tensors, text):
+        raise RunFolderError(f"{path} is not what training wrote (its digest differs); train or --resume the run again")
+    return tensors, json.loads(text)
+
+
+def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

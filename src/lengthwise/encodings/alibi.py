@@ -1,0 +1,57 @@
+"""ALiBi: a penalty on scores that grows with the ID distance."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+
+
+def slopes(num_heads: int) -> Float[Tensor, " heads"]:
+    """The paper's geometric sequence; between powers of two, every other slope of the next one fills up."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    exact = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+    return torch.tensor((exact + between)[:num_heads])
+
+
+class ALiBiEncoding(Encoding):
+    """``score - slope * |p_query - p_key|``."""
+
+    has_bias = True
+    slopes: Tensor
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.register_buffer("slopes", slopes(num_heads), persistent=False)
+
+    def bias(
+        self,
+        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
+        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """The distance is taken without sign: coupled IDs of visible keys can be larger than the query's."""
+        distance = (query_ids[:, :, None] - key_ids[:, None, :]).abs()
+        return -self.slopes[:, None, None] * distance[:, None].float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ALiBi:
+    """A fixed slope per head."""
+
+    name: ClassVar[str] = "alibi"
+    summary: ClassVar[str] = "scores fall linearly with the ID distance"
+    paper: ClassVar[str] = "Press et al. 2022 (arXiv 2108.12409)"
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """Slopes for the number of heads."""
+        return ALiBiEncoding(size.num_heads)

@@ -1,0 +1,44 @@
+"""Learned absolute positions: one vector per ID, added to the token embedding."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.errors import SettingError
+
+
+class LearnedEncoding(Encoding):
+    """``x_t + W[p_t]``."""
+
+    def __init__(self, num_position_ids: int, d_model: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(0.02 * torch.randn(num_position_ids, d_model))
+
+    def embed(
+        self, x: Float[Tensor, "batch seq d_model"], position_ids: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The vectors of the IDs added."""
+        return x + nn.functional.embedding(position_ids, self.vectors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """One learned vector for each of ``num_position_ids`` IDs."""
+
+    num_position_ids: int = 512
+
+    name: ClassVar[str] = "learned"
+    summary: ClassVar[str] = "one learned vector per ID, added to the embedding"
+    paper: ClassVar[str] = "Radford et al. 2018, GPT; Gehring et al. 2017 (arXiv 1705.03122)"
+
+    def __post_init__(self) -> None:
+        if self.num_position_ids < 1:
+            raise SettingError(f"num_position_ids {self.num_position_ids} leaves no ID; use at least 1")
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """A table of vectors, drawn from a normal distribution."""
+        return LearnedEncoding(self.num_position_ids, size.d_model)

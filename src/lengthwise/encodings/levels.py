@@ -1,0 +1,69 @@
+"""Several IDs per token: one encoding per coupling level."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.errors import SettingError
+
+
+class LevelEncoding(nn.Module):
+    """The hooks of ``Encoding`` over IDs with a leading level axis.
+
+    Embeddings and biases of the levels are added; a head's components are shared out among the levels for rotation
+    (multi-level coupling: Cho et al. 2025, arXiv 2410.15787).
+    """
+
+    def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
+        super().__init__()
+        if size.d_head % num_levels:
+            raise SettingError(f"d_head {size.d_head} cannot be shared by {num_levels} levels; choose a multiple of it")
+        part = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
+        self.levels = nn.ModuleList(settings.build(part) for _ in range(num_levels))
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether attention has to add ``bias``."""
+        return any(level.has_bias for level in self._encodings())
+
+    def embed(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Every level's positions added."""
+        for level, ids in zip(self._encodings(), position_ids, strict=True):
+            x = level.embed(x, ids)
+        return x
+
+    def rotate(
+        self,
+        x: Float[Tensor, "batch heads seq d_head"],
+        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Each level turns its own part of the head."""
+        if len(self.levels) == 1:
+            return self._encodings()[0].rotate(x, position_ids[0])
+        parts = x.chunk(len(self.levels), dim=-1)
+        turned = [
+            level.rotate(part, ids) for level, part, ids in zip(self._encodings(), parts, position_ids, strict=True)
+        ]
+        return torch.cat(turned, dim=-1)
+
+    def bias(
+        self,
+        query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"],
+        key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
+    ) -> Float[Tensor, "#batch heads query key"]:
+        """Every level's bias added."""
+        first, *others = zip(self._encodings(), query_ids, key_ids, strict=True)
+        total = first[0].bias(*first[1:])
+        for level, queries, keys in others:
+            total = total + level.bias(queries, keys)
+        return total
+
+    def _encodings(self) -> Sequence[Encoding]:
+        return [level for level in self.levels if isinstance(level, Encoding)]

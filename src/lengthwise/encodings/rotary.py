@@ -1,0 +1,68 @@
+"""Rotary encoding: queries and keys turned by angles proportional to the ID."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.errors import SettingError
+
+
+class RotaryEncoding(Encoding):
+    """Pair i of a head turns by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
+
+    def __init__(self, base: float = 10_000.0, fastest: float = 1.0) -> None:
+        super().__init__()
+        self.base = base
+        self.fastest = fastest
+
+    def rotate(
+        self,
+        x: Float[Tensor, "batch heads seq d_head"],
+        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Neighbouring components as real and imaginary part, multiplied by ``exp(i angle)``."""
+        d_head = x.shape[-1]
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=x.device) / d_head
+        frequencies = self.fastest * self.base**-exponents
+        # Double precision until the whole turns are gone: float32 loses the angles of large IDs.
+        angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
+        turn = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """RoPE with angles from ``fastest`` radians per ID down to about ``fastest / base``.
+
+    ``fastest=1`` is the paper's; a faster start and a smaller base tell neighbouring IDs apart more sharply.
+    """
+
+    base: float = 10_000.0
+    fastest: float = 1.0
+
+    name: ClassVar[str] = "rotary"
+    summary: ClassVar[str] = "queries and keys turned in proportion to the ID (RoPE)"
+    paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
+
+    def __post_init__(self) -> None:
+        if self.base <= 1 or self.fastest <= 0:
+            raise SettingError(
+                f"rotary base {self.base} or fastest {self.fastest} is too small; use base > 1, fastest > 0"
+            )
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """Nothing to learn."""
+        if size.d_head % 2:
+            raise SettingError(f"d_head {size.d_head} is odd, rotary turns pairs; choose d_model / num_heads even")
+        return RotaryEncoding(self.base, self.fastest)

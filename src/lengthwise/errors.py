@@ -1,0 +1,48 @@
+"""Every error a user can cause: one line that says what came, what is allowed and what to change."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LengthwiseError(Exception):
+    """Something the user asked for cannot be done; the message is one line and says what to change."""
+
+
+class UnknownNameError(LengthwiseError):
+    """A name that is in no table."""
+
+
+class SettingError(LengthwiseError):
+    """A value outside what a setting allows."""
+
+
+class NoCouplingError(LengthwiseError):
+    """A coupled scheme met a task that declares no coupling."""
+
+
+class PositionRangeError(LengthwiseError):
+    """Position IDs reach further than a scheme or an encoding can hold."""
+
+
+class PromptError(LengthwiseError):
+    """A prompt that is not of the task's form."""
+
+
+class RunFolderError(LengthwiseError):
+    """A folder that is missing, is no run, holds another run, cannot be written, or has damaged files."""
+
+
+class DeviceError(LengthwiseError):
+    """A device that this machine does not have."""
+
+
+class UntrainedDistanceWarning(UserWarning):
+    """Evaluation uses position-ID distances that training never showed."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name that is in no table, with the nearest one that is."""
+    names = sorted(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+    return UnknownNameError(f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}")

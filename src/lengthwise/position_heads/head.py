@@ -1,0 +1,80 @@
+"""The contract of a position head: the ID of the next token, predicted after the token is chosen (PPC)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What a head may look up: the prompt's embedded tokens, their IDs and the distinct ones among these."""
+
+    embeddings: Float[Tensor, "batch prompt d_model"]
+    position_ids: Int[Tensor, "batch prompt"]
+    inside: Bool[Tensor, "batch prompt"]
+    ranks: Int[Tensor, "batch prompt"]
+    distinct_ids: Int[Tensor, "batch rank"]
+
+    FILL: ClassVar[int] = torch.iinfo(torch.int64).max
+
+
+def read_prompt(
+    embeddings: Float[Tensor, "batch seq d_model"],
+    position_ids: Int[Tensor, "batch seq"],
+    prompt_length: Int[Tensor, " batch"],
+) -> Prompt:
+    """Cut the prompts out of a batch; distinct IDs are sorted, ``Prompt.FILL`` fills up."""
+    longest = int(prompt_length.max())
+    inside = torch.arange(longest, device=position_ids.device) < prompt_length[:, None]
+    # Outside, the first ID stands in: it adds no distinct one.
+    ids = torch.where(inside, position_ids[:, :longest], position_ids[:, :1])
+    ordered, order = ids.sort(dim=1)
+    steps = torch.zeros_like(ordered)
+    steps[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    rank_in_order = steps.cumsum(dim=1)
+    distinct = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
+    return Prompt(
+        embeddings=embeddings[:, :longest],
+        position_ids=ids,
+        inside=inside,
+        ranks=torch.zeros_like(ids).scatter(1, order, rank_in_order),
+        distinct_ids=distinct.scatter(1, rank_in_order, ordered),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextIDs:
+    """A distribution over candidate IDs per query; the candidates of one row are distinct, -1 marks none."""
+
+    log_probs: Float[Tensor, "batch query candidate"]
+    candidates: Int[Tensor, "#batch #query candidate"]
+
+    def most_likely(self) -> Int[Tensor, "batch query"]:
+        """The ID with the largest probability."""
+        best = self.log_probs.argmax(dim=-1, keepdim=True)
+        return self.candidates.expand(self.log_probs.shape).gather(-1, best)[..., 0]
+
+    def log_probability(
+        self, ids: Int[Tensor, "batch query"]
+    ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
+        """The log-probability of the given IDs, and where they are among the candidates at all (0 elsewhere)."""
+        match = self.candidates == ids[..., None]
+        reachable = match.any(dim=-1)
+        return self.log_probs.masked_fill(~match, 0.0).sum(dim=-1), reachable
+
+
+class PositionHead(nn.Module):
+    """Predicts IDs from the hidden state of a token, its ID and the embedding of the token chosen next."""
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch query d_model"],
+        own_ids: Int[Tensor, "batch query"],
+        next_embeddings: Float[Tensor, "batch query d_model"],
+        prompt: Prompt,
+    ) -> NextIDs:
+        """A distribution over the next token's ID."""
+        raise NotImplementedError

@@ -1,0 +1,22 @@
+"""What the rank and increment heads share: a small classifier over offsets."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class OffsetScores(nn.Module):
+    """One score per offset, from the hidden state and the token chosen next."""
+
+    def __init__(self, d_model: int, num_offsets: int) -> None:
+        super().__init__()
+        self.from_hidden = nn.Linear(d_model, num_offsets)
+        self.from_next = nn.Linear(d_model, num_offsets, bias=False)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch query d_model"],
+        next_embeddings: Float[Tensor, "batch query d_model"],
+    ) -> Float[Tensor, "batch query offset"]:
+        """Unnormalised."""
+        scores: Tensor = self.from_hidden(hidden) + self.from_next(next_embeddings)
+        return scores.float()

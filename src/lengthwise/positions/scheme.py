@@ -1,0 +1,80 @@
+"""The contract of a position scheme: which ID each token gets."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from lengthwise.errors import NoCouplingError, PositionRangeError, SettingError
+from lengthwise.example import Examples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The IDs of a batch, and which answer tokens and IDs the loss may ask for."""
+
+    position_ids: Int[np.ndarray, "level batch seq"] | Float[np.ndarray, "level batch seq"]
+    token_scored: Bool[np.ndarray, "batch seq"]
+    id_scored: Bool[np.ndarray, "batch seq"]
+
+
+@runtime_checkable
+class PositionScheme(Protocol):
+    """Assigns an ID to every token; training may draw gaps and shifts, evaluation draws nothing."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    needs_coupling: ClassVar[bool]
+    real_valued: ClassVar[bool]
+    predicts_ids: ClassVar[bool]
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Training IDs stay below this number; ``None`` when the sequence's own length is the only bound."""
+        ...
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """IDs for a batch; ``NoCouplingError`` or ``PositionRangeError`` when the examples cannot be served."""
+        ...
+
+
+def scored_everywhere(examples: Examples, position_ids: Int[np.ndarray, "level batch seq"]) -> Assignment:
+    """Every answer token is scored, and every response ID but the end token's."""
+    followed = np.zeros_like(examples.is_answer)
+    followed[:, :-1] = examples.is_answer[:, 1:]
+    return Assignment(
+        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & followed
+    )
+
+
+def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    """The token index as ID: 0, 1, 2, ..."""
+    size, seq = examples.tokens.shape
+    return np.broadcast_to(np.arange(seq), (1, size, seq))
+
+
+def coupling_of(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    """The task's coupling, or the error that says there is none."""
+    if examples.coupling is None:
+        raise NoCouplingError("this task declares no coupling; use the scheme sequential, random_start or skipwise")
+    return examples.coupling
+
+
+def room_above(groups: Int[np.ndarray, "level batch seq"], num_position_ids: int) -> int:
+    """How far the IDs can still be moved up; ``PositionRangeError`` when they do not fit at all."""
+    largest = int(groups.max())
+    room = num_position_ids - 1 - largest
+    if room < 0:
+        raise PositionRangeError(
+            f"the sequence reaches ID {largest} but the scheme stops at {num_position_ids - 1}; "
+            f"set num_position_ids to at least {largest + 1}"
+        )
+    return room
+
+
+def check_num_position_ids(num_position_ids: int) -> None:
+    """Refuse a range that holds no ID."""
+    if num_position_ids < 1:
+        raise SettingError(f"num_position_ids {num_position_ids} leaves no ID; use at least 1")

@@ -1,0 +1,40 @@
+"""Skip-wise: sequential IDs with random gaps (PoSE)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lengthwise.example import Examples
+from lengthwise.positions.gaps import check_max_gaps, open_gaps
+from lengthwise.positions.scheme import Assignment, check_num_position_ids, scored_everywhere, token_indexes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipwise:
+    """Training: consecutive IDs in chunks with random gaps between them. Evaluation: 0, 1, 2, ...
+
+    Distances up to ``num_position_ids`` are met in training on short sequences. On coupled IDs the scheme ``coupled``
+    opens the same gaps.
+    """
+
+    num_position_ids: int = 20_480
+    max_gaps: int = 3
+
+    name: ClassVar[str] = "skipwise"
+    summary: ClassVar[str] = "consecutive IDs with random gaps between chunks (PoSE)"
+    paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
+    needs_coupling: ClassVar[bool] = False
+    real_valued: ClassVar[bool] = False
+    predicts_ids: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_num_position_ids(self.num_position_ids)
+        check_max_gaps(self.max_gaps)
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """The token index, with gaps in training."""
+        ids = token_indexes(examples)
+        if training:
+            ids = open_gaps(ids, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
+        return scored_everywhere(examples, ids)

@@ -1,0 +1,55 @@
+"""Copy: write a string of symbols again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lengthwise.errors import SettingError
+from lengthwise.example import Examples
+from lengthwise.tasks.task import Task, check_sizes
+from lengthwise.tasks.transcript import lay_out, read_symbols
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Layout ``x_1 .. x_n = > x_1 .. x_n end`` over ``num_symbols`` symbols; the prompt ends with the ``>``.
+
+    A response token has the ID of the symbol that is copied next, the last one that of the ``=``. Each answer depends
+    on one token: k = 1.
+    """
+
+    num_symbols: int = 10
+
+    name: ClassVar[str] = "copy"
+    summary: ClassVar[str] = "a string of symbols, written again"
+    paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling after Cho et al. 2024 (arXiv 2405.20671)"
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.num_symbols < 1:
+            raise SettingError(f"num_symbols {self.num_symbols} leaves nothing to copy; use at least 1")
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The symbols, then the separator, the start token and the end token."""
+        return (*(str(symbol) for symbol in range(self.num_symbols)), "=", ">", "end")
+
+    @property
+    def separators(self) -> tuple[str, ...]:
+        """One separator: what follows it is the response."""
+        return (">",)
+
+    def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
+        """Draw uniformly random symbols."""
+        check_sizes(self.name, length, size)
+        return lay_out(rng.integers(0, self.num_symbols, size=(size, length)), self.num_symbols, backwards=False)
+
+    def from_prompt(self, prompt: str) -> Examples:
+        """Read symbols such as ``3 1 4``; single digits need no spaces."""
+        return lay_out(read_symbols(prompt, self.num_symbols, self.name), self.num_symbols, backwards=False)
+
+    def variants(self) -> Mapping[str, Task]:
+        """One distribution only."""
+        return {}

@@ -1,0 +1,235 @@
+"""Training: the answer loss, and a trainer that stops and resumes at any step."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lengthwise.batch import Batch, Sampler
+from lengthwise.checkpoint import load_tensors, save_tensors
+from lengthwise.decoder import Decoder
+from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.position_heads import read_prompt
+
+PRECISIONS = ("auto", "float32", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSettings:
+    """Budget and optimiser (AdamW, linear warm-up, linear decay to ``final_share`` of the learning rate).
+
+    ``id_weight`` is the weight of the ID loss beside the token loss. With ``fit_every``, training stops as soon as
+    exact match at the longest training length reaches ``fit_threshold``, looked at every so many steps.
+    """
+
+    steps: int = 500
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    warmup_steps: int = 50
+    final_share: float = 0.02
+    clip: float = 1.0
+    id_weight: float = 1.0
+    log_every: int = 25
+    checkpoint_every: int = 250
+    fit_every: int | None = None
+    fit_threshold: float = 0.99
+    precision: str = "auto"
+
+    def __post_init__(self) -> None:
+        for setting in ("steps", "batch_size", "log_every", "checkpoint_every"):
+            if getattr(self, setting) < 1:
+                raise SettingError(f"{setting} {getattr(self, setting)} trains nothing; use at least 1")
+        if self.learning_rate <= 0:
+            raise SettingError(f"learning rate {self.learning_rate} moves nothing; use a positive number")
+        if self.precision not in PRECISIONS:
+            raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self.learning_rate * (self.final_share + (1 - self.final_share) * left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLoss:
+    """The loss of a batch and how much of it is right; each a scalar tensor, accuracies 1 where nothing is scored."""
+
+    loss: Float[Tensor, ""]
+    token_accuracy: Float[Tensor, ""]
+    id_accuracy: Float[Tensor, ""]
+    ids_in_reach: Float[Tensor, ""]
+
+
+def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
+    """Cross-entropy of the answer tokens plus, for PPC, that of their IDs; the prompt is masked.
+
+    IDs that the head has no candidate for (an increment behind a training gap) are left out and reported.
+    """
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
+    # Every response starts behind its prompt: what comes earlier is never scored.
+    first = int(batch.prompt_length.min()) - 1
+    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
+    scored = batch.token_scored[:, first + 1 :]
+    logits = decoder.token_logits(hidden)
+    token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    loss = _mean(token_losses.view(scored.shape), scored)
+    right = (logits.detach().argmax(dim=-1) == targets).float()
+    one = torch.ones((), device=loss.device)
+    id_accuracy = in_reach = one
+    if decoder.head is not None:
+        ids = batch.position_ids[0]
+        prompt = read_prompt(decoder.embed_tokens(batch.tokens), ids, batch.prompt_length)
+        next_ids = decoder.next_ids(hidden, ids[:, first:-1], targets, prompt)
+        id_targets, id_scored = ids[:, first + 1 :], batch.id_scored[:, first + 1 :]
+        log_probability, reachable = next_ids.log_probability(id_targets)
+        loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
+        id_accuracy = _mean((next_ids.most_likely() == id_targets).float(), id_scored)
+        in_reach = _mean(reachable.float(), id_scored)
+    return AnswerLoss(loss=loss, token_accuracy=_mean(right, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach)
+
+
+def _mean(values: Float[Tensor, "batch query"], where: Tensor) -> Float[Tensor, ""]:
+    return (values * where).sum() / where.sum().clamp(min=1)
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands: all that a checkpoint holds beside tensors."""
+
+    step: int = 0
+    largest_id: int = 0
+    largest_distance: int = 0
+    metrics_bytes: int = 0
+    train_seconds: float = 0.0
+    finished: bool = False
+
+
+class Trainer:
+    """Trains a decoder; stopped and resumed, it ends with the same weights (on CPU, to the bit)."""
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path) -> None:
+        self.decoder = decoder
+        self.sampler = sampler
+        self.settings = settings
+        self.folder = folder
+        self.progress = Progress()
+        self.device = next(decoder.parameters()).device
+        parameters = list(decoder.parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in parameters if p.dim() >= 2]},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def run(
+        self,
+        *,
+        report: Callable[[dict[str, Any]], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        fitted: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Train to the end; False when ``stop`` asked to leave earlier, with a checkpoint of where that was."""
+        settings, progress = self.settings, self.progress
+        self.decoder.train()
+        with (self.folder / "metrics.jsonl").open("ab") as metrics:
+            # What was logged after the newest checkpoint is logged again.
+            metrics.truncate(progress.metrics_bytes)
+            while not progress.finished:
+                started = time.perf_counter()
+                outcome = self._step()
+                if progress.step % settings.log_every == 0 or progress.step == settings.steps:
+                    row = self._row(outcome)
+                    metrics.write(json.dumps(row).encode() + b"\n")
+                    if report is not None:
+                        report(row)
+                progress.finished = progress.step >= settings.steps or self._fits(fitted)
+                progress.train_seconds += time.perf_counter() - started
+                leave = stop() and not progress.finished
+                if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
+                    metrics.flush()
+                    progress.metrics_bytes = metrics.tell()
+                    self._save()
+                if leave:
+                    return False
+        return True
+
+    def restore(self) -> bool:
+        """Go on from the newest complete checkpoint; False when there is none yet."""
+        for path in sorted((self.folder / "checkpoints").glob("step-*.safetensors"), reverse=True):
+            try:
+                tensors, facts = load_tensors(path)
+            except RunFolderError:
+                continue
+            self.decoder.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
+            for name, parameter in self.decoder.named_parameters():
+                self.optimizer.state[parameter] = {
+                    part: tensors[f"{part}.{name}"].to(self.device) for part in ("step", "exp_avg", "exp_avg_sq")
+                }
+            self.progress = Progress(**facts)
+            return True
+        return False
+
+    def _step(self) -> AnswerLoss:
+        progress = self.progress
+        batch = self.sampler.batch(progress.step)
+        ids = batch.position_ids.flatten(0, 1)
+        progress.largest_id = max(progress.largest_id, int(ids.max()))
+        distance = int((ids.amax(dim=1) - ids.amin(dim=1)).max())
+        progress.largest_distance = max(progress.largest_distance, distance)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.rate(progress.step)
+        with self._precision():
+            outcome = answer_loss(self.decoder, batch.to(self.device), self.settings.id_weight)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(outcome.loss)
+        nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)
+        self.optimizer.step()
+        progress.step += 1
+        return outcome
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        # Eager bf16 is slower than float32 on a CPU at these sizes (benchmarks/step_speed.md).
+        wanted = self.settings.precision
+        bf16 = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
+
+    def _row(self, outcome: AnswerLoss) -> dict[str, Any]:
+        measured = {part.name: round(getattr(outcome, part.name).item(), 8) for part in fields(outcome)}
+        return {"step": self.progress.step, **measured, "learning_rate": self.settings.rate(self.progress.step - 1)}
+
+    def _fits(self, fitted: Callable[[], bool]) -> bool:
+        every = self.settings.fit_every
+        if every is None or self.progress.step % every:
+            return False
+        self.decoder.eval()
+        fits = fitted()
+        self.decoder.train()
+        return fits
+
+    def _save(self) -> None:
+        tensors = {f"model.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
+        for name, parameter in self.decoder.named_parameters():
+            for part, tensor in self.optimizer.state[parameter].items():
+                tensors[f"{part}.{name}"] = tensor
+        checkpoints = self.folder / "checkpoints"
+        save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))
+        # The one before stays, in case this one is damaged later.
+        for old in sorted(checkpoints.glob("step-*.safetensors"))[:-2]:
+            old.unlink()
