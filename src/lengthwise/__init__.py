@@ -1,1 +1,65 @@
 """Length generalization in transformers: train short, test long, and see why."""
+
+from lengthwise.batch import Sampler
+from lengthwise.comparison import Comparison, compare
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.encodings import ENCODINGS, ALiBi, Learned, NoPE, Rotary
+from lengthwise.errors import LengthwiseError
+from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.example import Examples
+from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.generate import generate
+from lengthwise.position_heads import POSITION_HEADS
+from lengthwise.positions import SCHEMES, Coupled, Predicted, RandomStart, Sequential, Skipwise
+from lengthwise.randomness import stream
+from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
+from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
+from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
+from lengthwise.training import Trainer, TrainingSettings
+
+__all__ = [
+    "COMPARISONS",
+    "ENCODINGS",
+    "POSITION_HEADS",
+    "RECIPES",
+    "SCHEMES",
+    "TASKS",
+    "ALiBi",
+    "Addition",
+    "Answer",
+    "Comparison",
+    "Copy",
+    "Coupled",
+    "Decoder",
+    "DecoderSettings",
+    "EvaluationSettings",
+    "Examples",
+    "Experiment",
+    "Learned",
+    "LengthResult",
+    "LengthwiseError",
+    "NoPE",
+    "Parity",
+    "Predicted",
+    "RandomStart",
+    "Reverse",
+    "Rotary",
+    "Run",
+    "Sampler",
+    "Sequential",
+    "Skipwise",
+    "Trainer",
+    "TrainingSettings",
+    "build_decoder",
+    "compare",
+    "evaluate",
+    "evaluate_by_length",
+    "experiment_for",
+    "generate",
+    "generate_from_prompt",
+    "load_run",
+    "quick",
+    "recipe",
+    "stream",
+    "train",
+]

@@ -1,6 +1,7 @@
 """Sampler: a task and a scheme make the batch of any step, again and on any machine, from (seed, purpose, step)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -27,14 +28,16 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device."""
-        return Batch(
-            length=self.length,
-            tokens=self.tokens.to(device, non_blocking=True),
-            position_ids=self.position_ids.to(device, non_blocking=True),
-            prompt_length=self.prompt_length.to(device, non_blocking=True),
-            token_scored=self.token_scored.to(device, non_blocking=True),
-            id_scored=self.id_scored.to(device, non_blocking=True),
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def rows(self, rows: slice) -> "Batch":
+        """Some of its sequences."""
+        # The batch axis is the last but one, and the only one of the prompt lengths.
+        return self._map(lambda tensor: tensor[rows] if tensor.dim() < 3 else tensor[:, rows])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {part.name: change(getattr(self, part.name)) for part in fields(self) if part.name != "length"}
+        return Batch(length=self.length, **tensors)
 
 
 def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:

@@ -132,6 +132,7 @@ class Decoder(nn.Module):
         size = EncodingSize(d_model=d_model, num_heads=settings.num_heads, d_head=d_model // settings.num_heads)
         self.settings = settings
         self.separators = separators
+        self.num_encoded_ids = encoding.num_position_ids
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model) / math.sqrt(d_model))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None

@@ -108,11 +108,19 @@ class Progress:
     """Where a run stands: all that a checkpoint holds beside tensors."""
 
     step: int = 0
+    smallest_id: int = 0
     largest_id: int = 0
     largest_distance: int = 0
     metrics_bytes: int = 0
     train_seconds: float = 0.0
     finished: bool = False
+
+    def saw(self, position_ids: Tensor) -> None:
+        """Widen the range of IDs met in training; a distance is that of the outermost IDs of one sequence."""
+        smallest, largest = position_ids.amin(dim=-1), position_ids.amax(dim=-1)
+        self.smallest_id = int(smallest.min()) if self.step == 0 else min(self.smallest_id, int(smallest.min()))
+        self.largest_id = max(self.largest_id, int(largest.max()))
+        self.largest_distance = max(self.largest_distance, int((largest - smallest).max()))
 
 
 class Trainer:
@@ -189,10 +197,7 @@ class Trainer:
     def _step(self) -> AnswerLoss:
         progress = self.progress
         batch = self.sampler.batch(progress.step)
-        ids = batch.position_ids.flatten(0, 1)
-        progress.largest_id = max(progress.largest_id, int(ids.max()))
-        distance = int((ids.amax(dim=1) - ids.amin(dim=1)).max())
-        progress.largest_distance = max(progress.largest_distance, distance)
+        progress.saw(batch.position_ids)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(progress.step)
         with self._precision():

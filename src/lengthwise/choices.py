@@ -1,0 +1,105 @@
+"""What the flags of the command line stand for: text becomes experiments, or an error that says how to write it."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from lengthwise.errors import SettingError, unknown_name
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment, look_up
+from lengthwise.positions import PositionScheme
+from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, recipe
+from lengthwise.tasks import Task
+
+
+def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
+    """A recipe by name, or a task with a scheme and an encoding."""
+    if name is not None and (task, scheme, encoding) != (None, None, None):
+        raise SettingError(f"recipe '{name}' has its own task, scheme and encoding; leave out either it or the flags")
+    if name is not None:
+        return recipe(name)
+    if task is None:
+        raise SettingError(f"nothing to train; name a recipe ({', '.join(RECIPES)}) or give --task and --scheme")
+    return experiment_for(task, "predicted" if scheme is None else scheme, encoding)
+
+
+def varied(
+    experiment: Experiment,
+    *,
+    train_lengths: str | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    num_position_ids: int | None = None,
+    head: str | None = None,
+) -> Experiment:
+    """The experiment with the flags that were given."""
+    training = experiment.training
+    training = training if steps is None else replace(training, steps=steps)
+    training = training if batch_size is None else replace(training, batch_size=batch_size)
+    scheme = experiment.scheme
+    if num_position_ids is not None:
+        if scheme.num_position_ids is None:
+            raise SettingError(f"scheme {scheme.name} has no range of IDs; leave out --num-position-ids")
+        scheme = type(scheme)(**{**_settings(scheme), "num_position_ids": num_position_ids})
+    decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
+    lengths = experiment.train_lengths if train_lengths is None else span(train_lengths)
+    return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
+
+
+def tested(settings: EvaluationSettings, lengths: str | None, num_examples: str | None) -> EvaluationSettings:
+    """The evaluation with the flags that were given."""
+    if lengths is not None:
+        settings = replace(settings, lengths=numbers(lengths, "--lengths"), num_examples=settings.num_examples[:1])
+    if num_examples is not None:
+        settings = replace(settings, num_examples=numbers(num_examples, "--num-examples"))
+    return settings
+
+
+def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
+    """The rows of a comparison by label: recipes, one named comparison, or schemes with encodings on one task."""
+    if names and (task is not None or rows is not None):
+        raise SettingError("recipes and --task with --rows exclude each other; give one of the two")
+    if len(names) == 1 and names[0] in COMPARISONS:
+        return COMPARISONS[names[0]]()
+    if names:
+        for name in names:
+            if name not in RECIPES:
+                raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
+        return {name: recipe(name) for name in names}
+    if task is None or rows is None:
+        known = ", ".join((*RECIPES, *COMPARISONS))
+        raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
+    return {label: _row(task, label) for label in (part.strip() for part in rows.split(","))}
+
+
+def _row(task: str, label: str) -> Experiment:
+    if label.count("/") != 1:
+        raise SettingError(f"row '{label}' is no scheme/encoding; write rows such as predicted/rotary,sequential/nope")
+    return experiment_for(task, *label.split("/"))
+
+
+def _settings(scheme: PositionScheme) -> dict[str, Any]:
+    return {part.name: getattr(scheme, part.name) for part in fields(scheme)}  # type: ignore[arg-type]
+
+
+def span(text: str) -> tuple[int, int]:
+    """``1:20`` as two numbers."""
+    try:
+        first, last = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise SettingError(
+            f"'{text}' is no range of lengths; write the shortest and the longest such as 1:20"
+        ) from None
+    return first, last
+
+
+def numbers(text: str, flag: str) -> tuple[int, ...]:
+    """``20,200`` as numbers."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SettingError(f"{flag} '{text}' is no list of whole numbers; write one such as 20,200") from None
+
+
+def own_task(name: str | None) -> Task | None:
+    """The task that a saved run has to be given again, or none."""
+    return None if name is None else look_up("task", name)()

@@ -1,0 +1,260 @@
+"""The command line: one verb per public function; tables for people, JSON for scripts."""
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lengthwise.choices import chosen, own_task, rows_of, tested, varied
+from lengthwise.comparison import compare
+from lengthwise.encodings import ENCODINGS
+from lengthwise.errors import LengthwiseError, SettingError, UntrainedDistanceWarning, unknown_name
+from lengthwise.folder import read_experiment
+from lengthwise.interruption import interruptible
+from lengthwise.positions import SCHEMES
+from lengthwise.progress import ProgressLine
+from lengthwise.recipes import COMPARISONS, RECIPES, quick
+from lengthwise.report import draw, length_table, table
+from lengthwise.run import evaluate, generate_from_prompt, load_run, train
+from lengthwise.tasks import TASKS
+
+app = typer.Typer(
+    name="lengthwise",
+    help="Length generalization in transformers: train short, test long, and see why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# Results go to standard output; progress, warnings and errors never do.
+out_console = Console(soft_wrap=True)
+err_console = Console(stderr=True, soft_wrap=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A size that only shows that everything runs.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="tasks, schemes, encodings or recipes; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what there is: one line and the paper each."""
+    rows: dict[str, list[dict[str, str]]] = {
+        name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
+        for name, entries in (("tasks", TASKS), ("schemes", SCHEMES), ("encodings", ENCODINGS))
+    }
+    rows["recipes"] = [
+        {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
+        for key, entry in (*RECIPES.items(), *COMPARISONS.items())
+    ]
+    if kind is not None:
+        if kind not in rows:
+            raise unknown_name("list", kind, rows)
+        rows = {kind: rows[kind]}
+    if as_json:
+        _print_json(rows)
+        return
+    for name, entries in rows.items():
+        _print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries])
+
+
+@app.command("train")
+def train_(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe; or name --task and --scheme.")
+    ] = None,
+    task: TaskName = None,
+    scheme: Annotated[str | None, typer.Option(help="A position scheme's name; predicted by default.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="An encoding's name; the task's own recipe by default.")] = None,
+    train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
+    num_position_ids: Annotated[
+        int | None, typer.Option(help="Training IDs stay below this: the longest test's largest ID and 1.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment or class.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the data and the initial weights.")] = None,
+    device: Device = "auto",
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to write; runs/NAME by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
+    small: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Train one experiment: a recipe, or a task with a scheme and an encoding."""
+    if name is None and task is None and resume and out is not None:
+        experiment = read_experiment(out)
+    else:
+        experiment = varied(
+            chosen(name, task, scheme, encoding),
+            train_lengths=train_lengths,
+            steps=steps,
+            batch_size=batch_size,
+            num_position_ids=num_position_ids,
+            head=head,
+        )
+        experiment = replace(experiment, seed=experiment.seed if seed is None else seed)
+        experiment = quick(experiment) if small else experiment
+    folder = (
+        out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
+    )
+    with ProgressLine(err_console, experiment.training.steps) as progress, interruptible() as stop:
+        run = train(experiment, folder, resume=resume, device=device, report=progress.trained, stop=stop)
+    if run is None:
+        raise StoppedError(f"stopped and saved; go on with: lengthwise train --resume --out {folder}")
+    if as_json:
+        _print_json({"folder": str(folder), **run.facts})
+        return
+    smallest, largest = run.facts["id_range"]
+    out_console.print(
+        f"{run.facts['steps']} steps in {run.facts['train_seconds']:.0f} s; exact match {run.facts['fitted']:.3f} at "
+        f"length {experiment.train_lengths[1]}; IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
+        markup=False,
+        highlight=False,
+    )
+
+
+@app.command("evaluate")
+def evaluate_(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    lengths: Annotated[str | None, typer.Option(help="Such as 20,200,2000; the recipe's by default.")] = None,
+    num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
+    task: TaskName = None,
+    variant: Annotated[str | None, typer.Option(help="One of the task's named distributions, such as carry.")] = None,
+    decode: Annotated[
+        str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
+    ] = "forced",
+    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measure a run's exact match by length, with intervals, and add the rows to its results.jsonl."""
+    run = load_run(folder, task=own_task(task), device=device)
+    settings = replace(tested(run.experiment.evaluation, lengths, num_examples), decode=decode, seed=seed)
+    with ProgressLine(err_console) as progress:
+        rows = evaluate(run, settings, variant=variant, report=progress.evaluated)
+    if as_json:
+        _print_json({"results": rows})
+        return
+    _print_table(f"{folder}, {decode}", *length_table(rows))
+
+
+@app.command("compare")
+def compare_(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="RECIPE...", help="Recipes, or one comparison such as demo.")
+    ] = None,
+    task: TaskName = None,
+    rows: Annotated[str | None, typer.Option(help="With --task: scheme/encoding,scheme/encoding,...")] = None,
+    train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps of every row.")] = None,
+    lengths: Annotated[str | None, typer.Option(help="Test lengths, such as 20,200,2000.")] = None,
+    num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds per row.")] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Processes at a time; one per core by default.")] = None,
+    device: Device = "auto",
+    out: Out = Path("runs/compare"),
+    small: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Train and evaluate several experiments; one table and one figure."""
+    experiments = rows_of(names or [], task, rows)
+    for label, experiment in experiments.items():
+        asked = varied(experiment, train_lengths=train_lengths, steps=steps)
+        asked = quick(asked) if small else asked
+        experiments[label] = replace(asked, evaluation=tested(asked.evaluation, lengths, num_examples))
+    with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
+        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=_say)
+    for warning in comparison.warnings:
+        _say(f"warning: {warning}")
+    if not comparison.finished:
+        raise StoppedError("stopped; what was trained is saved: the same command goes on")
+    figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
+    if as_json:
+        _print_json({"results": comparison.rows, "figure": str(figure)})
+        return
+    header, body = table(comparison.rows)
+    _print_table("exact match by length, with 95% Wilson intervals", header, body)
+    out_console.print(f"figure: {figure}", markup=False, highlight=False)
+
+
+@app.command("generate")
+def generate_(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    prompt: Annotated[str, typer.Option(help="In the task's own form, such as 0110 or 57+68.")],
+    task: TaskName = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="No more than the right answer has, by default.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Decode one prompt freely and show the tokens with their IDs."""
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise SettingError(f"max-new-tokens {max_new_tokens} writes nothing; use at least 1")
+    answer = generate_from_prompt(load_run(folder, task=own_task(task), device=device), prompt, max_new_tokens)
+    if as_json:
+        _print_json({"tokens": answer.symbols, "position_ids": answer.position_ids, "right": answer.right})
+        return
+    _print_table(
+        "written",
+        ["token", "ID"],
+        [list(pair) for pair in zip(answer.symbols, map(str, answer.position_ids), strict=True)],
+    )
+    out_console.print("right" if answer.right else f"wrong; the answer is {' '.join(answer.expected)}", markup=False)
+
+
+class StoppedError(Exception):
+    """Work that was interrupted and saved."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a verb: exit status 0 when done, 2 when the input was wrong, 1 for anything else."""
+    warnings.showwarning = _show_warning
+    try:
+        app(args=arguments, standalone_mode=False)
+    except LengthwiseError as error:
+        _fail(str(error), 2)
+    except StoppedError as stopped:
+        _fail(str(stopped), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 1)
+    except Exception as error:
+        # What the argument parser raises carries its own message and exit status 2.
+        if not hasattr(error, "format_message"):
+            raise
+        _fail(error.format_message(), 2)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"error: {' '.join(message.split())}" if status == 2 else message, file=sys.stderr)
+    sys.exit(status)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+    if issubclass(category, UntrainedDistanceWarning):
+        _say(f"warning: {message}")
+
+
+def _say(line: str) -> None:
+    err_console.print(line, markup=False, highlight=False)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))
+
+
+def _print_table(title: str, header: list[str], body: list[list[str]]) -> None:
+    shown = Table(title=title, title_justify="left")
+    for column in header:
+        shown.add_column(column, overflow="fold")
+    for row in body:
+        shown.add_row(*row)
+    out_console.print(shown, markup=False, soft_wrap=False)

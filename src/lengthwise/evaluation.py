@@ -1,0 +1,205 @@
+"""Exact match by length, far past the training length, with intervals and the first error of each failure."""
+
+import math
+import statistics
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from lengthwise.batch import Batch, to_batch
+from lengthwise.decoder import Decoder
+from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
+from lengthwise.grading import DECODES, Graded, grade
+from lengthwise.positions import PositionScheme
+from lengthwise.randomness import stream
+from lengthwise.tasks import Task
+
+# Examples are drawn in blocks of this size, whatever fits in memory: the first N of a seed are always the same.
+BLOCK = 16
+# Tokens in one forward.
+FORWARD_TOKENS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """Which lengths, and how many examples at each: one number for all, or one per length."""
+
+    lengths: tuple[int, ...] = (20, 200, 2000)
+    num_examples: tuple[int, ...] = (512,)
+    seed: int = 0
+    decode: str = "forced"
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise SettingError("no length to evaluate at; give at least one, such as 20,200")
+        for length in self.lengths:
+            if length < 1:
+                raise SettingError(f"length {length} is no length; lengths start at 1")
+        for number in self.num_examples:
+            if number < 1:
+                raise SettingError(f"{number} examples measure nothing; use at least 1")
+        if len(self.num_examples) not in (1, len(self.lengths)):
+            raise SettingError(
+                f"{len(self.num_examples)} numbers of examples for {len(self.lengths)} lengths; "
+                "give one for all or one for each"
+            )
+        if self.decode not in DECODES:
+            raise SettingError(f"decode '{self.decode}' is unknown; choose one of {', '.join(DECODES)}")
+
+    def examples_at(self, place: int) -> int:
+        """The number of examples of the length at this place of ``lengths``."""
+        return self.num_examples[place if len(self.num_examples) > 1 else 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstErrors:
+    """Where failed examples first go wrong (median index in the response, from 0), and how often in which way."""
+
+    median_index: float
+    token: int
+    id: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthResult:
+    """One length. ``exact_match`` asks for every token, the end token included, and for PPC for every ID too.
+
+    ``low`` and ``high`` are its 95% Wilson interval; ``exact_tokens`` asks for the tokens alone.
+    ``largest_distance`` is the widest range of IDs that one example used.
+    """
+
+    length: int
+    num_examples: int
+    decode: str
+    exact_match: float
+    low: float
+    high: float
+    exact_tokens: float
+    token_accuracy: float
+    id_accuracy: float
+    first_error: FirstErrors | None
+    largest_distance: int
+    wall_s: float
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a share, 95% by default (Wilson 1927); never leaves [0, 1]."""
+    share = successes / trials
+    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def evaluate_by_length(
+    decoder: Decoder,
+    task: Task,
+    scheme: PositionScheme,
+    settings: EvaluationSettings,
+    *,
+    trained_distance: int | None = None,
+    report: Callable[[int, int, int], None] | None = None,
+) -> tuple[LengthResult, ...]:
+    """Measure a decoder at each length; ``report(length, done, total)`` is called as it goes.
+
+    Teacher-forced by default, one forward per batch: with one right answer per prompt, greedy decoding is exact if and
+    only if every teacher-forced choice is. ``UntrainedDistanceWarning`` when IDs lie further apart than
+    ``trained_distance``.
+    """
+    was_training = decoder.training
+    decoder.eval()
+    end = task.vocabulary.index("end")
+    results = []
+    for place, length in enumerate(settings.lengths):
+        started = time.perf_counter()
+        tally, distance, total = _Tally(), 0, settings.examples_at(place)
+        for batch in _batches(task, scheme, length, total, settings.seed):
+            _check_range(decoder, batch, length)
+            distance = max(distance, int((batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max()))
+            tally.add(grade(decoder, batch, end=end, decode=settings.decode))
+            if report is not None:
+                report(length, tally.trials, total)
+        result = tally.result(length, settings.decode, distance)
+        results.append(replace(result, wall_s=round(time.perf_counter() - started, 3)))
+        if trained_distance is not None and distance > trained_distance:
+            warnings.warn(
+                f"length {length} uses ID distances up to {distance}, training showed none beyond {trained_distance}; "
+                f"train with num_position_ids of at least {distance + 1}",
+                UntrainedDistanceWarning,
+                stacklevel=2,
+            )
+    decoder.train(was_training)
+    return tuple(results)
+
+
+def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[Batch]:
+    for block in range(-(-total // BLOCK)):
+        rng = stream(seed, "evaluation examples", length, block)
+        examples = task.sample(length=length, size=BLOCK, rng=rng)
+        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
+        whole = to_batch(length, examples, assignment)
+        wanted = min(BLOCK, total - block * BLOCK)
+        step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
+        for start in range(0, wanted, step):
+            yield whole.rows(slice(start, min(start + step, wanted)))
+
+
+def _check_range(decoder: Decoder, batch: Batch, length: int) -> None:
+    limit = decoder.num_encoded_ids
+    largest = int(batch.position_ids.max())
+    if limit is not None and largest >= limit:
+        raise PositionRangeError(
+            f"length {length} reaches ID {largest} but the encoding holds IDs up to {limit - 1}; "
+            f"set its num_position_ids to at least {largest + 1} or test shorter lengths"
+        )
+
+
+class _Tally:
+    """Adds up graded batches of one length."""
+
+    def __init__(self) -> None:
+        self.trials = self.exact = self.exact_tokens = 0
+        self.tokens = self.tokens_right = self.ids = self.ids_right = 0
+        self.first_indexes: list[int] = []
+        self.kinds: Counter[str] = Counter()
+
+    def add(self, graded: Graded) -> None:
+        token_wrong = graded.scored & ~graded.token_right
+        id_wrong = graded.id_scored & ~graded.id_right
+        wrong = token_wrong | id_wrong
+        self.trials += len(wrong)
+        self.exact += int((~wrong.any(dim=1)).sum())
+        self.exact_tokens += int((~token_wrong.any(dim=1)).sum())
+        self.tokens += int(graded.scored.sum())
+        self.tokens_right += int((graded.scored & graded.token_right).sum())
+        self.ids += int(graded.id_scored.sum())
+        self.ids_right += int((graded.id_scored & graded.id_right).sum())
+        for row in wrong.any(dim=1).nonzero()[:, 0].tolist():
+            index = int(wrong[row].int().argmax())
+            self.first_indexes.append(index - int(graded.prompt_offset[row]))
+            # The token is chosen before its ID.
+            kind = "id" if not token_wrong[row, index] else "end" if graded.end[row, index] else "token"
+            self.kinds[kind] += 1
+
+    def result(self, length: int, decode: str, distance: int) -> LengthResult:
+        low, high = wilson_interval(self.exact, self.trials)
+        first = None
+        if self.first_indexes:
+            median = statistics.median(self.first_indexes)
+            first = FirstErrors(median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")})
+        return LengthResult(
+            length=length,
+            num_examples=self.trials,
+            decode=decode,
+            exact_match=self.exact / self.trials,
+            low=low,
+            high=high,
+            exact_tokens=self.exact_tokens / self.trials,
+            token_accuracy=self.tokens_right / max(1, self.tokens),
+            id_accuracy=self.ids_right / max(1, self.ids),
+            first_error=first,
+            largest_distance=distance,
+            wall_s=0.0,
+        )

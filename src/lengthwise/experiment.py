@@ -1,0 +1,116 @@
+"""Experiment: one frozen tree that says everything about a run, to and from JSON."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
+from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, unknown_name
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.positions import SCHEMES, PositionScheme, Predicted
+from lengthwise.randomness import stream
+from lengthwise.tasks import TASKS, Parity, Task
+from lengthwise.training import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What is learned, which IDs its tokens get, how these enter the decoder, and with what budget.
+
+    ``train_lengths`` are the shortest and the longest training length, both included.
+    """
+
+    task: Task = field(default_factory=Parity)
+    scheme: PositionScheme = field(default_factory=Predicted)
+    encoding: EncodingSettings = field(default_factory=Rotary)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    train_lengths: tuple[int, int] = (1, 20)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    seed: int = 0
+
+
+# What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.
+TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
+PARTS: dict[str, type[Any]] = {
+    "decoder": DecoderSettings,
+    "training": TrainingSettings,
+    "evaluation": EvaluationSettings,
+}
+
+
+def look_up(kind: str, name: str) -> type[Any]:
+    """The class behind a table's name, or behind ``module:Name``; ``UnknownNameError`` names the nearest."""
+    if ":" in name:
+        return _imported(kind, name)
+    if name not in TABLES[kind]:
+        raise unknown_name(kind, name, TABLES[kind])
+    return TABLES[kind][name]
+
+
+def _imported(kind: str, name: str) -> type[Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SettingError(
+            f"{kind} '{name}' cannot be imported ({error}); write module:Name of a class on the path"
+        ) from None
+    return found
+
+
+def build_decoder(experiment: Experiment) -> Decoder:
+    """A decoder with the experiment's initial weights: the same for the same seed, whatever ran before."""
+    vocabulary = experiment.task.vocabulary
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
+        return Decoder(
+            experiment.decoder,
+            experiment.encoding,
+            vocabulary_size=len(vocabulary),
+            separators=tuple(vocabulary.index(separator) for separator in experiment.task.separators),
+            predicts_ids=experiment.scheme.predicts_ids,
+            num_position_ids=experiment.scheme.num_position_ids or 1,
+        )
+
+
+def to_dict(value: Any) -> Any:
+    """A frozen tree as plain JSON values; what stands in a table carries its name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        named = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
+        return named | {part.name: to_dict(getattr(value, part.name)) for part in fields(value)}
+    if isinstance(value, tuple):
+        return [to_dict(part) for part in value]
+    return value
+
+
+def from_dict(tree: Mapping[str, Any], *, task: Task | None = None) -> Experiment:
+    """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word."""
+    values: dict[str, Any] = {}
+    try:
+        for part in fields(Experiment):
+            value = tree[part.name]
+            if part.name == "task" and task is not None:
+                values["task"] = task
+            elif part.name in TABLES:
+                settings = {name: setting for name, setting in value.items() if name != "name"}
+                if value["name"] not in TABLES[part.name]:
+                    raise unknown_name(part.name, value["name"], TABLES[part.name])
+                values[part.name] = TABLES[part.name][value["name"]](**_tuples(settings))
+            elif part.name in PARTS:
+                values[part.name] = PARTS[part.name](**_tuples(value))
+            else:
+                values[part.name] = tuple(value) if isinstance(value, list) else value
+        return Experiment(**values)
+    except LengthwiseError:
+        raise
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
+
+
+def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

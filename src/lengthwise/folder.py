@@ -1,0 +1,101 @@
+"""The run folder: what stands in it, and who may write there."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lengthwise.checkpoint import load_tensors, write_atomically
+from lengthwise.errors import RunFolderError
+from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.tasks import Task
+
+EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
+
+
+def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
+    """Write ``experiment.json`` into a folder that is free, or that holds the same run when it is resumed."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, a run needs a folder; choose another --out")
+    if (folder / EXPERIMENT).exists():
+        if not resume:
+            raise RunFolderError(
+                f"{folder} holds a run already; add --resume to go on with it, or choose another --out"
+            )
+        if read_experiment(folder, task=experiment.task) != experiment:
+            raise RunFolderError(f"{folder} holds another run than the one asked for; choose another --out")
+        return
+    tree = {"experiment": to_dict(experiment), "provenance": provenance()}
+    write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
+
+
+def read_experiment(folder: Path, *, task: Task | None = None) -> Experiment:
+    """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
+    if not folder.exists():
+        raise RunFolderError(f"{folder} does not exist; give the folder of a run, such as train --out made")
+    if not (folder / EXPERIMENT).is_file():
+        raise RunFolderError(f"{folder} is no run folder (it has no {EXPERIMENT}); give one that train --out made")
+    try:
+        tree = json.loads((folder / EXPERIMENT).read_text())["experiment"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder / EXPERIMENT} cannot be read ({error!r}); train the run again") from None
+    return from_dict(tree, task=task)
+
+
+def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Weights and facts of a finished run."""
+    if not (folder / MODEL).exists():
+        raise RunFolderError(
+            f"{folder} has no {MODEL}: its training has not ended; go on with train --resume --out {folder}"
+        )
+    return load_tensors(folder / MODEL)
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add result rows to a JSON-lines file."""
+    old = path.read_bytes() if path.exists() else b""
+    write_atomically(path, old + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and hardware, for whoever reads the numbers later."""
+    packages = ("lengthwise", "torch", "numpy", "safetensors")
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "commit": commit,
+        "hardware": {
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

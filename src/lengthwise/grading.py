@@ -1,0 +1,90 @@
+"""Which answer tokens and IDs of a batch a decoder gets right, teacher-forced or on its own."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lengthwise.attention import CHUNK_ELEMENTS
+from lengthwise.batch import Batch
+from lengthwise.decoder import Decoder
+from lengthwise.generate import generate
+from lengthwise.position_heads import read_prompt
+
+DECODES = ("forced", "free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graded:
+    """Which answer tokens and IDs of a batch are right; ``end`` marks where an end token is due or was written."""
+
+    token_right: Bool[Tensor, "batch answer"]
+    id_right: Bool[Tensor, "batch answer"]
+    scored: Bool[Tensor, "batch answer"]
+    id_scored: Bool[Tensor, "batch answer"]
+    end: Bool[Tensor, "batch answer"]
+    prompt_offset: Int[Tensor, " batch"]
+
+
+@torch.no_grad()
+def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Graded:
+    """Grade a batch by one of ``DECODES``; both give the same exact matches where one answer is right."""
+    batch = batch.to(next(decoder.parameters()).device)
+    return (_grade_forced if decode == "forced" else _grade_free)(decoder, batch, end)
+
+
+def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
+    first = int(batch.prompt_length.min()) - 1
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
+    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
+    written = decoder.token_logits(hidden).argmax(dim=-1)
+    scored = batch.token_scored[:, first + 1 :]
+    id_scored = batch.id_scored[:, first + 1 :]
+    id_right = torch.ones_like(scored)
+    if decoder.head is not None:
+        ids = batch.position_ids[0]
+        prompt = read_prompt(decoder.embed_tokens(batch.tokens), ids, batch.prompt_length)
+        chunk = max(1, CHUNK_ELEMENTS // 4 // prompt.position_ids.numel())
+        parts = [
+            decoder.next_ids(*parts, prompt).most_likely()
+            for parts in zip(
+                torch.split(hidden, chunk, dim=1),
+                torch.split(ids[:, first:-1], chunk, dim=1),
+                torch.split(targets, chunk, dim=1),
+                strict=True,
+            )
+        ]
+        id_right = torch.cat(parts, dim=1) == ids[:, first + 1 :]
+    return Graded(
+        token_right=written == targets,
+        id_right=id_right,
+        scored=scored,
+        id_scored=id_scored,
+        end=(written == end) | (targets == end),
+        prompt_offset=batch.prompt_length - 1 - first,
+    )
+
+
+def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Graded:
+    """Decode row by row of one prompt length; what is not written counts as wrong."""
+    first = int(batch.prompt_length.min()) - 1
+    targets, target_ids = batch.tokens[:, first + 1 :], batch.position_ids[0, :, first + 1 :]
+    written = torch.full_like(targets, -1)
+    written_ids = torch.full_like(target_ids, -1)
+    for length in sorted(set(batch.prompt_length.tolist())):
+        rows = batch.prompt_length == length
+        given = batch.position_ids[:, rows, : length if decoder.head is not None else None]
+        room = batch.tokens.shape[1] - length
+        out = generate(decoder, batch.tokens[rows, :length], given, end=end, max_new_tokens=room)
+        places = slice(length - first - 1, length - first - 1 + out.tokens.shape[1])
+        written[rows, places] = out.tokens.masked_fill(~out.is_written, -1)
+        written_ids[rows, places] = out.position_ids.masked_fill(~out.is_written, -1)
+    return Graded(
+        token_right=written == targets,
+        id_right=written_ids == target_ids if decoder.head is not None else torch.ones_like(targets, dtype=torch.bool),
+        scored=batch.token_scored[:, first + 1 :],
+        id_scored=batch.id_scored[:, first + 1 :],
+        end=(written == end) | (targets == end),
+        prompt_offset=batch.prompt_length - 1 - first,
+    )

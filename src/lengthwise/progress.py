@@ -1,0 +1,40 @@
+"""Progress lines on standard error: how far, how good, how long still."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class ProgressLine:
+    """One line that is redrawn; entered and left with the work it tells about."""
+
+    def __init__(self, console: Console, total: int | None = None) -> None:
+        self.line = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.work = self.line.add_task("starting", total=total)
+
+    def __enter__(self) -> "ProgressLine":
+        self.line.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.line.stop()
+
+    def trained(self, row: dict[str, Any]) -> None:
+        """A logged training step: loss and accuracies."""
+        text = f"loss {row['loss']:.4f}  tokens {row['token_accuracy']:.3f}  IDs {row['id_accuracy']:.3f}"
+        self.line.update(self.work, completed=row["step"], description=text)
+
+    def evaluated(self, length: int, done: int, total: int) -> None:
+        """Examples graded at a length."""
+        self.line.update(self.work, completed=done, total=total, description=f"length {length:,}")

@@ -1,0 +1,53 @@
+"""What is known to work: functions that return experiments, and one table of all."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lengthwise.encodings import Learned
+from lengthwise.errors import unknown_name
+from lengthwise.experiment import Experiment, look_up
+from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
+from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_rank
+from lengthwise.recipes.transcripts import copy, reverse
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    recipe.__name__: recipe
+    for recipe in (parity, parity_rank, parity_coupled, copy, reverse, addition, addition_coupled, addition_carry)
+}
+# A comparison is several experiments, each with the label of its row.
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {"demo": demo}
+
+
+def recipe(name: str) -> Experiment:
+    """The experiment of a recipe; ``UnknownNameError`` names the nearest."""
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    return RECIPES[name]()
+
+
+def experiment_for(task: str, scheme: str, encoding: str | None = None) -> Experiment:
+    """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
+
+    The range of IDs is the recipe's; without ``encoding``, so is the encoding.
+    """
+    task_class, scheme_class = look_up("task", task), look_up("scheme", scheme)
+    base = RECIPES[task]() if task in RECIPES else replace(parity(), task=task_class())
+    with_range = "num_position_ids" in getattr(scheme_class, "__dataclass_fields__", ())
+    settings = {"num_position_ids": base.scheme.num_position_ids} if with_range else {}
+    experiment = replace(base, scheme=scheme_class(**settings))
+    if encoding is None:
+        return experiment
+    built = look_up("encoding", encoding)()
+    if isinstance(built, Learned) and experiment.scheme.num_position_ids is not None:
+        built = Learned(num_position_ids=experiment.scheme.num_position_ids)
+    return replace(experiment, encoding=built)
+
+
+def quick(experiment: Experiment) -> Experiment:
+    """The same recipe at a size that only shows that everything runs."""
+    return replace(
+        experiment,
+        training=replace(experiment.training, steps=20, batch_size=8, warmup_steps=5, log_every=5, checkpoint_every=10),
+        evaluation=replace(experiment.evaluation, lengths=(4, 8), num_examples=(16,)),
+        train_lengths=(1, 4),
+    )

@@ -1,0 +1,38 @@
+"""Addition of two numbers, trained on up to 10 digits."""
+
+from dataclasses import replace
+
+from lengthwise.decoder import DecoderSettings
+from lengthwise.encodings import Rotary
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.positions import Coupled, Predicted
+from lengthwise.tasks import Addition
+from lengthwise.training import TrainingSettings
+
+# IDs up to 1,000 digits and some room; declared in every table.
+ID_RANGE = 2048
+
+
+def addition() -> Experiment:
+    """PPC in the plain format: no carries are written."""
+    return Experiment(
+        task=Addition(),
+        scheme=Predicted(num_position_ids=ID_RANGE),
+        # A carry depends on neighbouring digits: the angles have to tell neighbouring IDs apart sharply.
+        encoding=Rotary(base=100.0, fastest=3.0),
+        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, previous_token_mix=True),
+        training=TrainingSettings(steps=2000),
+        train_lengths=(1, 10),
+        evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256,)),
+    )
+
+
+def addition_coupled() -> Experiment:
+    """The same with all IDs given."""
+    return replace(addition(), scheme=Coupled(num_position_ids=ID_RANGE))
+
+
+def addition_carry() -> Experiment:
+    """PPC with the carry written beside each digit."""
+    return replace(addition(), task=Addition(scratchpad="carry"))

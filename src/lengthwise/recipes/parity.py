@@ -1,0 +1,59 @@
+"""Parity with a scratchpad, trained on up to 20 bits."""
+
+from dataclasses import replace
+
+from lengthwise.decoder import DecoderSettings
+from lengthwise.encodings import ALiBi, NoPE, Rotary
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.positions import Coupled, Predicted, Sequential, Skipwise
+from lengthwise.tasks import Parity
+from lengthwise.training import TrainingSettings
+
+# IDs up to 20,000 bits and their separator; declared in every table.
+ID_RANGE = 20_480
+
+
+def parity() -> Experiment:
+    """PPC: only the prompt's IDs are given, the decoder predicts the others."""
+    return Experiment(
+        task=Parity(),
+        scheme=Predicted(num_position_ids=ID_RANGE),
+        encoding=Rotary(),
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
+        training=TrainingSettings(steps=1000),
+        train_lengths=(1, 20),
+        evaluation=EvaluationSettings(lengths=(20, 200, 2000), num_examples=(512,)),
+    )
+
+
+def parity_rank() -> Experiment:
+    """PPC with the cheaper head that only counts ranks."""
+    return replace(parity(), decoder=replace(parity().decoder, head="rank"))
+
+
+def parity_coupled() -> Experiment:
+    """The same with all IDs given."""
+    return replace(parity(), scheme=Coupled(num_position_ids=ID_RANGE))
+
+
+def demo() -> dict[str, Experiment]:
+    """PPC beside given IDs and the usual encodings; all with the same decoder options.
+
+    The usual ones get a second layer, five times PPC's steps, and stop once they fit the training range.
+    """
+    lengths = EvaluationSettings(
+        lengths=(10, 20, 30, 50, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 512, 64, 1)
+    )
+    predicted = replace(parity(), training=replace(parity().training, steps=500), evaluation=lengths)
+    patient = replace(predicted.training, steps=5 * predicted.training.steps, fit_every=100)
+    usual = replace(predicted, decoder=replace(predicted.decoder, num_layers=2), training=patient)
+    return {
+        "predicted (PPC)": predicted,
+        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=ID_RANGE)),
+        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=ID_RANGE, max_gaps=0)),
+        "NoPE": replace(usual, scheme=Sequential(), encoding=NoPE()),
+        "rotary": replace(usual, scheme=Sequential()),
+        "rotary + PoSE": replace(usual, scheme=Skipwise(num_position_ids=2 * ID_RANGE)),
+        "ALiBi": replace(usual, scheme=Sequential(), encoding=ALiBi()),
+    }

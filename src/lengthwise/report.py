@@ -1,0 +1,140 @@
+"""Result rows become a table and a figure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lengthwise.errors import RunFolderError
+from lengthwise.evaluation import wilson_interval
+
+Rows = Sequence[Mapping[str, Any]]
+FITTED = 0.99
+
+
+def cells(rows: Rows) -> dict[str, dict[int, Rows]]:
+    """Result rows by label (``row``, in order of appearance) and length, one entry per seed."""
+    labels = list(dict.fromkeys(str(row["row"]) for row in rows))
+    lengths = sorted({int(row["length"]) for row in rows})
+    return {
+        label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
+        for label in labels
+    }
+
+
+def pooled(rows: Rows) -> tuple[float, float, float]:
+    """Exact match over all examples of all seeds, with its 95% Wilson interval."""
+    trials = _trials(rows)
+    exact = sum(round(float(row["exact_match"]) * int(row["num_examples"])) for row in rows)
+    return (exact / trials, *wilson_interval(exact, trials))
+
+
+def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """Header and body: a row per label, a column per length, the interval below each value.
+
+    ``fits`` tells what did not extrapolate from what did not fit: whether exact match at the longest training length
+    reached 0.99, and for how many seeds.
+    """
+    by_label = cells(rows)
+    lengths = list(next(iter(by_label.values())))
+    counts = [[_trials(by_length[length]) for by_length in by_label.values()] for length in lengths]
+    header = ["row", "trained on", "IDs met", "steps", "fits"]
+    header += [f"{length:,}\nn={max(count)}" for length, count in zip(lengths, counts, strict=True)]
+    body = []
+    for label, by_length in by_label.items():
+        runs = next(runs for runs in by_length.values() if runs)
+        first, last = runs[0]["train_lengths"]
+        smallest, largest = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
+        steps = sorted({int(row["steps"]) for row in runs})
+        facts = [
+            f"{first}-{last}",
+            f"{smallest:,}-{largest:,}",
+            "-".join(f"{step:,}" for step in (steps[:1] + steps[1:][-1:])),
+        ]
+        body.append([label, *facts, fit_verdict(runs), *(value(by_length[length]) for length in lengths)])
+    return header, body
+
+
+def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    """Header and body for one run: a row per length."""
+    header = ["length", "n", "exact match", "95% interval", "tokens", "IDs", "first errors"]
+    return header, [
+        [
+            f"{row['length']:,}",
+            str(row["num_examples"]),
+            f"{row['exact_match']:.3f}",
+            f"{row['low']:.3f}-{row['high']:.3f}",
+            f"{row['token_accuracy']:.4f}",
+            f"{row['id_accuracy']:.4f}",
+            _first_errors(row["first_error"]),
+        ]
+        for row in rows
+    ]
+
+
+def _first_errors(errors: Mapping[str, Any] | None) -> str:
+    if errors is None:
+        return "none"
+    kinds = ", ".join(f"{errors[kind]} {kind}" for kind in ("token", "id", "end") if errors[kind])
+    return f"{kinds}; median at {errors['median_index']:g}"
+
+
+def fit_verdict(runs: Rows) -> str:
+    """How many seeds fitted the longest training length."""
+    fitted = sum(row["fitted"] >= FITTED for row in runs)
+    if not fitted:
+        return f"did not fit ({max(row['fitted'] for row in runs):.2f})"
+    return "yes" if len(runs) == 1 else f"{fitted} of {len(runs)} seeds"
+
+
+def value(rows: Rows) -> str:
+    """A share, and below it its interval."""
+    if not rows:
+        return "-"
+    share, low, high = pooled(rows)
+    return f"{share:.3f}\n{low:.2f}-{high:.2f}"
+
+
+def _trials(rows: Rows) -> int:
+    return sum(int(row["num_examples"]) for row in rows)
+
+
+def draw(rows: Rows, folder: Path, title: str) -> Path:
+    """Accuracy against length as ``figure.png`` and ``figure.svg``; the path of the first.
+
+    Bands reach from the lowest to the highest seed; of one seed, they are its 95% Wilson interval.
+    """
+    # Imported here: it takes a second, and most commands draw nothing.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    first, last = rows[0]["train_lengths"]
+    axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
+    for place, (label, by_length) in enumerate(cells(rows).items()):
+        seen = {length: runs for length, runs in by_length.items() if runs}
+        middle = [pooled(runs)[0] for runs in seen.values()]
+        low, high = zip(*(_band(runs) for runs in seen.values()), strict=True)
+        name = label if _any_fit(seen) else f"{label} (did not fit)"
+        style = "-" if _any_fit(seen) else ":"
+        (line,) = axes.plot(list(seen), middle, style, marker="osD^vPX"[place % 7], markersize=4, label=name)
+        axes.fill_between(list(seen), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    try:
+        for ending in ("svg", "png"):
+            figure.savefig(folder / f"figure.{ending}", dpi=160)
+    except OSError as error:
+        raise RunFolderError(f"cannot draw into {folder} ({error.strerror}); choose a folder to write in") from None
+    return folder / "figure.png"
+
+
+def _band(runs: Rows) -> tuple[float, float]:
+    if len(runs) == 1:
+        return pooled(runs)[1:]
+    shares = [float(row["exact_match"]) for row in runs]
+    return min(shares), max(shares)
+
+
+def _any_fit(by_length: Mapping[int, Rows]) -> bool:
+    return any(row["fitted"] >= FITTED for runs in by_length.values() for row in runs)

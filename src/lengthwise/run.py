@@ -1,0 +1,214 @@
+"""The verbs as functions that return data: train, load, evaluate, and one-off generation."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lengthwise.batch import Sampler, to_batch
+from lengthwise.checkpoint import save_tensors
+from lengthwise.decoder import Decoder
+from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, unknown_name
+from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
+from lengthwise.generate import generate
+from lengthwise.randomness import stream
+from lengthwise.tasks import Task
+from lengthwise.training import Trainer
+
+DEVICES = ("auto", "cpu", "cuda")
+# Examples that decide whether the training range is fitted.
+FIT_EXAMPLES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A trained decoder with its experiment and what training showed it.
+
+    ``facts``: ``steps``, ``fitted`` (exact match at the longest training length), ``id_range`` (smallest and largest
+    ID met in training), ``trained_distance`` (widest range of IDs within one example), ``train_seconds``.
+    """
+
+    folder: Path
+    experiment: Experiment
+    decoder: Decoder
+    facts: dict[str, Any]
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device by name; ``auto`` takes CUDA where there is one."""
+    if name not in DEVICES:
+        raise unknown_name("device", name, DEVICES)
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceError("device 'cuda' was asked for but torch sees no CUDA device; use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def train(
+    experiment: Experiment,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    report: Callable[[dict[str, Any]], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run | None:
+    """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
+
+    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one. Every other
+    ``LengthwiseError`` comes before anything is written.
+    """
+    target = pick_device(device)
+    check(experiment)
+    claim(out, experiment, resume=resume)
+    if (out / MODEL).exists():
+        return load_run(out, task=experiment.task, device=device)
+    decoder = build_decoder(experiment).to(target)
+    trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
+    trainer.restore()
+    threshold = experiment.training.fit_threshold
+    if not trainer.run(report=report, stop=stop, fitted=lambda: fit(experiment, decoder).exact_match >= threshold):
+        return None
+    progress = trainer.progress
+    facts = {
+        "steps": progress.step,
+        "fitted": fit(experiment, decoder).exact_match,
+        "id_range": [progress.smallest_id, progress.largest_id],
+        "trained_distance": progress.largest_distance,
+        "train_seconds": round(progress.train_seconds, 3),
+    }
+    save_tensors(out / MODEL, decoder.state_dict(), facts)
+    return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
+
+
+def check(experiment: Experiment) -> None:
+    """Raise before the first step what would come later: no coupling, too few IDs, sizes that do not fit."""
+    longest = experiment.train_lengths[1]
+    _sampler(experiment, experiment.train_lengths)
+    batch = _sampler(experiment, (longest, longest)).batch(0)
+    reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
+    limit = experiment.encoding.num_position_ids
+    if limit is not None and reached > limit:
+        raise PositionRangeError(
+            f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
+            f"set its num_position_ids to at least {reached}"
+        )
+    build_decoder(experiment)
+
+
+def fit(experiment: Experiment, decoder: Decoder) -> LengthResult:
+    """Exact match at the longest training length, on examples that no other purpose draws."""
+    settings = EvaluationSettings(
+        lengths=experiment.train_lengths[1:],
+        num_examples=(FIT_EXAMPLES,),
+        seed=int(stream(experiment.seed, "fit").integers(2**31)),
+    )
+    return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
+
+
+def load_run(folder: Path, *, task: Task | None = None, device: str = "auto") -> Run:
+    """Read a finished run. A task that was brought as ``module:Name`` has to be brought again."""
+    target = pick_device(device)
+    experiment = read_experiment(folder, task=task)
+    tensors, facts = read_model(folder)
+    decoder = build_decoder(experiment)
+    try:
+        decoder.load_state_dict(tensors)
+    except RuntimeError:
+        raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
+    return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
+
+
+def evaluate(
+    run: Run,
+    settings: EvaluationSettings,
+    *,
+    variant: str | None = None,
+    report: Callable[[int, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Evaluate by length and add the rows to the run's ``results.jsonl``; ``variant`` is one of the task's own."""
+    task = run.experiment.task
+    if variant is not None:
+        if variant not in task.variants():
+            raise unknown_name(f"variant of {task.name}", variant, task.variants())
+        task = task.variants()[variant]
+    results = evaluate_by_length(
+        run.decoder,
+        task,
+        run.experiment.scheme,
+        settings,
+        trained_distance=run.facts["trained_distance"],
+        report=report,
+    )
+    rows = [_row(run, result, variant) for result in results]
+    append_rows(run.folder / RESULTS, rows)
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a run wrote after a prompt, token by token with its ID, and what it should have written."""
+
+    symbols: list[str]
+    position_ids: list[int]
+    expected: list[str]
+    right: bool
+
+
+def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
+    """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
+
+    At most as many tokens are written as the right answer has, or ``max_new_tokens``.
+    """
+    task, decoder = run.experiment.task, run.decoder
+    examples = task.from_prompt(prompt)
+    assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
+    batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
+    length = int(batch.prompt_length[0])
+    expected = batch.tokens[:, length:]
+    room = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
+    written = generate(
+        decoder,
+        batch.tokens[:, :length],
+        batch.position_ids[:, :, : None if decoder.head is None else length],
+        end=task.vocabulary.index("end"),
+        max_new_tokens=room,
+    )
+    right = torch.equal(written.tokens, expected)
+    # The end token's ID is never asked for.
+    right = right and torch.equal(written.position_ids[:, :-1], batch.position_ids[0, :, length:-1])
+    return Answer(
+        symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
+        position_ids=written.position_ids[0].tolist(),
+        expected=[task.vocabulary[token] for token in expected[0].tolist()],
+        right=right,
+    )
+
+
+def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
+    return Sampler(
+        task=experiment.task,
+        scheme=experiment.scheme,
+        lengths=lengths,
+        batch_size=experiment.training.batch_size,
+        seed=experiment.seed,
+    )
+
+
+def _row(run: Run, result: LengthResult, variant: str | None) -> dict[str, Any]:
+    experiment = run.experiment
+    head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
+    return {
+        "task": experiment.task.name,
+        "scheme": experiment.scheme.name,
+        "encoding": experiment.encoding.name,
+        "seed": experiment.seed,
+        "variant": variant,
+        **asdict(result),
+        "train_lengths": list(experiment.train_lengths),
+        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_seconds")},
+        **head,
+    }
