@@ -12,7 +12,7 @@ from lengthwise.attention import attend
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import SettingError, unknown_name
-from lengthwise.position_heads import POSITION_HEADS, NextIDs, Prompt
+from lengthwise.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,15 @@ class Decoder(nn.Module):
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
 
+    def read_prompt(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        position_ids: Int[Tensor, "level batch seq"],
+        prompt_length: Int[Tensor, " batch"],
+    ) -> Prompt:
+        """What the position head has to know of the prompts, once for all ``next_ids``."""
+        return read_prompt(self._head(), self.embed_tokens(tokens), position_ids[0], prompt_length)
+
     def next_ids(
         self,
         hidden: Float[Tensor, "batch query d_model"],
@@ -170,10 +179,13 @@ class Decoder(nn.Module):
         prompt: Prompt,
     ) -> NextIDs:
         """The distribution over the next token's ID, given which token it is."""
+        next_ids: NextIDs = self._head()(hidden, own_ids, self.embed_tokens(next_tokens), prompt)
+        return next_ids
+
+    def _head(self) -> PositionHead:
         if self.head is None:
             raise SettingError("this decoder has no position head; train it with the scheme predicted")
-        next_ids: NextIDs = self.head(hidden, own_ids, self.embed_tokens(next_tokens), prompt)
-        return next_ids
+        return self.head
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings alone."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lengthwise.decoder import Decoder
 from lengthwise.errors import SettingError
-from lengthwise.position_heads import read_prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +42,8 @@ def generate(
             f"IDs are given for {given} of {max_new_tokens} new tokens and this decoder predicts none; "
             f"give them all, or train with the scheme predicted"
         )
-    read = read_prompt(
-        decoder.embed_tokens(prompt), position_ids[0], torch.full((len(prompt),), length, device=prompt.device)
-    )
+    lengths = torch.full((len(prompt),), length, device=prompt.device)
+    read = decoder.read_prompt(prompt, position_ids, lengths) if decoder.head is not None else None
     tokens, ids, open_rows = [], [], torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     is_written = []
     own_ids = position_ids[0, :, length - 1 : length]
@@ -53,7 +51,7 @@ def generate(
     for new in range(max_new_tokens):
         hidden = hidden[:, -1:]
         token = decoder.token_logits(hidden).argmax(dim=-1)
-        if new < given:
+        if new < given or read is None:
             own_ids = position_ids[0, :, length + new : length + new + 1]
         else:
             own_ids = decoder.next_ids(hidden, own_ids, token, read).most_likely()

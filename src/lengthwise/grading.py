@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lengthwise.attention import CHUNK_ELEMENTS
 from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
 from lengthwise.generate import generate
-from lengthwise.position_heads import read_prompt
 
 DECODES = ("forced", "free")
+# Candidates scored at once: small enough to stay in a core's cache, which is several times faster than memory.
+ID_CHUNK_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     id_right = torch.ones_like(scored)
     if decoder.head is not None:
         ids = batch.position_ids[0]
-        prompt = read_prompt(decoder.embed_tokens(batch.tokens), ids, batch.prompt_length)
-        chunk = max(1, CHUNK_ELEMENTS // 4 // prompt.position_ids.numel())
+        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+        chunk = max(1, ID_CHUNK_ELEMENTS // prompt.position_ids.numel())
         parts = [
             decoder.next_ids(*parts, prompt).most_likely()
             for parts in zip(

@@ -16,7 +16,6 @@ from lengthwise.batch import Batch, Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import RunFolderError, SettingError
-from lengthwise.position_heads import read_prompt
 
 PRECISIONS = ("auto", "float32", "bf16")
 
@@ -89,7 +88,7 @@ def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
     id_accuracy = in_reach = one
     if decoder.head is not None:
         ids = batch.position_ids[0]
-        prompt = read_prompt(decoder.embed_tokens(batch.tokens), ids, batch.prompt_length)
+        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
         next_ids = decoder.next_ids(hidden, ids[:, first:-1], targets, prompt)
         id_targets, id_scored = ids[:, first + 1 :], batch.id_scored[:, first + 1 :]
         log_probability, reachable = next_ids.log_probability(id_targets)

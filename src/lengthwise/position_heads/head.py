@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a head may look up: the prompt's embedded tokens, their IDs and the distinct ones among these."""
+    """What a head may look up: the prompt's IDs, the distinct ones among them, and its keys for the prompt's tokens."""
 
-    embeddings: Float[Tensor, "batch prompt d_model"]
+    keys: Float[Tensor, "batch prompt d_key"]
     position_ids: Int[Tensor, "batch prompt"]
     inside: Bool[Tensor, "batch prompt"]
     ranks: Int[Tensor, "batch prompt"]
@@ -22,11 +22,12 @@ class Prompt:
 
 
 def read_prompt(
+    head: "PositionHead",
     embeddings: Float[Tensor, "batch seq d_model"],
     position_ids: Int[Tensor, "batch seq"],
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
-    """Cut the prompts out of a batch; distinct IDs are sorted, ``Prompt.FILL`` fills up."""
+    """Cut the prompts out of a batch, once for all queries; distinct IDs are sorted, ``Prompt.FILL`` fills up."""
     longest = int(prompt_length.max())
     inside = torch.arange(longest, device=position_ids.device) < prompt_length[:, None]
     # Outside, the first ID stands in: it adds no distinct one.
@@ -37,7 +38,7 @@ def read_prompt(
     rank_in_order = steps.cumsum(dim=1)
     distinct = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
     return Prompt(
-        embeddings=embeddings[:, :longest],
+        keys=head.keys(embeddings[:, :longest], ids),
         position_ids=ids,
         inside=inside,
         ranks=torch.zeros_like(ids).scatter(1, order, rank_in_order),
@@ -68,6 +69,12 @@ class NextIDs:
 
 class PositionHead(nn.Module):
     """Predicts IDs from the hidden state of a token, its ID and the embedding of the token chosen next."""
+
+    def keys(
+        self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
+    ) -> Float[Tensor, "batch prompt d_key"]:
+        """What queries are compared with; nothing, where the head does not look at tokens."""
+        return embeddings[..., :0]
 
     def forward(
         self,

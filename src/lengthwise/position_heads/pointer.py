@@ -28,6 +28,14 @@ class Pointer(PositionHead):
         self.content_gain = nn.Parameter(torch.tensor(0.0))
         self.shift = nn.Parameter(torch.zeros(3))
 
+    def keys(
+        self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
+    ) -> Float[Tensor, "batch prompt d_key"]:
+        """A part for the ID and a part for the token with its predecessor."""
+        before = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
+        content = nn.functional.normalize(self.content(embeddings) + self.predecessor(before), dim=-1)
+        return torch.cat([self._turned(1, position_ids), content], dim=-1)
+
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
@@ -36,20 +44,24 @@ class Pointer(PositionHead):
         prompt: Prompt,
     ) -> NextIDs:
         """Over the prompt's distinct IDs."""
-        scores = self.distance_gain * self._distance_scores(own_ids, prompt)
-        scores = scores + self.content_gain * self._content_scores(next_embeddings, prompt)
-        # Without the log factor the softmax dilutes as prompts grow.
-        scores = scores * prompt.inside.sum(dim=1).add(1).log()[:, None, None]
-        mass = scores.masked_fill(~prompt.inside[:, None], -math.inf).softmax(dim=-1)
-        batch, query, _ = mass.shape
-        ranks = prompt.distinct_ids.shape[1]
-        by_rank = mass.new_zeros(batch, query, ranks)
-        by_rank = by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
-        probabilities = self._shift(by_rank)
-        return NextIDs(
-            log_probs=probabilities.clamp_min(torch.finfo(mass.dtype).tiny).log(),
-            candidates=prompt.distinct_ids[:, None],
+        query = torch.cat(
+            [
+                self.distance_gain * self._turned(0, own_ids),
+                self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1),
+            ],
+            dim=-1,
         )
+        # Without the log factor the softmax dilutes as prompts grow.
+        sharpness = prompt.inside.sum(dim=1).add(1).log()[:, None, None]
+        scores = (sharpness * query) @ prompt.keys.mT
+        if not prompt.inside.all():
+            scores = scores.masked_fill(~prompt.inside[:, None], -math.inf)
+        mass = scores.softmax(dim=-1)
+        ranks = prompt.distinct_ids.shape[1]
+        by_rank = mass.new_zeros(*mass.shape[:2], ranks)
+        by_rank = by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
+        probabilities = self._shift(by_rank).clamp_min(torch.finfo(mass.dtype).tiny)
+        return NextIDs(log_probs=probabilities.log(), candidates=prompt.distinct_ids[:, None])
 
     def _shift(self, by_rank: Float[Tensor, "batch query rank"]) -> Float[Tensor, "batch query rank"]:
         """Mass that would leave the prompt's IDs is lost: no ID there could be named."""
@@ -59,19 +71,6 @@ class Pointer(PositionHead):
         moved[..., :-1] = moved[..., :-1] + down * by_rank[..., 1:]
         return moved
 
-    def _distance_scores(
-        self, own_ids: Int[Tensor, "batch query"], prompt: Prompt
-    ) -> Float[Tensor, "batch query prompt"]:
-        query, key = (
-            self.rotary.rotate(vector.expand(*ids.shape, -1)[:, None], ids)[:, 0]
-            for vector, ids in zip(self.distance, (own_ids, prompt.position_ids), strict=True)
-        )
-        return query @ key.mT
-
-    def _content_scores(
-        self, next_embeddings: Float[Tensor, "batch query d_model"], prompt: Prompt
-    ) -> Float[Tensor, "batch query prompt"]:
-        before = torch.nn.functional.pad(prompt.embeddings, (0, 0, 1, 0))[:, :-1]
-        query = nn.functional.normalize(self.content(next_embeddings), dim=-1)
-        key = nn.functional.normalize(self.content(prompt.embeddings) + self.predecessor(before), dim=-1)
-        return query @ key.mT
+    def _turned(self, side: int, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_pointer"]:
+        vector = self.distance[side].expand(*position_ids.shape, -1)
+        return self.rotary.rotate(vector[:, None], position_ids)[:, 0]
