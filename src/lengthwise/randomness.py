@@ -10,6 +10,8 @@ def stream(seed: int, *purpose: str | int) -> np.random.Generator:
 
     The same arguments give the same draws on every machine: ``stream(0, "examples", step)``.
     """
-    digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
+    # NumPy integers print otherwise than Python's.
+    plain = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
+    digest = hashlib.sha256(repr(tuple(plain)).encode()).digest()
     words = np.frombuffer(digest, dtype="<u4")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))

@@ -1,5 +1,7 @@
 """Increment head: the own ID plus a small offset."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -26,4 +28,5 @@ class Increment(PositionHead):
     ) -> NextIDs:
         """Over the IDs next to the own one."""
         candidates = own_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
-        return NextIDs(log_probs=self.scores(hidden, next_embeddings).log_softmax(dim=-1), candidates=candidates)
+        scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

@@ -60,8 +60,13 @@ class Pointer(PositionHead):
         ranks = prompt.distinct_ids.shape[1]
         by_rank = mass.new_zeros(*mass.shape[:2], ranks)
         by_rank = by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
-        probabilities = self._shift(by_rank).clamp_min(torch.finfo(mass.dtype).tiny)
-        return NextIDs(log_probs=probabilities.log(), candidates=prompt.distinct_ids[:, None])
+        probabilities = self._shift(by_rank)
+        candidates = prompt.distinct_ids[:, None]
+        fill = candidates == Prompt.FILL
+        if fill.any():
+            probabilities, candidates = probabilities.masked_fill(fill, 0.0), candidates.masked_fill(fill, -1)
+        tiny = torch.finfo(mass.dtype).tiny
+        return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)
 
     def _shift(self, by_rank: Float[Tensor, "batch query rank"]) -> Float[Tensor, "batch query rank"]:
         """Mass that would leave the prompt's IDs is lost: no ID there could be named."""

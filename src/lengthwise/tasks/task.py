@@ -58,7 +58,7 @@ def numbers_of(symbols: list[str], allowed: tuple[str, ...], task: str, form: st
     """The place of each symbol in ``allowed``; ``PromptError`` names the first that is not there."""
     for symbol in symbols:
         if symbol not in allowed:
-            raise PromptError(f"'{symbol}' is no symbol of a {task} prompt; write {form}")
+            raise PromptError(f"'{symbol}' cannot stand in a prompt of {task}; write {form}")
     if not symbols:
         raise PromptError(f"the prompt is empty; {task} takes {form}")
     return np.array([allowed.index(symbol) for symbol in symbols])

@@ -1,0 +1,67 @@
+"""Small tasks, schemes and decoders that several test modules run over."""
+
+from dataclasses import fields, replace
+from itertools import product
+
+import numpy as np
+import torch
+
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.encodings import ENCODINGS
+from lengthwise.positions import SCHEMES, PositionScheme
+from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse, Task
+
+NUM_POSITION_IDS = 256
+
+ADDITIONS = {
+    f"addition-{order}-{scratchpad}-{'padded' if padded else 'bare'}{'-unequal' if unequal else ''}": Addition(
+        order=order, scratchpad=scratchpad, zero_padding=padded, unequal=unequal
+    )
+    for order, scratchpad, padded, unequal in product(
+        ("least", "most", "reversed_sum"), ("none", "carry"), (True, False), (False, True)
+    )
+    if (order, scratchpad) != ("most", "carry")
+}
+
+SETTINGS: dict[str, Task] = {
+    **{name: task() for name, task in TASKS.items()},
+    **{f"{name}-{variant}": task for name in TASKS for variant, task in TASKS[name]().variants().items()},
+    "parity-same": Parity(coupling="same"),
+    "parity-none": Parity(coupling="none"),
+    "copy-12": Copy(num_symbols=12),
+    "reverse-2": Reverse(num_symbols=2),
+    **ADDITIONS,
+}
+
+
+def small_scheme(name: str, **changes: int) -> PositionScheme:
+    """A scheme of the table with a small range of IDs, and with those changes that it has a setting for."""
+    scheme = SCHEMES[name]()
+    wanted = {"num_position_ids": NUM_POSITION_IDS, **changes}
+    return replace(scheme, **{field.name: wanted[field.name] for field in fields(scheme) if field.name in wanted})
+
+
+def small_decoder(encoding: str, task: Task, **settings: object) -> Decoder:
+    """Two layers with every option on and no parameter at its starting value: blocks start as the identity."""
+    options = {"previous_token_mix": True, "segments": True, "log_length_scaling": True, **settings}
+    decoder = Decoder(
+        DecoderSettings(**{"num_layers": 2, "d_model": 16, "num_heads": 2, "temperature": 1.0, **options}),
+        ENCODINGS[encoding](),
+        vocabulary_size=len(task.vocabulary),
+        separators=tuple(task.vocabulary.index(symbol) for symbol in task.separators),
+    )
+    randomize(decoder)
+    return decoder.eval()
+
+
+def randomize(module: torch.nn.Module) -> None:
+    """Move every parameter by noise from a fixed seed."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
+
+
+def words(task: Task, tokens: np.ndarray) -> list[str]:
+    """The symbols of one row of tokens."""
+    return [task.vocabulary[token] for token in tokens]

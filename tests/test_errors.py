@@ -1,0 +1,196 @@
+"""What a user can cause is refused in one line: what came, what the limit is, what to change."""
+
+import ast
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import lengthwise
+from lengthwise.batch import Sampler
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.encodings import EncodingSize, Learned, NoPE, Rotary
+from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.errors import (
+    LengthwiseError,
+    NoCouplingError,
+    PositionRangeError,
+    PromptError,
+    SettingError,
+    UnknownNameError,
+    unknown_name,
+)
+from lengthwise.positions import SCHEMES, Coupled, Predicted, RandomStart, Sequential, Skipwise
+from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
+
+SOURCE = Path(lengthwise.__file__).parent
+# Layers whose every raise has a case below.
+COVERED = (
+    "tasks/*.py",
+    "positions/*.py",
+    "encodings/*.py",
+    "position_heads/*.py",
+    "attention.py",
+    "decoder.py",
+    "batch.py",
+)
+
+
+def assign(scheme: str, *, coupling: str = "next", **settings: int) -> None:
+    """Training IDs for parities of 6 bits."""
+    rng = np.random.default_rng(0)
+    examples = Parity(coupling=coupling).sample(length=6, size=2, rng=rng)
+    SCHEMES[scheme](**settings).assign(examples, rng, training=True)
+
+
+def sample(task: str, length: int, size: int) -> None:
+    TASKS[task]().sample(length=length, size=size, rng=np.random.default_rng(0))
+
+
+def sampler(lengths: tuple[int, int] = (1, 4), batch_size: int = 2) -> None:
+    Sampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
+
+
+def ask_for_ids_without_a_head() -> None:
+    decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    decoder.read_prompt(tokens, tokens[None], torch.tensor([2]))
+
+
+CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    *((lambda n=n: sample(n, 0, 1), SettingError, rf"length 0 is too short for {n}; .* start at 1") for n in TASKS),
+    *((lambda n=n: sample(n, 1, 0), SettingError, r"size 0 asks for no sequence; .* at least 1") for n in TASKS),
+    (
+        lambda: Parity(coupling="nxt"),
+        SettingError,
+        r"coupling 'nxt' is unknown to parity; choose one of next, same, none",
+    ),
+    (lambda: Copy(num_symbols=0), SettingError, r"num_symbols 0 leaves nothing to copy; use at least 1"),
+    (lambda: Reverse(num_symbols=-2), SettingError, r"num_symbols -2 leaves nothing to reverse; use at least 1"),
+    (lambda: Addition(order="up"), SettingError, r"order 'up' is unknown .* choose one of least, most, reversed_sum"),
+    (lambda: Addition(scratchpad="all"), SettingError, r"scratchpad 'all' is unknown .* choose one of none, carry"),
+    (lambda: Addition(long_carry_share=1.5), SettingError, r"long_carry_share 1.5 is no share; .* from 0 to 1"),
+    (lambda: Addition(long_carry_from=-0.5), SettingError, r"long_carry_from -0.5 is no share; .* from 0 to 1"),
+    (
+        lambda: Addition(order="most", scratchpad="carry"),
+        SettingError,
+        r"order 'most' has no carry .*; use 'least' or 'reversed_sum'",
+    ),
+    (lambda: Parity().from_prompt("0120"), PromptError, r"'2' cannot stand in a prompt of [a-z]+; write bits such as"),
+    (lambda: Parity().from_prompt(" "), PromptError, r"the prompt is empty; parity takes bits such as 0110"),
+    (
+        lambda: Copy(num_symbols=3).from_prompt("0 3"),
+        PromptError,
+        r"'3' cannot stand in a prompt of [a-z]+; .* from 0 to 2",
+    ),
+    (lambda: Reverse().from_prompt("=>"), PromptError, r"the prompt is empty; reverse takes symbols from 0 to 9"),
+    (lambda: Addition().from_prompt("5"), PromptError, r"'5' is no sum of two numbers; write one such as 57\+68"),
+    (lambda: Addition().from_prompt("1+2+3"), PromptError, r"'1\+2\+3' is no sum of two numbers"),
+    (lambda: Addition().from_prompt("5+"), PromptError, r"the prompt is empty; addition takes a sum such as 57\+68"),
+    (
+        lambda: Addition().from_prompt("5+x"),
+        PromptError,
+        r"'x' cannot stand in a prompt of [a-z]+; write a sum such as",
+    ),
+    *(
+        (
+            lambda n=n: assign(n, coupling="none"),
+            NoCouplingError,
+            r"declares no coupling; use the scheme sequential, random_start or skipwise",
+        )
+        for n in ("coupled", "predicted")
+    ),
+    *(
+        (
+            lambda n=n, last=last: assign(n, num_position_ids=last),
+            PositionRangeError,
+            rf"reaches ID {last} but the scheme stops at {last - 1}; set num_position_ids to at least {last + 1}",
+        )
+        for n, last in (("random_start", 14), ("skipwise", 14), ("coupled", 8), ("predicted", 8))
+    ),
+    *(
+        (lambda s=s: s(num_position_ids=0), SettingError, r"num_position_ids 0 leaves no ID; use at least 1")
+        for s in (RandomStart, Skipwise, Coupled, Predicted, Learned)
+    ),
+    *(
+        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
+        for s in (Skipwise, Coupled, Predicted)
+    ),
+    (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1, fastest > 0"),
+    (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1, fastest > 0"),
+    (
+        lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
+        SettingError,
+        r"d_head 3 is odd, .* choose d_model / num_heads even",
+    ),
+    (
+        lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
+        SettingError,
+        r"d_head 8 cannot be shared by 3 levels; choose a multiple",
+    ),
+    *(
+        (lambda s=s: DecoderSettings(**{s: 0}), SettingError, rf"{s} 0 builds no decoder; use at least 1")
+        for s in ("num_layers", "d_model", "num_heads", "mlp_factor")
+    ),
+    (
+        lambda: DecoderSettings(d_model=10, num_heads=4),
+        SettingError,
+        r"d_model 10 is no multiple of num_heads 4; change either",
+    ),
+    (
+        lambda: DecoderSettings(temperature=-1.0),
+        SettingError,
+        r"temperature -1.0 cannot scale scores; use a positive number",
+    ),
+    (
+        lambda: DecoderSettings(head="pointr"),
+        UnknownNameError,
+        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank",
+    ),
+    (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
+    (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is no length; lengths start at 1"),
+    (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 run backwards; write the smaller one first"),
+    (lambda: sampler(batch_size=0), SettingError, r"batch size 0 trains on nothing; use at least 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), CASES, ids=[text[:40] for _, _, text in CASES])
+def test_a_refusal_names_what_came_the_limit_and_the_way_out_in_one_line(call, error, text):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, LengthwiseError)
+
+
+def raise_lines(path: Path) -> set[tuple[str, int]]:
+    """Where a file raises, but for the hooks that a subclass has to write."""
+    raises = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+    named = [(ast.unparse(node.exc), node.lineno) for node in raises if node.exc is not None]
+    return {(str(path), line) for text, line in named if not text.startswith("NotImplementedError")}
+
+
+def test_every_raise_of_the_covered_layers_has_a_case():
+    paths = [path for name in COVERED for path in SOURCE.glob(f"{name}*")]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("*.py"))]
+    expected = set().union(*map(raise_lines, files))
+    reached = set()
+    for call, _, _ in CASES:
+        try:
+            call()
+        except LengthwiseError as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reached.add((frame.filename, frame.lineno))
+    assert len(expected) > 20
+    assert expected - reached == set()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one_and_all_of_them():
+    message = str(unknown_name("task", "adition", ["parity", "addition"]))
+    assert message == "unknown task 'adition'; did you mean 'addition'? known: addition, parity"
+
+
+def test_a_name_like_none_of_the_known_ones_gets_no_suggestion():
+    assert str(unknown_name("task", "xyz", ["parity", "copy"])) == "unknown task 'xyz'; known: copy, parity"

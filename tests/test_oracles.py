@@ -1,0 +1,192 @@
+"""Sequences recomputed from their prompts by plain Python, one symbol at a time."""
+
+import numpy as np
+import pytest
+
+from cases import ADDITIONS, SETTINGS, words
+from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
+
+over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
+over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
+
+
+def written_parity(task: Parity, prompt: list[str]) -> list[str]:
+    bits = prompt[: prompt.index("=")]
+    ones, running = 0, []
+    for bit in bits:
+        ones += bit == "1"
+        running.append("1" if ones % 2 else "0")
+    return [*bits, "=", "0", *running, "end"]
+
+
+def written_copy(task: Copy, prompt: list[str]) -> list[str]:
+    symbols = prompt[: prompt.index("=")]
+    return [*symbols, "=", ">", *symbols, "end"]
+
+
+def written_reverse(task: Reverse, prompt: list[str]) -> list[str]:
+    symbols = prompt[1 : prompt.index(">")]
+    return ["=", *symbols, ">", *reversed(symbols), "end"]
+
+
+def operands_of(task: Addition, prompt: list[str]) -> tuple[str, str]:
+    """Both operands as written in the prompt, turned most significant digit first."""
+    first, second = "".join(prompt).split("=")[0].split("+")
+    return (first[::-1], second[::-1]) if task.order == "least" else (first, second)
+
+
+def carries_out(a: int, b: int, place: int) -> bool:
+    """Whether adding the digits up to a place, counted from 0, gives one digit more."""
+    power = 10 ** (place + 1)
+    return a % power + b % power >= power
+
+
+def written_addition(task: Addition, prompt: list[str]) -> list[str]:
+    first, second = operands_of(task, prompt)
+    a, b = int(first), int(second)
+    digits = [str(a), str(b), str(a + b)]
+    if task.zero_padding:
+        assert len(first) == len(second)
+        digits = [number.zfill(len(first)) for number in digits]
+    least_first = {"least": (True, True), "most": (False, False), "reversed_sum": (False, True)}[task.order]
+    for number, reverse in enumerate((least_first[0], least_first[0], least_first[1])):
+        digits[number] = digits[number][::-1] if reverse else digits[number]
+    total = list(digits[2])
+    if task.scratchpad == "carry":
+        total = [f"{digit}c" if carries_out(a, b, place) else digit for place, digit in enumerate(total)]
+    return [*digits[0], "+", *digits[1], "=", *total, "end"]
+
+
+WRITTEN = {"parity": written_parity, "copy": written_copy, "reverse": written_reverse, "addition": written_addition}
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
+@over_lengths
+def test_every_sequence_is_what_plain_python_writes_after_its_prompt(length, task, rng):
+    examples = task.sample(length=length, size=40, rng=rng)
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        symbols = words(task, tokens)
+        expected = WRITTEN[task.name](task, symbols[:prompt_length])
+        fill = ["end"] * (len(symbols) - len(expected))
+        assert symbols == [*expected, *fill]
+
+
+def test_every_task_has_an_oracle():
+    assert set(WRITTEN) == set(TASKS)
+
+
+def length_of(task: Addition, prompt: list[str]) -> tuple[int, int]:
+    """The numbers of digits of both operands, without the zeros in front."""
+    first, second = (len(operand.lstrip("0")) or 1 for operand in operands_of(task, prompt))
+    return first, second
+
+
+@over_additions
+@over_lengths
+def test_the_longer_operand_has_as_many_digits_as_the_length_says(length, task, rng):
+    examples = task.sample(length=length, size=100, rng=rng)
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        assert max(length_of(task, words(task, tokens[:prompt_length]))) == length
+
+
+def longest_chain(a: int, b: int, length: int) -> int:
+    """The most neighbouring places that all carry."""
+    longest = run = 0
+    for place in range(length):
+        run = run + 1 if carries_out(a, b, place) else 0
+        longest = max(longest, run)
+    return longest
+
+
+def chains(task: Addition, length: int, size: int, rng: np.random.Generator) -> list[int]:
+    examples = task.sample(length=length, size=size, rng=rng)
+    prompts = [words(task, row[:end]) for row, end in zip(examples.tokens, examples.prompt_length, strict=True)]
+    return [longest_chain(*map(int, operands_of(task, prompt)), length) for prompt in prompts]
+
+
+@over_additions
+@pytest.mark.parametrize("length", [1, 2, 5, 12, 31])
+def test_the_carry_variant_carries_through_at_least_half_the_digits(length, task, rng):
+    found = chains(task.variants()["carry"], length, 100, rng)
+    assert min(found) >= length / 2
+    assert max(found) == length
+
+
+def test_long_carries_are_planted_in_the_share_that_is_asked_for(rng):
+    found = chains(Addition(long_carry_share=0.25, long_carry_from=1.0), 10, 2_000, rng)
+    assert np.mean([chain == 10 for chain in found]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_uniform_variant_plants_no_carries(rng):
+    found = chains(Addition(long_carry_share=1.0).variants()["uniform"], 10, 500, rng)
+    assert np.mean([chain == 10 for chain in found]) < 0.02
+    assert 1 < np.mean(found) < 5
+
+
+@over_additions
+def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task, rng):
+    variant = task.variants()["unequal"]
+    examples = variant.sample(length=6, size=600, rng=rng)
+    lengths = [
+        length_of(variant, words(variant, tokens[:prompt_length]))
+        for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True)
+    ]
+    assert {first for first, _ in lengths} == {6}
+    counts = np.bincount([second for _, second in lengths], minlength=7)
+    assert (counts[1:] > 60).all()
+
+
+@over_additions
+@pytest.mark.parametrize(
+    "sum_of", ["57+68", "0+0", "999+1", "1+999", "5+5", "90+9", "007+5", " 12 + 34 = ", "99999999999999999999+1"]
+)
+def test_an_asked_sum_is_answered_as_python_adds(sum_of, task):
+    examples = task.from_prompt(sum_of)
+    answer = words(task, examples.tokens[0, examples.is_answer[0]])
+    assert answer.pop() == "end"
+    digits = "".join(symbol.removesuffix("c") for symbol in answer)
+    a, b = map(int, sum_of.replace("=", "").split("+"))
+    assert int(digits if task.order == "most" else digits[::-1]) == a + b
+    assert task.zero_padding or len(digits) == len(str(a + b))
+    prompt = words(task, examples.tokens[0, : examples.prompt_length[0]])
+    assert tuple(map(int, operands_of(task, prompt))) == (a, b)
+
+
+@pytest.mark.parametrize("prompt", ["3 1 4", "314", "314=>", " 3 1 4 = > ", "7"])
+@pytest.mark.parametrize(("task", "step"), [(Copy(), 1), (Reverse(), -1)])
+def test_an_asked_string_is_written_as_python_orders_it(step, task, prompt):
+    examples = task.from_prompt(prompt)
+    symbols = prompt.replace(" ", "").removesuffix("=>")
+    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
+
+
+@pytest.mark.parametrize(("task", "step"), [(Copy(num_symbols=12), 1), (Reverse(num_symbols=12), -1)])
+def test_symbols_of_two_digits_are_read_between_spaces(step, task):
+    examples = task.from_prompt("11 3 10")
+    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
+
+
+@pytest.mark.parametrize("prompt", ["0110", "0 1 1 0", "0110=", "0110=0"])
+def test_asked_bits_are_answered_with_their_running_parity(prompt):
+    examples = Parity().from_prompt(prompt)
+    assert "".join(words(Parity(), examples.tokens[0])) == "0110=00100end"
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
+def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
+    examples = task.sample(length=5, size=10, rng=rng)
+    for row, prompt_length in enumerate(examples.prompt_length):
+        symbols = words(task, examples.tokens[row, :prompt_length])
+        asked = " ".join(symbols)
+        if isinstance(task, Addition):
+            asked = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
+        again = task.from_prompt(asked)
+        kept = again.tokens.shape[1]
+        assert np.array_equal(again.tokens[0], examples.tokens[row, :kept])
+        assert np.array_equal(again.is_answer[0], examples.is_answer[row, :kept])
+        if examples.coupling is not None:
+            assert again.coupling is not None
+            assert np.array_equal(again.coupling[:, 0], examples.coupling[:, row, :kept])
+        if examples.support is not None:
+            assert again.support is not None
+            assert np.array_equal(again.support[0], examples.support[row, :kept])
