@@ -177,11 +177,11 @@ def brute_force_pointer(head: Pointer, row: int, query: int, own_id: int) -> tup
         apart = own_id - ids[j]
         turns = [np.exp(1j * apart * 3.0 * 100.0 ** (-i / pairs)) for i in range(pairs)]
         distance = sum((own[i] * np.conj(other[i]) * turns[i]).real for i in range(pairs))
-        score = weights["distance_gain"] * distance + weights["content_gain"] * content
+        score = math.exp(weights["log_distance_gain"]) * distance + weights["content_gain"] * content
         scores.append(score * math.log(length + 1))
     mass = np.exp(scores) / np.exp(scores).sum()
     distinct = sorted(set(ids))
-    down, stay, up = np.exp(weights["shift"]) / np.exp(weights["shift"]).sum()
+    down, stay, up = np.exp(10.0 * weights["shift"]) / np.exp(10.0 * weights["shift"]).sum()
     probabilities = dict.fromkeys(distinct, 0.0)
     for j, prompt_id in enumerate(ids):
         rank = distinct.index(prompt_id)
@@ -209,7 +209,7 @@ def test_the_pointer_sums_and_shifts_mass_as_a_double_loop_does():
 def test_an_id_wins_by_the_sum_of_its_tokens_where_no_single_token_would():
     head = Pointer(D_MODEL, NUM_POSITION_IDS)
     head.shift.copy_(torch.tensor([-100.0, 0.0, -100.0]))
-    head.distance_gain.fill_(0.1)
+    head.log_distance_gain.fill_(math.log(0.1))
     mass, _ = brute_force_pointer(head, 0, 0, own_id=4)
     assert POSITION_IDS[0, mass.argmax()] == 4
     assert named(head, torch.full_like(OWN_IDS, 4)).most_likely()[0, 0] == 9
@@ -218,7 +218,7 @@ def test_an_id_wins_by_the_sum_of_its_tokens_where_no_single_token_would():
 @torch.no_grad()
 def test_the_pointer_moves_up_and_down_one_distinct_id():
     head = Pointer(D_MODEL, NUM_POSITION_IDS)
-    head.distance_gain.fill_(30.0)
+    head.log_distance_gain.fill_(math.log(30.0))
     moves = {-1: [4, 4, 4, 4], 0: [9, 9, 9, 9], 1: [12, 12, 12, 12]}
     position_ids = torch.tensor([[12, 4, 9, 9]])
     prompt = read_prompt(head, EMBEDDINGS[:1, :4], position_ids, torch.tensor([4]))

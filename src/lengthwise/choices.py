@@ -45,12 +45,16 @@ def varied(
     return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
 
 
-def tested(settings: EvaluationSettings, lengths: str | None, num_examples: str | None) -> EvaluationSettings:
+def tested(
+    settings: EvaluationSettings, lengths: str | None, num_examples: str | None, variants: str | None
+) -> EvaluationSettings:
     """The evaluation with the flags that were given."""
     if lengths is not None:
         settings = replace(settings, lengths=numbers(lengths, "--lengths"), num_examples=settings.num_examples[:1])
     if num_examples is not None:
         settings = replace(settings, num_examples=numbers(num_examples, "--num-examples"))
+    if variants is not None:
+        settings = replace(settings, variants=tuple(part.strip() for part in variants.split(",")))
     return settings
 
 

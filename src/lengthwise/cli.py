@@ -34,12 +34,16 @@ app = typer.Typer(
 )
 # Results go to standard output; progress, warnings and errors never do.
 out_console = Console(soft_wrap=True)
+WIDEST = 160
 err_console = Console(stderr=True, soft_wrap=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A size that only shows that everything runs.")]
+Variants = Annotated[
+    str | None, typer.Option("--variants", help="Named distributions of the task, such as uniform,carry.")
+]
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 
 
@@ -65,7 +69,7 @@ def list_(
         _print_json(rows)
         return
     for name, entries in rows.items():
-        _print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries])
+        _print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
 
 
 @app.command("train")
@@ -129,7 +133,7 @@ def evaluate_(
     lengths: Annotated[str | None, typer.Option(help="Such as 20,200,2000; the recipe's by default.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     task: TaskName = None,
-    variant: Annotated[str | None, typer.Option(help="One of the task's named distributions, such as carry.")] = None,
+    variants: Variants = None,
     decode: Annotated[
         str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
     ] = "forced",
@@ -139,9 +143,10 @@ def evaluate_(
 ) -> None:
     """Measure a run's exact match by length, with intervals, and add the rows to its results.jsonl."""
     run = load_run(folder, task=own_task(task), device=device)
-    settings = replace(tested(run.experiment.evaluation, lengths, num_examples), decode=decode, seed=seed)
+    settings = tested(run.experiment.evaluation, lengths, num_examples, variants)
+    settings = replace(settings, decode=decode, seed=seed)
     with ProgressLine(err_console) as progress:
-        rows = evaluate(run, settings, variant=variant, report=progress.evaluated)
+        rows = evaluate(run, settings, report=progress.evaluated)
     if as_json:
         _print_json({"results": rows})
         return
@@ -159,7 +164,9 @@ def compare_(
     steps: Annotated[int | None, typer.Option(help="Training steps of every row.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Test lengths, such as 20,200,2000.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
+    variants: Variants = None,
     seeds: Annotated[int, typer.Option(help="Seeds per row.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes at a time; one per core by default.")] = None,
     device: Device = "auto",
     out: Out = Path("runs/compare"),
@@ -171,7 +178,8 @@ def compare_(
     for label, experiment in experiments.items():
         asked = varied(experiment, train_lengths=train_lengths, steps=steps)
         asked = quick(asked) if small else asked
-        experiments[label] = replace(asked, evaluation=tested(asked.evaluation, lengths, num_examples))
+        evaluation = tested(asked.evaluation, lengths, num_examples, variants)
+        experiments[label] = replace(asked, evaluation=evaluation, seed=seed)
     with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=_say)
     for warning in comparison.warnings:
@@ -182,8 +190,7 @@ def compare_(
     if as_json:
         _print_json({"results": comparison.rows, "figure": str(figure)})
         return
-    header, body = table(comparison.rows)
-    _print_table("exact match by length, with 95% Wilson intervals", header, body)
+    _print_table("exact match by length, below it the 95% Wilson interval", *table(comparison.rows))
     out_console.print(f"figure: {figure}", markup=False, highlight=False)
 
 
@@ -251,10 +258,12 @@ def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
-def _print_table(title: str, header: list[str], body: list[list[str]]) -> None:
+def _print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:
     shown = Table(title=title, title_justify="left")
     for column in header:
-        shown.add_column(column, overflow="fold")
+        shown.add_column(column, no_wrap=not wrap)
     for row in body:
         shown.add_row(*row)
-    out_console.print(shown, markup=False, soft_wrap=False)
+    # Numbers are never folded: a table that is wider than the screen is still one to copy.
+    width = None if wrap else max(out_console.width, WIDEST)
+    Console(width=width, highlight=False, markup=False).print(shown)

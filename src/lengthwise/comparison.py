@@ -146,7 +146,8 @@ def _run(job: _Job) -> Answer | None:
             if not rows:
                 rows = evaluate(run, job.experiment.evaluation)
     notes = [f"{job.label}: {warning.message}" for warning in caught]
-    return [{"row": job.label, **row} for row in rows], notes
+    labels = [job.label if row["variant"] is None else f"{job.label}, {row['variant']}" for row in rows]
+    return [{"row": label, **row} for label, row in zip(labels, rows, strict=True)], notes
 
 
 def _claim(out: Path, experiments: Mapping[str, Experiment], num_seeds: int) -> None:

@@ -24,12 +24,16 @@ FORWARD_TOKENS = 1 << 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Which lengths, and how many examples at each: one number for all, or one per length."""
+    """Which lengths, and how many examples at each: one number for all, or one per length.
+
+    ``variants`` names distributions of the task to measure one by one; empty, it is the task's own.
+    """
 
     lengths: tuple[int, ...] = (20, 200, 2000)
     num_examples: tuple[int, ...] = (512,)
     seed: int = 0
     decode: str = "forced"
+    variants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.lengths:

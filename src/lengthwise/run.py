@@ -96,6 +96,7 @@ def check(experiment: Experiment) -> None:
             f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
             f"set its num_position_ids to at least {reached}"
         )
+    variants(experiment.task, experiment.evaluation)
     build_decoder(experiment)
 
 
@@ -123,29 +124,31 @@ def load_run(folder: Path, *, task: Task | None = None, device: str = "auto") ->
 
 
 def evaluate(
-    run: Run,
-    settings: EvaluationSettings,
-    *,
-    variant: str | None = None,
-    report: Callable[[int, int, int], None] | None = None,
+    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate by length and add the rows to the run's ``results.jsonl``; ``variant`` is one of the task's own."""
-    task = run.experiment.task
-    if variant is not None:
-        if variant not in task.variants():
-            raise unknown_name(f"variant of {task.name}", variant, task.variants())
-        task = task.variants()[variant]
-    results = evaluate_by_length(
-        run.decoder,
-        task,
-        run.experiment.scheme,
-        settings,
-        trained_distance=run.facts["trained_distance"],
-        report=report,
-    )
-    rows = [_row(run, result, variant) for result in results]
+    """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``."""
+    rows = []
+    for variant, task in variants(run.experiment.task, settings).items():
+        results = evaluate_by_length(
+            run.decoder,
+            task,
+            run.experiment.scheme,
+            settings,
+            trained_distance=run.facts["trained_distance"],
+            report=report,
+        )
+        rows += [_row(run, result, variant) for result in results]
     append_rows(run.folder / RESULTS, rows)
     return rows
+
+
+def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
+    """The distributions to measure by name; None for the task's own, when no other is asked for."""
+    known = task.variants()
+    for variant in settings.variants:
+        if variant not in known:
+            raise unknown_name(f"variant of {task.name}", variant, known)
+    return {variant: known[variant] for variant in settings.variants} or {None: task}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

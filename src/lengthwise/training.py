@@ -160,7 +160,7 @@ class Trainer:
             metrics.truncate(progress.metrics_bytes)
             while not progress.finished:
                 started = time.perf_counter()
-                outcome = self._step()
+                outcome = self.step()
                 if progress.step % settings.log_every == 0 or progress.step == settings.steps:
                     row = self._row(outcome)
                     metrics.write(json.dumps(row).encode() + b"\n")
@@ -193,7 +193,8 @@ class Trainer:
             return True
         return False
 
-    def _step(self) -> AnswerLoss:
+    def step(self) -> AnswerLoss:
+        """One batch, one update."""
         progress = self.progress
         batch = self.sampler.batch(progress.step)
         progress.saw(batch.position_ids)

@@ -10,6 +10,10 @@ from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.position_heads.head import NextIDs, PositionHead, Prompt
 
 
+# A learning rate that suits weights moves three lone scores too slowly without it.
+SHIFT_SCALE = 10.0
+
+
 class Pointer(PositionHead):
     """Softmax over prompt tokens; the mass of equal IDs is summed, then moved by a learned shift of -1, 0 or +1 ranks.
 
@@ -24,7 +28,7 @@ class Pointer(PositionHead):
         self.distance = nn.Parameter(torch.full((2, d_pointer), 1 / math.sqrt(d_pointer)))
         self.content = nn.Linear(d_model, d_pointer, bias=False)
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
-        self.distance_gain = nn.Parameter(torch.tensor(3.0))
+        self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
         self.content_gain = nn.Parameter(torch.tensor(0.0))
         self.shift = nn.Parameter(torch.zeros(3))
 
@@ -46,7 +50,7 @@ class Pointer(PositionHead):
         """Over the prompt's distinct IDs."""
         query = torch.cat(
             [
-                self.distance_gain * self._turned(0, own_ids),
+                self.log_distance_gain.exp() * self._turned(0, own_ids),
                 self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1),
             ],
             dim=-1,
@@ -70,7 +74,7 @@ class Pointer(PositionHead):
 
     def _shift(self, by_rank: Float[Tensor, "batch query rank"]) -> Float[Tensor, "batch query rank"]:
         """Mass that would leave the prompt's IDs is lost: no ID there could be named."""
-        down, stay, up = self.shift.softmax(dim=0)
+        down, stay, up = (SHIFT_SCALE * self.shift).softmax(dim=0)
         moved = stay * by_rank
         moved[..., 1:] = moved[..., 1:] + up * by_rank[..., :-1]
         moved[..., :-1] = moved[..., :-1] + down * by_rank[..., 1:]

@@ -7,7 +7,7 @@ from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment, look_up
 from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
-from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_rank
+from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.transcripts import copy, reverse
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -15,7 +15,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
     for recipe in (parity, parity_rank, parity_coupled, copy, reverse, addition, addition_coupled, addition_carry)
 }
 # A comparison is several experiments, each with the label of its row.
-COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {"demo": demo}
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {"demo": demo, "parity_id_range": parity_id_range}
 
 
 def recipe(name: str) -> Experiment:

@@ -22,9 +22,9 @@ def addition() -> Experiment:
         # A carry depends on neighbouring digits: the angles have to tell neighbouring IDs apart sharply.
         encoding=Rotary(base=100.0, fastest=3.0),
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, previous_token_mix=True),
-        training=TrainingSettings(steps=2000),
+        training=TrainingSettings(steps=3000, batch_size=128),
         train_lengths=(1, 10),
-        evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256,)),
+        evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
     )
 
 

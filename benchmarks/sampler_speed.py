@@ -1,0 +1,47 @@
+"""How long it takes to make a training batch of 64 sequences of about 44 tokens, for every task and scheme."""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import lengthwise as lw
+from lengthwise.folder import provenance
+
+# The length that gives 43 to 45 tokens.
+LENGTHS = {"parity": 20, "copy": 20, "reverse": 20, "addition": 13}
+RESULTS = Path(__file__).parent / "results" / "sampler_speed.jsonl"
+
+
+def milliseconds(task: str, scheme: str, repeats: int) -> tuple[float, int]:
+    """Median time of a batch, and its number of tokens per sequence."""
+    experiment = lw.experiment_for(task, scheme)
+    lengths = (LENGTHS[task], LENGTHS[task])
+    sampler = lw.Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
+    times = []
+    for step in range(repeats):
+        started = time.perf_counter()
+        batch = sampler.batch(step)
+        times.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(times), batch.tokens.shape[1]
+
+
+def main() -> None:
+    """Print a row per task and scheme and add them to the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    with arguments.out.open("a") as file:
+        for task in LENGTHS:
+            for scheme in ("sequential", "predicted"):
+                median, seq = milliseconds(task, scheme, arguments.repeats)
+                row = {"task": task, "scheme": scheme, "batch": 64, "seq": seq, "ms": round(median, 3)}
+                print(row)
+                file.write(json.dumps({**row, **provenance()}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
