@@ -191,7 +191,7 @@ class _Tally:
         low, high = wilson_interval(self.exact, self.trials)
         first = None
         if self.first_indexes:
-            median = statistics.median(self.first_indexes)
+            median = float(statistics.median(self.first_indexes))
             first = FirstErrors(median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")})
         return LengthResult(
             length=length,

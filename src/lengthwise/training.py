@@ -1,4 +1,4 @@
-"""Training: the answer loss, and a trainer that stops and resumes at any step."""
+"""Training: a trainer that stops and resumes at any step."""
 
 import json
 import time
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.batch import Batch, Sampler
+from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.loss import AnswerLoss, answer_loss
 
 PRECISIONS = ("auto", "float32", "bf16")
 
@@ -58,48 +58,6 @@ class TrainingSettings:
             return self.learning_rate * (step + 1) / self.warmup_steps
         left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
         return self.learning_rate * (self.final_share + (1 - self.final_share) * left)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLoss:
-    """The loss of a batch and how much of it is right; each a scalar tensor, accuracies 1 where nothing is scored."""
-
-    loss: Float[Tensor, ""]
-    token_accuracy: Float[Tensor, ""]
-    id_accuracy: Float[Tensor, ""]
-    ids_in_reach: Float[Tensor, ""]
-
-
-def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
-    """Cross-entropy of the answer tokens plus, for PPC, that of their IDs; the prompt is masked.
-
-    IDs that the head has no candidate for (an increment behind a training gap) are left out and reported.
-    """
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    # Every response starts behind its prompt: what comes earlier is never scored.
-    first = int(batch.prompt_length.min()) - 1
-    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
-    scored = batch.token_scored[:, first + 1 :]
-    logits = decoder.token_logits(hidden)
-    token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    loss = _mean(token_losses.view(scored.shape), scored)
-    right = (logits.detach().argmax(dim=-1) == targets).float()
-    one = torch.ones((), device=loss.device)
-    id_accuracy = in_reach = one
-    if decoder.head is not None:
-        ids = batch.position_ids[0]
-        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-        next_ids = decoder.next_ids(hidden, ids[:, first:-1], targets, prompt)
-        id_targets, id_scored = ids[:, first + 1 :], batch.id_scored[:, first + 1 :]
-        log_probability, reachable = next_ids.log_probability(id_targets)
-        loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
-        id_accuracy = _mean((next_ids.most_likely() == id_targets).float(), id_scored)
-        in_reach = _mean(reachable.float(), id_scored)
-    return AnswerLoss(loss=loss, token_accuracy=_mean(right, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach)
-
-
-def _mean(values: Float[Tensor, "batch query"], where: Tensor) -> Float[Tensor, ""]:
-    return (values * where).sum() / where.sum().clamp(min=1)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.position_heads.head import NextIDs, PositionHead, Prompt
 
-
 # A learning rate that suits weights moves three lone scores too slowly without it.
 SHIFT_SCALE = 10.0
 

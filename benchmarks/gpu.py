@@ -1,0 +1,109 @@
+"""Everything that only a CUDA machine can show, in one go: tests, step speed, long evaluation.
+
+Stops itself after ``BUDGET_S`` seconds and goes on where it stopped when it is called again. Results go to ``$OUT``,
+or to ``runs/gpu`` without it: ``gpu.jsonl``, a row per finished part, and ``tests.txt``.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from step_speed import measure
+
+import lengthwise as lw
+from lengthwise.folder import append_rows, provenance, read_rows
+
+KEPT = Path("runs/gpu")
+ROWS = KEPT / "gpu.jsonl"
+Part = Callable[[float], dict[str, Any]]
+
+
+def tests(left: float) -> dict[str, Any]:
+    """The tests marked gpu."""
+    # Without the project's options: beartype may be missing there.
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", "filterwarnings=", "tests/test_gpu.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    (KEPT / "tests.txt").write_text(ended.stdout + ended.stderr)
+    return {
+        "returncode": ended.returncode,
+        "last_line": (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1],
+    }
+
+
+def step_speed(scheme: str) -> Part:
+    """A training step beside its plain products."""
+    return lambda left: dict(measure(scheme, 60, torch.device("cuda")))
+
+
+def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
+    """Train a recipe and evaluate it far out; training goes on where an earlier call stopped."""
+
+    def part(left: float) -> dict[str, Any]:
+        ends = time.monotonic() + left
+        experiment = replace(lw.recipe(recipe), seed=seed)
+        folder = KEPT / f"{recipe}-{seed}"
+        run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > ends)
+        if run is None:
+            raise TimeoutError
+        rows = lw.evaluate(run, lw.EvaluationSettings(lengths=lengths, num_examples=num_examples))
+        return {"train_seconds": run.facts["train_seconds"], "fitted": run.facts["fitted"], "results": rows}
+
+    return part
+
+
+PARTS: dict[str, Part] = {
+    "tests": tests,
+    "step_speed coupled": step_speed("coupled"),
+    "step_speed predicted": step_speed("predicted"),
+    "parity seed 2000": long_evaluation("parity", (2000, 20_000, 100_000), (512, 64, 4), 2000),
+    "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
+    "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
+    "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
+}
+
+
+def run_parts(ends: float) -> list[str]:
+    """Run what is not done yet until the time is over; the names of what is left."""
+    done = {row["part"] for row in read_rows(ROWS)}
+    left_to_do = [name for name in PARTS if name not in done]
+    for name in list(left_to_do):
+        started = time.monotonic()
+        try:
+            if started >= ends:
+                break
+            row = PARTS[name](ends - started)
+        except (TimeoutError, subprocess.TimeoutExpired):
+            break
+        except Exception as error:  # One part that fails must not cost the others.
+            print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
+            continue
+        append_rows(ROWS, [{"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}])
+        left_to_do.remove(name)
+        print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
+    return left_to_do
+
+
+def main() -> int:
+    """0 when all is done, 3 when there is more to do."""
+    if not torch.cuda.is_available():
+        print("make gpu needs a CUDA device and torch sees none; run it on a machine with one", file=sys.stderr)
+        return 2
+    KEPT.mkdir(parents=True, exist_ok=True)
+    left = run_parts(time.monotonic() + float(os.environ.get("BUDGET_S", "540")))
+    if os.environ.get("OUT"):
+        for path in (ROWS, KEPT / "tests.txt"):
+            if path.exists():
+                shutil.copy(path, os.environ["OUT"])
+    print(f"left to do: {', '.join(left) or 'nothing'}")
+    return 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The answer loss: what a decoder is asked for, tokens and for PPC their IDs."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lengthwise.batch import Batch
+from lengthwise.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLoss:
+    """The loss of a batch and how much of it is right; each a scalar tensor, accuracies 1 where nothing is scored."""
+
+    loss: Float[Tensor, ""]
+    token_accuracy: Float[Tensor, ""]
+    id_accuracy: Float[Tensor, ""]
+    ids_in_reach: Float[Tensor, ""]
+
+
+def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
+    """Cross-entropy of the answer tokens plus, for PPC, that of their IDs; the prompt is masked.
+
+    IDs that the head has no candidate for (an increment behind a training gap) are left out and reported.
+    """
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
+    # Every response starts behind its prompt: what comes earlier is never scored.
+    first = int(batch.prompt_length.min()) - 1
+    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
+    scored = batch.token_scored[:, first + 1 :]
+    logits = decoder.token_logits(hidden)
+    token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    loss = _mean(token_losses.view(scored.shape), scored)
+    right = (logits.detach().argmax(dim=-1) == targets).float()
+    one = torch.ones((), device=loss.device)
+    id_accuracy = in_reach = one
+    if decoder.head is not None:
+        ids = batch.position_ids[0]
+        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+        next_ids = decoder.next_ids(hidden, ids[:, first:-1], targets, prompt)
+        id_targets, id_scored = ids[:, first + 1 :], batch.id_scored[:, first + 1 :]
+        log_probability, reachable = next_ids.log_probability(id_targets)
+        loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
+        id_accuracy = _mean((next_ids.most_likely() == id_targets).float(), id_scored)
+        in_reach = _mean(reachable.float(), id_scored)
+    return AnswerLoss(loss=loss, token_accuracy=_mean(right, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach)
+
+
+def _mean(values: Float[Tensor, "batch query"], where: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
+    return (values * where).sum() / where.sum().clamp(min=1)

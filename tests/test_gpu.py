@@ -1,0 +1,61 @@
+"""What only a CUDA device can show; make gpu runs these, without beartype."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import lengthwise as lw
+from lengthwise.encodings import ENCODINGS
+from lengthwise.evaluation import evaluate_by_length
+from lengthwise.loss import answer_loss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+CUDA = torch.device("cuda")
+
+
+def batch_of(experiment):
+    return lw.Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batch(0)
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
+@torch.no_grad()
+def test_cuda_and_cpu_agree_in_float32(encoding):
+    experiment = lw.experiment_for("parity", "predicted", encoding)
+    decoder, batch = lw.build_decoder(experiment).eval(), batch_of(experiment)
+    here, _ = decoder(batch.tokens, batch.position_ids)
+    there, _ = decoder.to(CUDA)(batch.tokens.to(CUDA), batch.position_ids.to(CUDA))
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", lw.POSITION_HEADS)
+def test_gradients_are_finite_in_bf16_on_cuda(head):
+    experiment = lw.experiment_for("parity", "predicted")
+    experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
+    decoder = lw.build_decoder(experiment).to(CUDA)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        outcome = answer_loss(decoder, batch_of(experiment).to(CUDA), 1.0)
+    outcome.loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
+    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    run = lw.train(experiment, tmp_path / "run", device="cpu")
+    settings = lw.EvaluationSettings(lengths=(4, 30), num_examples=(32,), decode=decode)
+    here = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
+    there = evaluate_by_length(run.decoder.to(CUDA), experiment.task, experiment.scheme, settings)
+    assert [row.exact_match for row in here] == [row.exact_match for row in there]
+
+
+def test_training_resumes_on_cuda(tmp_path):
+    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    steps = iter([False] * 12 + [True])
+    assert lw.train(experiment, tmp_path / "run", device="cuda", stop=lambda: next(steps)) is None
+    run = lw.train(experiment, tmp_path / "run", device="cuda", resume=True)
+    assert run is not None
+    assert run.facts["steps"] == experiment.training.steps
