@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -113,14 +113,19 @@ def _run_apart(todo: list[_Job], workers: int, report: Callable[[str], None] | N
     todo = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool, interruptible() as stop:
         futures: dict[Future[Answer | None], _Job] = {pool.submit(_run, job): job for job in todo}
-        for future in as_completed(futures):
-            answer = future.result()
-            if answer is not None:
-                done[futures[future].folder] = answer
-                _tell(report, futures[future], answer, len(done), len(todo))
-            if stop():
-                pool.shutdown(wait=True, cancel_futures=True)
-                break
+        pending = set(futures)
+        while pending and not stop():
+            finished, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in finished:
+                answer = future.result()
+                if answer is not None:
+                    done[futures[future].folder] = answer
+                    _tell(report, futures[future], answer, len(done), len(todo))
+        if pending:
+            # A signal that came to this process alone: the workers save and leave.
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
     return done
 
 
