@@ -1,7 +1,7 @@
 """What is known to work: functions that return experiments, and one table of all."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
@@ -28,14 +28,14 @@ def recipe(name: str) -> Experiment:
 def experiment_for(task: str, scheme: str, encoding: str | None = None) -> Experiment:
     """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
 
-    The range of IDs is the recipe's; without ``encoding``, so is the encoding.
+    What the recipe settled (the range of IDs, the gaps, the angles of its own encoding) stays where it applies.
     """
-    task_class, scheme_class = look_up("task", task), look_up("scheme", scheme)
-    base = RECIPES[task]() if task in RECIPES else replace(parity(), task=task_class())
-    with_range = "num_position_ids" in getattr(scheme_class, "__dataclass_fields__", ())
-    settings = {"num_position_ids": base.scheme.num_position_ids} if with_range else {}
-    experiment = replace(base, scheme=scheme_class(**settings))
-    if encoding is None:
+    base = RECIPES[task]() if task in RECIPES else replace(parity(), task=look_up("task", task)())
+    scheme_class = look_up("scheme", scheme)
+    names = [part.name for part in fields(scheme_class)] if is_dataclass(scheme_class) else []
+    settled = {name: getattr(base.scheme, name) for name in names if hasattr(base.scheme, name)}
+    experiment = replace(base, scheme=scheme_class(**settled))
+    if encoding is None or encoding == base.encoding.name:
         return experiment
     built = look_up("encoding", encoding)()
     if isinstance(built, Learned) and experiment.scheme.num_position_ids is not None:

@@ -12,17 +12,19 @@ from lengthwise.training import TrainingSettings
 
 # IDs up to 1,000 digits and some room; declared in every table.
 ID_RANGE = 2048
+# Gaps nearly everywhere: each example shows ten distances instead of three, all of which a long sum has.
+MAX_GAPS = 10
 
 
 def addition() -> Experiment:
     """PPC in the plain format: no carries are written."""
     return Experiment(
         task=Addition(),
-        scheme=Predicted(num_position_ids=ID_RANGE),
+        scheme=Predicted(num_position_ids=ID_RANGE, max_gaps=MAX_GAPS),
         # A carry depends on neighbouring digits: the angles have to tell neighbouring IDs apart sharply.
         encoding=Rotary(base=100.0, fastest=3.0),
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, previous_token_mix=True),
-        training=TrainingSettings(steps=3000, batch_size=128),
+        training=TrainingSettings(steps=3000, batch_size=128, weight_decay=0.1),
         train_lengths=(1, 10),
         evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
     )
@@ -30,7 +32,7 @@ def addition() -> Experiment:
 
 def addition_coupled() -> Experiment:
     """The same with all IDs given."""
-    return replace(addition(), scheme=Coupled(num_position_ids=ID_RANGE))
+    return replace(addition(), scheme=Coupled(num_position_ids=ID_RANGE, max_gaps=MAX_GAPS))
 
 
 def addition_carry() -> Experiment:
