@@ -40,7 +40,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            # Copies: what is read must outlive the file as it is now.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (no mapping)
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
     except (SafetensorError, OSError) as error:

@@ -15,6 +15,8 @@ def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str
     """A recipe by name, or a task with a scheme and an encoding."""
     if name is not None and (task, scheme, encoding) != (None, None, None):
         raise SettingError(f"recipe '{name}' has its own task, scheme and encoding; leave out either it or the flags")
+    if name in COMPARISONS:
+        raise SettingError(f"'{name}' is a comparison of several experiments; run it with compare {name}")
     if name is not None:
         return recipe(name)
     if task is None:
@@ -65,14 +67,19 @@ def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, E
     if len(names) == 1 and names[0] in COMPARISONS:
         return COMPARISONS[names[0]]()
     if names:
-        for name in names:
-            if name not in RECIPES:
-                raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
-        return {name: recipe(name) for name in names}
+        return {name: _row_of(name) for name in names}
     if task is None or rows is None:
         known = ", ".join((*RECIPES, *COMPARISONS))
         raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
     return {label: _row(task, label) for label in (part.strip() for part in rows.split(","))}
+
+
+def _row_of(name: str) -> Experiment:
+    if name in COMPARISONS:
+        raise SettingError(f"comparison '{name}' goes with no other row; name it alone, or recipes only")
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
+    return recipe(name)
 
 
 def _row(task: str, label: str) -> Experiment:
@@ -102,6 +109,14 @@ def numbers(text: str, flag: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise SettingError(f"{flag} '{text}' is no list of whole numbers; write one such as 20,200") from None
+
+
+def whole_number(text: str | int) -> int:
+    """A number from the command line, or the default in its place."""
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingError(f"'{text}' is no whole number; write one such as 20") from None
 
 
 def own_task(name: str | None) -> Task | None:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
-from lengthwise.choices import chosen, own_task, rows_of, tested, varied
+from lengthwise.choices import chosen, own_task, rows_of, tested, varied, whole_number
 from lengthwise.comparison import compare
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import LengthwiseError, SettingError, UntrainedDistanceWarning, unknown_name
@@ -25,10 +26,21 @@ from lengthwise.report import draw, length_table, table
 from lengthwise.run import evaluate, generate_from_prompt, load_run, train
 from lengthwise.tasks import TASKS
 
+
+class Verbs(TyperGroup):
+    """Unknown verbs are answered like every other unknown name."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the first argument names."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise unknown_name("verb", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="lengthwise",
     help="Length generalization in transformers: train short, test long, and see why.",
-    no_args_is_help=True,
+    cls=Verbs,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -37,6 +49,7 @@ out_console = Console(soft_wrap=True)
 WIDEST = 160
 err_console = Console(stderr=True, soft_wrap=True)
 
+WHOLE: dict[str, Any] = {"parser": whole_number, "metavar": "INT"}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
@@ -81,13 +94,13 @@ def train_(
     scheme: Annotated[str | None, typer.Option(help="A position scheme's name; predicted by default.")] = None,
     encoding: Annotated[str | None, typer.Option(help="An encoding's name; the task's own recipe by default.")] = None,
     train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences per step.")] = None,
+    steps: Annotated[int | None, typer.Option(**WHOLE, help="Training steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(**WHOLE, help="Sequences per step.")] = None,
     num_position_ids: Annotated[
-        int | None, typer.Option(help="Training IDs stay below this: the longest test's largest ID and 1.")
+        int | None, typer.Option(**WHOLE, help="Training IDs stay below this: the longest test's largest ID and 1.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment or class.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the data and the initial weights.")] = None,
+    seed: Annotated[int | None, typer.Option(**WHOLE, help="Of the data and the initial weights.")] = None,
     device: Device = "auto",
     out: Annotated[Path | None, typer.Option("--out", help="The folder to write; runs/NAME by default.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
@@ -95,19 +108,20 @@ def train_(
     as_json: Json = False,
 ) -> None:
     """Train one experiment: a recipe, or a task with a scheme and an encoding."""
-    if name is None and task is None and resume and out is not None:
+    if resume and out is not None and (name, task, scheme, encoding) == (None, None, None, None):
         experiment = read_experiment(out)
     else:
-        experiment = varied(
-            chosen(name, task, scheme, encoding),
-            train_lengths=train_lengths,
-            steps=steps,
-            batch_size=batch_size,
-            num_position_ids=num_position_ids,
-            head=head,
-        )
-        experiment = replace(experiment, seed=experiment.seed if seed is None else seed)
-        experiment = quick(experiment) if small else experiment
+        experiment = chosen(name, task, scheme, encoding)
+    # The flags come last: what is asked for by name is never overruled.
+    experiment = varied(
+        quick(experiment) if small else experiment,
+        train_lengths=train_lengths,
+        steps=steps,
+        batch_size=batch_size,
+        num_position_ids=num_position_ids,
+        head=head,
+    )
+    experiment = replace(experiment, seed=experiment.seed if seed is None else seed)
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
@@ -137,7 +151,7 @@ def evaluate_(
     decode: Annotated[
         str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
     ] = "forced",
-    seed: Annotated[int, typer.Option(help="Of the examples.")] = 0,
+    seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -161,13 +175,13 @@ def compare_(
     task: TaskName = None,
     rows: Annotated[str | None, typer.Option(help="With --task: scheme/encoding,scheme/encoding,...")] = None,
     train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps of every row.")] = None,
+    steps: Annotated[int | None, typer.Option(**WHOLE, help="Training steps of every row.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Test lengths, such as 20,200,2000.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     variants: Variants = None,
-    seeds: Annotated[int, typer.Option(help="Seeds per row.")] = 1,
-    seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="Processes at a time; one per core by default.")] = None,
+    seeds: Annotated[int, typer.Option(**WHOLE, help="Seeds per row.")] = 1,
+    seed: Annotated[int, typer.Option(**WHOLE, help="The first of them.")] = 0,
+    jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
     device: Device = "auto",
     out: Out = Path("runs/compare"),
     small: Quick = False,
@@ -176,8 +190,8 @@ def compare_(
     """Train and evaluate several experiments; one table and one figure."""
     experiments = rows_of(names or [], task, rows)
     for label, experiment in experiments.items():
-        asked = varied(experiment, train_lengths=train_lengths, steps=steps)
-        asked = quick(asked) if small else asked
+        asked = quick(experiment) if small else experiment
+        asked = varied(asked, train_lengths=train_lengths, steps=steps)
         evaluation = tested(asked.evaluation, lengths, num_examples, variants)
         experiments[label] = replace(asked, evaluation=evaluation, seed=seed)
     with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
@@ -199,7 +213,9 @@ def generate_(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     prompt: Annotated[str, typer.Option(help="In the task's own form, such as 0110 or 57+68.")],
     task: TaskName = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="No more than the right answer has, by default.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(**WHOLE, help="No more than the right answer has, by default.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -226,7 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a verb: exit status 0 when done, 2 when the input was wrong, 1 for anything else."""
     warnings.showwarning = _show_warning
     try:
-        app(args=arguments, standalone_mode=False)
+        # A verb answers nothing; the status of an interruption comes back as a number.
+        if app(args=arguments, standalone_mode=False):
+            raise KeyboardInterrupt
     except LengthwiseError as error:
         _fail(str(error), 2)
     except StoppedError as stopped:

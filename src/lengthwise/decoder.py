@@ -91,8 +91,8 @@ class Block(nn.Module):
             self.project(self.attention_norm(x)), "b s (part h d) -> part b h s d", part=3, h=self.settings.num_heads
         )
         new_ids = position_ids[:, :, position_ids.shape[2] - seq :]
-        query = encoding.rotate(self.query_norm(query), new_ids)
-        key = encoding.rotate(self.key_norm(key), new_ids)
+        query = encoding.rotate(self.query_norm(query.float()), new_ids)
+        key = encoding.rotate(self.key_norm(key.float()), new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         query = query * (self.log_temperature.exp() * self._length_factor(seq, key.shape[2], x.device))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
+from lengthwise.encodings import EncodingSettings
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.grading import DECODES, Graded, grade
 from lengthwise.positions import PositionScheme
@@ -120,7 +121,7 @@ def evaluate_by_length(
         started = time.perf_counter()
         tally, distance, total = _Tally(), 0, settings.examples_at(place)
         for batch in _batches(task, scheme, length, total, settings.seed):
-            _check_range(decoder, batch, length)
+            check_range(decoder.num_encoded_ids, batch, length)
             distance = max(distance, int((batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max()))
             tally.add(grade(decoder, batch, end=end, decode=settings.decode))
             if report is not None:
@@ -150,8 +151,17 @@ def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: 
             yield whole.rows(slice(start, min(start + step, wanted)))
 
 
-def _check_range(decoder: Decoder, batch: Batch, length: int) -> None:
-    limit = decoder.num_encoded_ids
+def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
+    """Refuse lengths whose IDs the encoding does not hold."""
+    for length in settings.lengths if encoding.num_position_ids is not None else ():
+        rng = stream(settings.seed, "evaluation examples", length, 0)
+        examples = task.sample(length=length, size=1, rng=rng)
+        batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
+        check_range(encoding.num_position_ids, batch, length)
+
+
+def check_range(limit: int | None, batch: Batch, length: int) -> None:
+    """Refuse IDs from ``limit`` on."""
     largest = int(batch.position_ids.max())
     if limit is not None and largest >= limit:
         raise PositionRangeError(

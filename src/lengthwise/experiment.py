@@ -56,10 +56,16 @@ def _imported(kind: str, name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(
             f"{kind} '{name}' cannot be imported ({error}); write module:Name of a class on the path"
         ) from None
+    if not isinstance(found, type) or not hasattr(found, "name"):
+        raise SettingError(f"{kind} '{name}' is no {kind} class; write module:Name of one")
+    try:
+        found()
+    except TypeError as error:
+        raise SettingError(f"{kind} '{name}' cannot be built ({error}); give each of its settings a default") from None
     return found
 
 

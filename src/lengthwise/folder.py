@@ -17,6 +17,7 @@ from lengthwise.experiment import Experiment, from_dict, to_dict
 from lengthwise.tasks import Task
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
+COMPARISON = "comparison.json"
 
 
 def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
@@ -31,6 +32,8 @@ def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
         if read_experiment(folder, task=experiment.task) != experiment:
             raise RunFolderError(f"{folder} holds another run than the one asked for; choose another --out")
         return
+    if (folder / COMPARISON).exists():
+        raise RunFolderError(f"{folder} holds a comparison; choose another --out")
     tree = {"experiment": to_dict(experiment), "provenance": provenance()}
     write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
 
@@ -65,7 +68,10 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; none if there is no file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged ({error}); delete it to have it written again") from None
 
 
 def provenance() -> dict[str, Any]:

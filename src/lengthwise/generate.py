@@ -43,7 +43,7 @@ def generate(
             f"give them all, or train with the scheme predicted"
         )
     lengths = torch.full((len(prompt),), length, device=prompt.device)
-    read = decoder.read_prompt(prompt, position_ids, lengths) if decoder.head is not None else None
+    read = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.head is not None else None
     tokens, ids, open_rows = [], [], torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     is_written = []
     own_ids = position_ids[0, :, length - 1 : length]

@@ -22,19 +22,22 @@ class ProgressLine:
         self.work = self.line.add_task("starting", total=total)
 
     def __enter__(self) -> "ProgressLine":
-        self.line.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.line.stop()
+        # An error stands alone, without the bar and without the blank line that Progress.stop prints.
+        self.line.live.transient = error is not None
+        self.line.live.stop()
 
     def trained(self, row: dict[str, Any]) -> None:
         """A logged training step: loss and accuracies."""
+        self.line.start()
         text = f"loss {row['loss']:.4f}  tokens {row['token_accuracy']:.3f}  IDs {row['id_accuracy']:.3f}"
         self.line.update(self.work, completed=row["step"], description=text)
 
     def evaluated(self, length: int, done: int, total: int) -> None:
         """Examples graded at a length."""
+        self.line.start()
         self.line.update(self.work, completed=done, total=total, description=f"length {length:,}")

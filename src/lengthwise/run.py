@@ -1,6 +1,7 @@
 """The verbs as functions that return data: train, load, evaluate, and one-off generation."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from lengthwise.batch import Sampler, to_batch
 from lengthwise.checkpoint import save_tensors
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, unknown_name
+from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
@@ -65,7 +66,9 @@ def train(
     check(experiment)
     claim(out, experiment, resume=resume)
     if (out / MODEL).exists():
-        return load_run(out, task=experiment.task, device=device)
+        # A damaged model is made again from the newest checkpoint.
+        with suppress(RunFolderError):
+            return load_run(out, task=experiment.task, device=device)
     decoder = build_decoder(experiment).to(target)
     trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
     trainer.restore()
@@ -146,6 +149,8 @@ def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]
     """The distributions to measure by name; None for the task's own, when no other is asked for."""
     known = task.variants()
     for variant in settings.variants:
+        if not known:
+            raise SettingError(f"variant '{variant}' was asked for but {task.name} has none; leave out --variants")
         if variant not in known:
             raise unknown_name(f"variant of {task.name}", variant, known)
     return {variant: known[variant] for variant in settings.variants} or {None: task}

@@ -1,0 +1,258 @@
+"""Comparisons: every row for every seed, in one folder, gone on with and never mixed up."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lengthwise import cli
+from lengthwise import run as run_module
+from lengthwise.comparison import Comparison, compare
+from lengthwise.encodings import Learned, NoPE
+from lengthwise.errors import PositionRangeError, RunFolderError, SettingError
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.positions import Sequential
+from lengthwise.run import FIT_EXAMPLES, evaluate, load_run
+from lengthwise.training import Trainer
+from small_runs import small_experiment, tree
+
+ROWS = {
+    "PPC": small_experiment(steps=6),
+    "NoPE, a control": small_experiment(scheme=Sequential(), encoding=NoPE(), steps=4),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_fit() -> Iterator[None]:
+    """What decides whether a run fitted is no matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_module, "FIT_EXAMPLES", 16)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads on busy cores wait for each other for seconds."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: Trainer, **given: Any) -> bool:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(Trainer, "run", run)
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name not in ("wall_s", "train_seconds")} for row in rows]
+
+
+def compared(folder: Path, rows: dict[str, Experiment] = ROWS, **given: Any) -> Comparison:
+    return compare(rows, folder, **{"num_seeds": 2, "jobs": 1, "device": "cpu", **given})
+
+
+def test_every_row_is_measured_for_every_seed_at_every_length(tmp_path):
+    told = []
+    answer = compared(tmp_path, report=told.append)
+    cells = [(row["row"], row["seed"], row["length"]) for row in answer.rows]
+    assert cells == [(label, seed, length) for label in ROWS for seed in (0, 1) for length in (4, 8)]
+    assert answer.finished
+    assert answer.rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line.split(" in ")[0] for line in told] == [
+        "[1/4] PPC, seed 0: 6 steps",
+        "[2/4] PPC, seed 1: 6 steps",
+        "[3/4] NoPE, a control, seed 0: 4 steps",
+        "[4/4] NoPE, a control, seed 1: 4 steps",
+    ]
+
+
+def test_a_comparisons_rows_are_those_of_its_runs(tmp_path):
+    answer = compared(tmp_path)
+    folders = sorted(path.parent for path in tmp_path.rglob("model.safetensors"))
+    assert len(folders) == 4
+    for folder in folders:
+        run = load_run(folder, device="cpu")
+        label = next(label for label, row in ROWS.items() if row.encoding == run.experiment.encoding)
+        assert run.experiment == replace(ROWS[label], seed=run.experiment.seed)
+        again = [{"row": label, **row} for row in evaluate(run, run.experiment.evaluation)]
+        rows = [row for row in answer.rows if row["row"] == label and row["seed"] == run.experiment.seed]
+        assert untimed(again) == untimed(rows)
+
+
+def test_seeds_are_counted_from_the_experiments_own(tmp_path):
+    answer = compared(tmp_path, {"PPC": replace(ROWS["PPC"], seed=5)})
+    assert {row["seed"] for row in answer.rows} == {5, 6}
+
+
+def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
+    first = compared(tmp_path)
+    before = (tmp_path / "results.jsonl").read_bytes()
+    no_training(monkeypatch)
+    assert compared(tmp_path).rows == first.rows
+    assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_an_unfinished_row_is_gone_on_with_and_the_others_are_not_run_again(tmp_path, monkeypatch):
+    first = compared(tmp_path)
+    (lost,) = tmp_path.glob("nope*/seed-1")
+    for name in ("model.safetensors", "results.jsonl", "compared.jsonl"):
+        (lost / name).unlink(missing_ok=True)
+    steps = []
+    step = Trainer.step
+
+    def counted(self: Trainer) -> Any:
+        steps.append(self.folder)
+        return step(self)
+
+    (lost / "checkpoints" / "step-00000004.safetensors").write_bytes(b"")
+    monkeypatch.setattr(Trainer, "step", counted)
+    assert untimed(compared(tmp_path).rows) == untimed(first.rows)
+    assert steps == [lost] * 4
+
+
+def test_an_evaluation_of_one_of_its_runs_adds_no_row_to_a_comparison(tmp_path):
+    first = compared(tmp_path)
+    run = load_run(next(tmp_path.glob("*/seed-1")), device="cpu")
+    evaluate(run, EvaluationSettings(lengths=(3,), num_examples=(5,)))
+    assert untimed(compared(tmp_path).rows) == untimed(first.rows)
+
+
+def test_ctrl_c_keeps_what_is_finished_and_the_same_call_goes_on(tmp_path):
+    def interrupt(line: str) -> None:
+        if line.startswith("[2/4]"):
+            signal.raise_signal(signal.SIGINT)
+
+    whole = compared(tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    with suppress(KeyboardInterrupt):
+        compared(stopped, report=interrupt)
+    assert len(list(stopped.glob("*/*/model.safetensors"))) == 2
+    assert untimed(compared(stopped).rows) == untimed(whole.rows)
+
+
+def test_a_row_that_is_stopped_leaves_the_comparison_unfinished(tmp_path, monkeypatch):
+    step = Trainer.step
+
+    def interrupted(self: Trainer) -> Any:
+        if self.settings.steps == 4 and self.progress.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        answer = compared(tmp_path)
+    assert not answer.finished
+    assert {row["row"] for row in answer.rows} == {"PPC"}
+    whole = compared(tmp_path)
+    assert whole.finished
+    assert len(whole.rows) == 8
+
+
+def test_a_comparison_does_not_change_how_many_threads_its_caller_computes_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    before = torch.get_num_threads()
+    try:
+        compared(tmp_path, {"PPC": small_experiment(steps=1)}, num_seeds=1)
+        assert torch.get_num_threads() == before
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_untrained_distances_are_told_once_per_row_also_when_nothing_is_left_to_run(tmp_path):
+    text = "NoPE, a control: length 8 used ID distances that training never showed (up to 18, trained to 10)"
+    for _ in range(2):
+        answer = compared(tmp_path)
+        assert [warning for warning in answer.warnings if warning.startswith("NoPE")] == [text]
+
+
+def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
+    compared(tmp_path)
+    before = tree(tmp_path)
+    others = [
+        lambda: compared(tmp_path, {"PPC": ROWS["PPC"]}),
+        lambda: compared(tmp_path, num_seeds=1),
+        lambda: compared(tmp_path, {**ROWS, "PPC": small_experiment(steps=7)}),
+        lambda: compared(tmp_path, dict(zip(["one", "two"], ROWS.values(), strict=True))),
+    ]
+    for other in others:
+        with pytest.raises(RunFolderError, match=r"holds another comparison than the one asked for; choose another"):
+            other()
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"comparison": ', b"\xff"], ids=repr)
+def test_a_damaged_comparison_file_is_refused_by_name(content, tmp_path):
+    (tmp_path / "comparison.json").write_bytes(content)
+    with pytest.raises(RunFolderError, match=r"comparison\.json"):
+        compared(tmp_path)
+    assert tree(tmp_path) == {"comparison.json": content}
+
+
+def test_lengths_that_an_encoding_cannot_hold_are_refused_before_any_row_is_trained(tmp_path):
+    learned = small_experiment(scheme=Sequential(), encoding=Learned(num_position_ids=18))
+    text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
+    with pytest.raises(PositionRangeError, match=text):
+        compared(tmp_path, {**ROWS, "learned": learned})
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"num_seeds": 0}, r"^0 seeds run nothing; use at least 1$"),
+        ({"jobs": 0}, r"^0 jobs run nothing; use at least 1$"),
+    ],
+)
+def test_numbers_that_run_nothing_are_refused(given, text, tmp_path):
+    with pytest.raises(SettingError, match=text):
+        compared(tmp_path, **given)
+    assert tree(tmp_path) == {}
+
+
+FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--jobs", "1", "--device", "cpu"]
+
+
+def test_the_command_line_writes_a_comparison_its_rows_and_its_figure_and_goes_on(tmp_path, monkeypatch, capsys):
+    cli.main([*FLAGS, "--out", str(tmp_path)])
+    printed = capsys.readouterr()
+    assert "parity_rank" in printed.out
+    assert printed.out.splitlines()[-1] == f"figure: {tmp_path / 'figure.png'}"
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "comparison.json",
+        "results.jsonl",
+        "figure.png",
+        "figure.svg",
+    }
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+    saved = json.loads((tmp_path / "comparison.json").read_text())
+    assert set(saved["comparison"]["experiments"]) == {"parity", "parity_rank"}
+    assert saved["comparison"]["num_seeds"] == 2
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(row["row"], row["seed"], row["length"]) for row in rows] == [
+        (label, seed, length) for label in ("parity", "parity_rank") for seed in (0, 1) for length in (4, 8)
+    ]
+
+    no_training(monkeypatch)
+    cli.main([*FLAGS, "--out", str(tmp_path), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"results": rows, "figure": str(tmp_path / "figure.png")}
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_rows_of_one(tmp_path, monkeypatch):
+    # Processes of their own know nothing of a patch.
+    monkeypatch.setattr(run_module, "FIT_EXAMPLES", FIT_EXAMPLES)
+    one, two = compared(tmp_path / "one"), compared(tmp_path / "two", jobs=2)
+    assert untimed(two.rows) == untimed(one.rows)
+    assert two.warnings == one.warnings
+    assert two.finished
+    assert compared(tmp_path / "two", jobs=2).rows == two.rows

@@ -1,0 +1,134 @@
+"""Generation: the cache changes nothing, rows end on their own, and missing IDs are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cases import randomize
+from lengthwise.batch import Batch, to_batch
+from lengthwise.decoder import Decoder
+from lengthwise.encodings import ENCODINGS
+from lengthwise.errors import SettingError
+from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.generate import generate
+from lengthwise.position_heads import POSITION_HEADS
+from lengthwise.positions import Coupled, Predicted
+from lengthwise.randomness import stream
+from lengthwise.tasks import Addition, Parity
+from small_runs import small_experiment
+
+NEW = 6
+NEVER = -1
+
+
+def prepared(experiment: Experiment, *, size: int = 12) -> tuple[Decoder, Batch]:
+    """Two layers with every option on and random weights, and a batch whose prompts are of one length."""
+    options = replace(experiment.decoder, num_layers=2, previous_token_mix=True)
+    decoder = build_decoder(replace(experiment, decoder=options))
+    randomize(decoder)
+    with torch.no_grad():
+        # Without a bias towards what was just read, random weights write one token only.
+        decoder.embedding.mul_(3)
+    examples = experiment.task.sample(length=5, size=size, rng=stream(0, "examples"))
+    return decoder.eval(), to_batch(5, examples, experiment.scheme.assign(examples, stream(0, "IDs"), training=True))
+
+
+@torch.no_grad()
+def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Greedy decoding that reads the whole prefix again for every token; IDs are predicted if there is a head."""
+    length = int(batch.prompt_length[0])
+    tokens, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    for index in range(length, length + new):
+        hidden, _ = decoder(tokens, ids)
+        token = decoder.token_logits(hidden)[:, -1].argmax(dim=-1, keepdim=True)
+        if decoder.head is None:
+            following = batch.position_ids[0, :, index : index + 1]
+        else:
+            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length)
+            following = decoder.next_ids(hidden[:, -1:], ids[0, :, -1:], token, prompt).most_likely()
+        tokens = torch.cat([tokens, token], dim=1)
+        ids = torch.cat([ids, following[None]], dim=2)
+    return tokens[:, length:], ids[0, :, length:]
+
+
+@pytest.mark.parametrize("task", [Parity(), Addition()], ids=["parity", "addition"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding, task):
+    decoder, batch = prepared(small_experiment(task, Coupled(num_position_ids=48), ENCODINGS[encoding]()))
+    length = int(batch.prompt_length[0])
+    written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
+    tokens, ids = without_a_cache(decoder, batch, NEW)
+    assert torch.equal(written.tokens, tokens)
+    assert torch.equal(written.position_ids, ids)
+    assert written.is_written.all()
+    assert len(tokens.unique()) > 1
+
+
+@pytest.mark.parametrize("encoding", ["rotary", "learned"])
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(head, encoding):
+    experiment = small_experiment(Parity(), Predicted(num_position_ids=48), ENCODINGS[encoding](), head=head)
+    decoder, batch = prepared(experiment)
+    length = int(batch.prompt_length[0])
+    given = batch.position_ids[:, :, :length]
+    # From the prompt alone, no later than the last ID that the encoding holds.
+    written = generate(decoder, batch.tokens[:, :length], given, end=NEVER, max_new_tokens=NEW)
+    tokens, ids = without_a_cache(decoder, batch, NEW)
+    assert torch.equal(written.tokens, tokens)
+    assert torch.equal(written.position_ids, ids)
+    assert len(ids.unique()) > 2
+
+
+def test_given_ids_go_before_predicted_ones_as_far_as_they_reach():
+    decoder, batch = prepared(small_experiment())
+    length = int(batch.prompt_length[0])
+    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
+    written = generate(decoder, prompt, given, end=NEVER, max_new_tokens=NEW)
+    alone = generate(decoder, prompt, given[:, :, :length], end=NEVER, max_new_tokens=NEW)
+    assert torch.equal(written.position_ids[:, :3], given[0, :, length:])
+    assert not torch.equal(alone.position_ids[:, :3], given[0, :, length:])
+    assert torch.equal(written.tokens[:, 0], alone.tokens[:, 0])
+
+
+def test_a_row_is_written_up_to_its_end_token_and_decoding_stops_with_the_last_row():
+    decoder, batch = prepared(small_experiment(Addition(), Coupled(num_position_ids=48)))
+    length = int(batch.prompt_length[0])
+    prompt = batch.tokens[:, :length]
+    endless = generate(decoder, prompt, batch.position_ids, end=NEVER, max_new_tokens=NEW)
+    rows = [row for row in endless.tokens.tolist() if len(set(row)) > 1]
+    end = rows[0][1]
+    ended = generate(decoder, prompt, batch.position_ids, end=end, max_new_tokens=NEW)
+    expected = []
+    for row in endless.tokens.tolist():
+        count = row.index(end) + 1 if end in row else NEW
+        expected.append([place < count for place in range(NEW)])
+    width = ended.tokens.shape[1]
+    assert width == max(map(sum, expected))
+    assert ended.is_written.tolist() == [row[:width] for row in expected]
+    assert torch.equal(ended.tokens[ended.is_written], endless.tokens[:, :width][ended.is_written])
+    assert len({sum(row) for row in expected}) > 1
+
+
+def test_decoding_stops_before_the_last_token_when_every_row_has_ended():
+    decoder, batch = prepared(small_experiment(), size=1)
+    length = int(batch.prompt_length[0])
+    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    end = int(generate(decoder, prompt, given, end=NEVER, max_new_tokens=1).tokens)
+    assert generate(decoder, prompt, given, end=end, max_new_tokens=NEW).tokens.tolist() == [[end]]
+
+
+def test_fewer_ids_than_prompt_tokens_are_refused():
+    decoder, batch = prepared(small_experiment())
+    with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; give one for each$"):
+        generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :6], end=3, max_new_tokens=2)
+
+
+def test_ids_that_nobody_gives_or_predicts_are_refused():
+    decoder, batch = prepared(small_experiment(scheme=Coupled(num_position_ids=48)))
+    text = (
+        r"^IDs are given for 2 of 3 new tokens and this decoder predicts none; "
+        r"give them all, or train with the scheme predicted$"
+    )
+    with pytest.raises(SettingError, match=text):
+        generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)
