@@ -37,9 +37,9 @@ def tests(left: float) -> dict[str, Any]:
     }
 
 
-def step_speed(scheme: str) -> Part:
+def step_speed(scheme: str, precision: str) -> Part:
     """A training step beside its plain products."""
-    return lambda left: dict(measure(scheme, 60, torch.device("cuda")))
+    return lambda left: dict(measure(scheme, precision, 60, torch.device("cuda")))
 
 
 def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
@@ -60,8 +60,8 @@ def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[i
 
 PARTS: dict[str, Part] = {
     "tests": tests,
-    "step_speed coupled": step_speed("coupled"),
-    "step_speed predicted": step_speed("predicted"),
+    "step_speed float32": step_speed("coupled", "float32"),
+    "step_speed bf16": step_speed("coupled", "bf16"),
     "parity seed 2000": long_evaluation("parity", (2000, 20_000, 100_000), (512, 64, 4), 2000),
     "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),

@@ -22,16 +22,19 @@ BATCH, SEQ, LAYERS, D_MODEL, HEADS = 100, 44, 2, 128, 4
 RESULTS = Path(__file__).parent / "results" / "step_speed.jsonl"
 
 
-def products(device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+def products(device: torch.device, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     """The operands of every matrix product of a step, and how often it occurs: forward and both gradients."""
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype)
+
     tokens, d_head = BATCH * SEQ, D_MODEL // HEADS
     pairs = []
     for inputs, outputs in ((D_MODEL, 3 * D_MODEL), (D_MODEL, D_MODEL), (D_MODEL, 4 * D_MODEL), (4 * D_MODEL, D_MODEL)):
-        x, y = torch.randn(tokens, inputs, device=device), torch.randn(tokens, outputs, device=device)
-        weight = torch.randn(outputs, inputs, device=device)
+        x, y, weight = random(tokens, inputs), random(tokens, outputs), random(outputs, inputs)
         pairs += [(x, weight.T, LAYERS), (y, weight, LAYERS), (y.T, x, LAYERS)]
-    query = torch.randn(BATCH * HEADS, SEQ, d_head, device=device)
-    scores = torch.randn(BATCH * HEADS, SEQ, SEQ, device=device)
+    query = random(BATCH * HEADS, SEQ, d_head)
+    scores = random(BATCH * HEADS, SEQ, SEQ)
     # Scores and their gradient by value; mixing and both gradients of scores.
     pairs += [(query, query.mT, 2 * LAYERS), (scores, query, 4 * LAYERS)]
     return pairs
@@ -53,18 +56,18 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def measure(scheme: str, repeats: int, device: torch.device) -> dict[str, object]:
+def measure(scheme: str, precision: str, repeats: int, device: torch.device) -> dict[str, object]:
     """Median seconds of a step and of its products, taken in turn."""
     base = lw.experiment_for("parity", scheme)
     experiment = replace(
         base,
         decoder=replace(base.decoder, num_layers=LAYERS, d_model=D_MODEL, num_heads=HEADS),
-        training=replace(base.training, batch_size=BATCH, steps=1_000_000, precision="float32"),
+        training=replace(base.training, batch_size=BATCH, steps=1_000_000, precision=precision),
     )
     sampler = lw.Sampler(
         task=experiment.task, scheme=experiment.scheme, lengths=(21, 21), batch_size=BATCH, seed=experiment.seed
     )
-    pairs = products(device)
+    pairs = products(device, torch.float32 if precision == "float32" else torch.bfloat16)
 
     def multiply() -> None:
         for left, right, times in pairs:
@@ -83,6 +86,7 @@ def measure(scheme: str, repeats: int, device: torch.device) -> dict[str, object
     shares = [one / other for one, other in zip(plain, steps, strict=True)]
     return {
         "scheme": scheme,
+        "precision": precision,
         "step_ms": round(1e3 * statistics.median(steps), 2),
         "products_ms": round(1e3 * statistics.median(plain), 2),
         "products_gflop": round(flop(pairs) / 1e9, 2),
@@ -101,8 +105,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a") as file:
-        for scheme in ("coupled", "predicted"):
-            row = measure(scheme, arguments.repeats, torch.device(arguments.device))
+        for scheme, precision in (("coupled", "float32"), ("predicted", "float32"), ("coupled", "bf16")):
+            row = measure(scheme, precision, arguments.repeats, torch.device(arguments.device))
             print(row)
             file.write(json.dumps({**row, **provenance()}) + "\n")
 

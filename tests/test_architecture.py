@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROWS = (
     ("errors", "randomness", "example"),
     ("tasks", "positions", "encodings"),
-    ("position_heads", "attention", "batch", "checkpoint"),
+    ("position_heads", "attention", "normalization", "batch", "checkpoint"),
     ("decoder",),
     ("generate", "loss"),
     ("grading", "training"),

@@ -12,6 +12,7 @@ from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, Rotary
 from lengthwise.encodings.alibi import slopes
 from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.normalization import RMSNorm
 
 SIZE = EncodingSize(d_model=12, num_heads=2, d_head=6)
 
@@ -259,3 +260,19 @@ def test_a_fresh_decoder_passes_embeddings_on_unchanged():
     tokens = torch.arange(6)[None]
     hidden, _ = decoder(tokens, tokens[None])
     torch.testing.assert_close(hidden, torch.nn.functional.rms_norm(decoder.embedding[None], (16,)))
+
+
+@pytest.mark.parametrize("shape", [(5, 16), (2, 3, 7, 8)])
+def test_rms_norm_and_its_gradients_equal_those_of_torch(shape, rng):
+    x, upstream = (torch.from_numpy(rng.normal(size=shape)).float() for _ in range(2))
+    ours, theirs = RMSNorm(shape[-1]), torch.nn.RMSNorm(shape[-1])
+    weight = torch.from_numpy(rng.normal(size=shape[-1])).float()
+    results = []
+    for module in (ours, theirs):
+        with torch.no_grad():
+            module.weight.copy_(weight)
+        own = x.clone().requires_grad_()
+        module(own).backward(upstream)
+        results.append((module(own).detach(), own.grad, module.weight.grad))
+    for mine, reference in zip(*results, strict=True):
+        torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-5)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-# Up to here plain matrix products beat the fused kernel on a CPU (benchmarks/step_speed.md).
+# Up to here plain matrix products beat the fused kernel on a CPU (benchmarks/speed.md).
 SHORT = 64
 # Scores held at once where they must be held at all.
 CHUNK_ELEMENTS = 1 << 26
@@ -60,8 +60,8 @@ def _short(
     keys = key.shape[2]
     mask = _causal_scores(queries, keys, query.device)
     if bias is not None:
-        mask = mask + bias(0, queries, keys)
-    mask = mask.expand(batch, heads, queries, keys).reshape(batch * heads, queries, keys).to(query.dtype)
+        mask = (mask + bias(0, queries, keys)).expand(batch, heads, queries, keys).flatten(0, 1)
+    mask = mask.to(query.dtype)
     scores = torch.baddbmm(mask, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=1 / math.sqrt(d_head))
     return scores.softmax(dim=-1).bmm(value.flatten(0, 1)).view(query.shape)
 

@@ -12,6 +12,7 @@ from lengthwise.attention import attend
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import SettingError, unknown_name
+from lengthwise.normalization import RMSNorm
 from lengthwise.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 
 
@@ -65,13 +66,13 @@ class Block(nn.Module):
         super().__init__()
         d_model, d_head = settings.d_model, settings.d_model // settings.num_heads
         self.settings = settings
-        self.attention_norm = nn.RMSNorm(d_model)
+        self.attention_norm = RMSNorm(d_model)
         self.project = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.query_norm = nn.RMSNorm(d_head)
-        self.key_norm = nn.RMSNorm(d_head)
+        self.query_norm = RMSNorm(d_head)
+        self.key_norm = RMSNorm(d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
         self.mix_heads = nn.Linear(d_model, d_model, bias=False)
-        self.mlp_norm = nn.RMSNorm(d_model)
+        self.mlp_norm = RMSNorm(d_model)
         self.widen = nn.Linear(d_model, settings.mlp_factor * d_model)
         self.narrow = nn.Linear(settings.mlp_factor * d_model, d_model)
         for output in (self.mix_heads, self.narrow):
@@ -91,8 +92,8 @@ class Block(nn.Module):
             self.project(self.attention_norm(x)), "b s (part h d) -> part b h s d", part=3, h=self.settings.num_heads
         )
         new_ids = position_ids[:, :, position_ids.shape[2] - seq :]
-        query = encoding.rotate(self.query_norm(query.float()), new_ids)
-        key = encoding.rotate(self.key_norm(key.float()), new_ids)
+        query = encoding.rotate(self.query_norm(query), new_ids)
+        key = encoding.rotate(self.key_norm(key), new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         query = query * (self.log_temperature.exp() * self._length_factor(seq, key.shape[2], x.device))
@@ -138,7 +139,7 @@ class Decoder(nn.Module):
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
         self.encoding = LevelEncoding(encoding, size, num_levels=1)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
-        self.norm = nn.RMSNorm(d_model)
+        self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)
         self.head = POSITION_HEADS[settings.head](d_model, num_position_ids) if predicts_ids else None
 

@@ -168,7 +168,8 @@ class Trainer:
         return outcome
 
     def _precision(self) -> AbstractContextManager[Any]:
-        # Eager bf16 is slower than float32 on a CPU at these sizes (benchmarks/step_speed.md).
+        # On a CPU bf16 is a choice: it is faster only where the processor has it and the model is wide enough
+        # (benchmarks/speed.md).
         wanted = self.settings.precision
         bf16 = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)

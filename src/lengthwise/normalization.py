@@ -1,0 +1,44 @@
+"""RMSNorm with a backward pass in one fused call: the composite one costs a tenth of a small model's step."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class _RMSNorm(torch.autograd.Function):
+    """``y = x * r * w`` with ``r = 1 / sqrt(mean(x^2) + eps)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Row by row over the last axis."""
+        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, scale)
+        return nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """The fused backward of LayerNorm with mean 0, and back what it takes off for a mean that is not there."""
+        x, weight, scale = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        width = x.shape[-1]
+        of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, [width], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+        )
+        taken_off = (gradient @ weight)[..., None] * (scale / width)
+        return of_x.add_(taken_off), of_weight, None
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalisation over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467), in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = torch.finfo(torch.float32).eps
+
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """The same direction, scaled to length ``sqrt(width)`` times the weights."""
+        normalized: Tensor = _RMSNorm.apply(x.float().contiguous(), self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normalized
