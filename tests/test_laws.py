@@ -357,3 +357,17 @@ def test_same_coupling_gives_a_running_parity_the_id_of_its_own_bit(rng):
     groups = Parity(coupling="same").sample(length=6, size=2, rng=rng).coupling
     assert groups is not None
     assert np.array_equal(groups[0, :, 8:14], groups[0, :, 0:6])
+
+
+@over_encodings
+@over_schemes
+@over_lengths
+@torch.no_grad()
+def test_hidden_states_from_an_index_on_are_those_of_the_whole(encoding, scheme, length):
+    decoder = small_decoder(encoding, Parity())
+    tokens, position_ids = training_inputs(Parity(), scheme, length)
+    whole, whole_cache = decoder(tokens, position_ids)
+    part, part_cache = decoder(tokens, position_ids, first=length + 1)
+    torch.testing.assert_close(part, whole[:, length + 1 :], atol=1e-5, rtol=1e-5)
+    for mine, reference in zip(part_cache.keys, whole_cache.keys, strict=True):
+        torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-5)

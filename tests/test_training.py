@@ -325,8 +325,8 @@ def test_no_target_in_the_prompt_or_behind_the_end_token_changes_the_loss(monkey
     decoder, batch = example(experiment)
     before = answer_loss(decoder, batch, id_weight=1.0)
     # The hidden states stay those of the true tokens: only the targets change.
-    seen = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    monkeypatch.setattr(decoder, "forward", lambda *inputs: seen)
+    hidden, cache = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
+    monkeypatch.setattr(decoder, "forward", lambda *inputs, first: (hidden[:, first:], cache))
     answered = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row, index in answer_places(experiment, batch):
         answered[row, index] = True

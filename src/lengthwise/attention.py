@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # Up to here plain matrix products beat the fused kernel on a CPU (benchmarks/speed.md).
 SHORT = 64
-# Scores held at once where they must be held at all.
-CHUNK_ELEMENTS = 1 << 26
+# Scores held at once where they must be held at all: few enough to stay in a core's cache.
+CHUNK_ELEMENTS = 1 << 21
 
 Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
 

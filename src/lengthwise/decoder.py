@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -85,24 +86,29 @@ class Block(nn.Module):
         position_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
         encoding: LevelEncoding,
         past: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Float[Tensor, "batch seq d_model"], Tensor, Tensor]:
-        """The new hidden states, and all keys and values; ``position_ids`` are those of all keys."""
-        seq = x.shape[1]
-        query, key, value = rearrange(
-            self.project(self.attention_norm(x)), "b s (part h d) -> part b h s d", part=3, h=self.settings.num_heads
-        )
-        new_ids = position_ids[:, :, position_ids.shape[2] - seq :]
-        query = encoding.rotate(self.query_norm(query), new_ids)
+        first: int,
+    ) -> tuple[Float[Tensor, "batch asked d_model"], Tensor, Tensor]:
+        """The hidden states from ``first`` on, and all keys and values; ``position_ids`` are those of all keys."""
+        normed, d_model = self.attention_norm(x), x.shape[2]
+        split = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
+        if first == 0:
+            query, key, value = split(self.project(normed), part=3)
+        else:
+            (query,) = split(nn.functional.linear(normed[:, first:], self.project.weight[:d_model]), part=1)
+            key, value = split(nn.functional.linear(normed, self.project.weight[d_model:]), part=2)
+        new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
+        asking_ids = new_ids[:, :, first:]
+        query = encoding.rotate(self.query_norm(query), asking_ids)
         key = encoding.rotate(self.key_norm(key), new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        query = query * (self.log_temperature.exp() * self._length_factor(seq, key.shape[2], x.device))
+        query = query * (self.log_temperature.exp() * self._length_factor(query.shape[2], key.shape[2], x.device))
 
         def bias(start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads query key"]:
-            return encoding.bias(new_ids[:, :, start:stop], position_ids[:, :, :seen])
+            return encoding.bias(asking_ids[:, :, start:stop], position_ids[:, :, :seen])
 
         heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias if encoding.has_bias else None)
-        x = x + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
+        x = x[:, first:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
     def _length_factor(self, seq: int, keys: int, device: torch.device) -> Float[Tensor, "seq 1"] | float:
@@ -148,12 +154,18 @@ class Decoder(nn.Module):
         tokens: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
         cache: Cache | None = None,
-    ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
-        """Hidden states of the given tokens, which follow those in the cache, and the cache with them added."""
+        *,
+        first: int = 0,
+    ) -> tuple[Float[Tensor, "batch asked d_model"], Cache]:
+        """Hidden states of the given tokens, which follow those in the cache, and the cache with them added.
+
+        Where only those from token index ``first`` on are read, the last block computes no others.
+        """
         x, grown = self._embed(tokens, position_ids, cache)
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[layer], cache.values[layer])
-            x, key, value = block(x, grown.position_ids, self.encoding, past)
+            asked = first if layer == len(self.blocks) - 1 else 0
+            x, key, value = block(x, grown.position_ids, self.encoding, past, asked)
             grown.keys.append(key)
             grown.values.append(value)
         return self.norm(x), grown

@@ -25,10 +25,10 @@ def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
 
     IDs that the head has no candidate for (an increment behind a training gap) are left out and reported.
     """
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     # Every response starts behind its prompt: what comes earlier is never scored.
     first = int(batch.prompt_length.min()) - 1
-    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], first=first)
+    targets = batch.tokens[:, first + 1 :]
     scored = batch.token_scored[:, first + 1 :]
     logits = decoder.token_logits(hidden)
     token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")

@@ -44,7 +44,7 @@ def demo() -> dict[str, Experiment]:
     The usual ones get a second layer, up to five times PPC's steps, and stop once they fit the training range.
     """
     tests = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
-    predicted = replace(parity(), evaluation=tests)
+    predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=tests)
     patient = replace(predicted.training, steps=5 * predicted.training.steps, fit_every=100)
     usual = replace(
         predicted,
