@@ -72,7 +72,9 @@ def parity_id_range() -> dict[str, Experiment]:
     tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
     return {
         f"IDs to {factor:g}x": replace(
-            parity(), scheme=replace(parity().scheme, num_position_ids=round(factor * ID_RANGE)), evaluation=tests
+            parity(),
+            scheme=Predicted(num_position_ids=round(factor * ID_RANGE), max_gaps=MAX_GAPS),
+            evaluation=tests,
         )
         for factor in (0.1, 1, 4)
     }
