@@ -116,7 +116,8 @@ class Drawn:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: dict[str, tuple[list[int], list[float], str]] = {}
         self.bands: list[tuple[list[int], list[float], list[float]]] = []
-        plot, fill_between = Axes.plot, Axes.fill_between
+        plot, fill_between, vlines = Axes.plot, Axes.fill_between, Axes.vlines
+        self.bars = []
 
         def plotted(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
             self.lines[how["label"]] = (list(x), list(y), style)
@@ -126,6 +127,11 @@ class Drawn:
             self.bands.append((list(x), list(low), list(high)))
             return fill_between(axes, x, low, high, **how)
 
+        def barred(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
+            self.bars.append((list(x), list(low), list(high)))
+            return vlines(axes, x, low, high, **how)
+
+        monkeypatch.setattr(Axes, "vlines", barred)
         monkeypatch.setattr(Axes, "plot", plotted)
         monkeypatch.setattr(Axes, "fill_between", filled)
 
@@ -145,11 +151,12 @@ def test_bands_reach_from_the_lowest_to_the_highest_seed(tmp_path, monkeypatch):
     assert drawn.bands[0] == ([20, 2000], [1.0, 0.5], [1.0, 0.75])
 
 
-def test_the_band_of_one_seed_is_its_interval(tmp_path, monkeypatch):
+def test_one_seed_has_bars_that_are_its_interval(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     draw([row(exact=0.5)], tmp_path, "parity")
     low, high = wilson_interval(50, 100)
-    assert drawn.bands == [([20], [low], [high])]
+    assert drawn.bars == [([20], [low], [high])]
+    assert drawn.bands == []
 
 
 def test_a_row_that_did_not_fit_is_dotted_and_named_so_and_lengths_without_runs_are_left_out(tmp_path, monkeypatch):

@@ -101,7 +101,7 @@ def _trials(rows: Rows) -> int:
 def draw(rows: Rows, folder: Path, title: str) -> Path:
     """Accuracy against length as ``figure.png`` and ``figure.svg``; the path of the first.
 
-    Bands reach from the lowest to the highest seed; of one seed, they are its 95% Wilson interval.
+    Bands reach from the lowest to the highest seed; of one seed, bars are the 95% Wilson intervals.
     """
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -114,10 +114,15 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
         seen = {length: runs for length, runs in by_length.items() if runs}
         middle = [pooled(runs)[0] for runs in seen.values()]
         low, high = zip(*(_band(runs) for runs in seen.values()), strict=True)
-        name = label if _any_fit(seen) else f"{label} (did not fit)"
-        style = "-" if _any_fit(seen) else ":"
-        (line,) = axes.plot(list(seen), middle, style, marker="osD^vPX"[place % 7], markersize=4, label=name)
-        axes.fill_between(list(seen), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        fits = _any_fit(seen)
+        style, marker = "-" if fits else ":", "osD^vPX"[place % 7]
+        name = label if fits else f"{label} (did not fit)"
+        # The first row lies on top: where rows agree, it is the one that is asked about.
+        (line,) = axes.plot(list(seen), middle, style, marker=marker, markersize=4, label=name, zorder=10 - place)
+        if all(len(runs) == 1 for runs in seen.values()):
+            axes.vlines(list(seen), low, high, color=line.get_color(), alpha=0.5, linewidth=1)
+        else:
+            axes.fill_between(list(seen), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
