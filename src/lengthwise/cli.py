@@ -102,7 +102,9 @@ def train_(
     head: Annotated[str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment or class.")] = None,
     seed: Annotated[int | None, typer.Option(**WHOLE, help="Of the data and the initial weights.")] = None,
     device: Device = "auto",
-    out: Annotated[Path | None, typer.Option("--out", help="The folder to write; runs/NAME by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder to write; runs/TASK-SCHEME-SEED by default.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
     small: Quick = False,
     as_json: Json = False,

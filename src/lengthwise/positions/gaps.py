@@ -27,7 +27,7 @@ def open_gaps(
     draws = (levels, size, max_gaps)
     largest = groups.max(axis=-1)[..., None]
     wanted = np.arange(max_gaps) < rng.integers(0, max_gaps + 1, size=(levels, size, 1))
-    # Scattered cut points of [0, room] are the running sizes of the gaps; unwanted gaps have no size.
+    # Shares of the room, scaled down where they add up to more than all of it; unwanted gaps have none.
     sizes = np.where(wanted, rng.random(draws), 0.0)
     sizes = sizes / np.maximum(sizes.sum(axis=-1, keepdims=True), 1.0) * room
     starts = (rng.random(draws) * largest).astype(np.int64) + 1
