@@ -43,7 +43,7 @@ def small_scheme(name: str, **changes: int) -> PositionScheme:
 
 def small_decoder(encoding: str, task: Task, **settings: object) -> Decoder:
     """Two layers with every option on and no parameter at its starting value: blocks start as the identity."""
-    options = {"previous_token_mix": True, "segments": True, "log_length_scaling": True, **settings}
+    options = {"previous_token_mix": True, "segments": True, "length_scaling": "log", **settings}
     decoder = Decoder(
         DecoderSettings(**{"num_layers": 2, "d_model": 16, "num_heads": 2, "temperature": 1.0, **options}),
         ENCODINGS[encoding](),

@@ -14,7 +14,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROWS = (
     ("errors", "randomness", "example"),
     ("tasks", "positions", "encodings"),
-    ("position_heads", "attention", "normalization", "batch", "checkpoint"),
+    ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint"),
+    ("weighing",),
     ("decoder",),
     ("generate", "loss"),
     ("grading", "training"),

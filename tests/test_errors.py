@@ -16,11 +16,11 @@ from lengthwise.encodings import EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import (
     LengthwiseError,
-    NoCouplingError,
     PositionRangeError,
     PromptError,
     SettingError,
     UnknownNameError,
+    UnservedTaskError,
     unknown_name,
 )
 from lengthwise.positions import SCHEMES, Coupled, Predicted, RandomStart, Sequential, Skipwise
@@ -98,7 +98,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     *(
         (
             lambda n=n: assign(n, coupling="none"),
-            NoCouplingError,
+            UnservedTaskError,
             r"declares no coupling; use the scheme sequential, random_start or skipwise",
         )
         for n in ("coupled", "predicted")

@@ -11,7 +11,7 @@ from lengthwise.attention import SHORT
 from lengthwise.batch import Sampler, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import ENCODINGS, EncodingSize
-from lengthwise.errors import NoCouplingError
+from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES
 from lengthwise.randomness import stream
@@ -202,7 +202,7 @@ def test_training_lengths_cover_both_ends_of_their_range():
 
 def groups_of(scheme: str, examples: Examples) -> np.ndarray:
     """The numbers whose order and ties a scheme has to keep."""
-    if SCHEMES[scheme].needs_coupling:
+    if SCHEMES[scheme].needs == "coupling":
         assert examples.coupling is not None
         return examples.coupling
     return np.broadcast_to(np.arange(examples.tokens.shape[1]), (1, *examples.tokens.shape))
@@ -210,7 +210,7 @@ def groups_of(scheme: str, examples: Examples) -> np.ndarray:
 
 def serves(scheme: str, examples: Examples) -> bool:
     """What is declared: a scheme that needs coupling cannot serve a task without."""
-    return examples.coupling is not None or not SCHEMES[scheme].needs_coupling
+    return examples.coupling is not None or SCHEMES[scheme].needs != "coupling"
 
 
 @over_settings
@@ -218,7 +218,7 @@ def serves(scheme: str, examples: Examples) -> bool:
 def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng):
     examples = task.sample(length=7, size=40, rng=rng)
     if not serves(scheme, examples):
-        with pytest.raises(NoCouplingError, match="declares no coupling; use the scheme sequential"):
+        with pytest.raises(UnservedTaskError, match="declares no coupling; use the scheme sequential"):
             small_scheme(scheme).assign(examples, rng, training=True)
         return
     ids = small_scheme(scheme).assign(examples, rng, training=True).position_ids
@@ -248,7 +248,7 @@ def test_evaluation_ids_draw_nothing_and_are_the_groups(scheme, task, rng):
     examples = task.sample(length=7, size=5, rng=rng)
     before = rng.bit_generator.state
     if not serves(scheme, examples):
-        with pytest.raises(NoCouplingError, match="declares no coupling; use the scheme sequential"):
+        with pytest.raises(UnservedTaskError, match="declares no coupling; use the scheme sequential"):
             small_scheme(scheme).assign(examples, rng, training=False)
         return
     # Longer than the training range, too: at evaluation no range is a limit.

@@ -221,7 +221,7 @@ class Reference:
         if self.encoding == "rotary":
             query, key = (rotated(part[None], position_ids[None])[0] for part in (query, key))
         query = query * np.exp(weights["blocks.0.log_temperature"])
-        if self.settings.log_length_scaling:
+        if self.settings.length_scaling == "log":
             query = query * np.array([math.log(visible + 1) for visible in range(1, seq + 1)])[None, :, None]
         bias = np.zeros((heads, seq, seq))
         if self.encoding == "alibi":
@@ -237,7 +237,7 @@ class Reference:
 def test_a_decoder_of_one_layer_is_what_its_formulas_say(tied, options, encoding, rng):
     settings = DecoderSettings(
         d_model=16,
-        log_length_scaling=options,
+        length_scaling="log" if options else "none",
         previous_token_mix=options,
         segments=options,
         tied_output=tied,

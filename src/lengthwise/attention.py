@@ -13,7 +13,12 @@ SHORT = 64
 # Scores held at once where they must be held at all: few enough to stay in a core's cache.
 CHUNK_ELEMENTS = 1 << 21
 
+# Of queries ``start`` to ``stop`` on the first ``keys`` keys.
 Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
+# The same with the mask of what each query may see.
+Scores = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads query key"]]
+# Scores to weights: what takes the place of the softmax.
+Weigh = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
 
 
 def attend(
@@ -70,3 +75,22 @@ def _causal_scores(queries: int, keys: int, device: torch.device) -> Float[Tenso
     """0 where a key may be seen, minus infinity after the query's own token index."""
     future: Bool[Tensor, "query key"] = torch.ones(queries, keys, dtype=torch.bool, device=device)
     return torch.zeros(queries, keys, device=device).masked_fill(future.triu(keys - queries + 1), -math.inf)
+
+
+def attend_by_scores(
+    scores: Scores,
+    value: Float[Tensor, "batch heads key d_head"],
+    queries: int,
+    weigh: Weigh,
+) -> Float[Tensor, "batch heads query d_head"]:
+    """Attention for what needs the scores themselves: they are made chunk by chunk, masked and weighed."""
+    batch, heads, keys, _ = value.shape
+    chunk = max(1, CHUNK_ELEMENTS // (batch * heads * keys))
+    parts = []
+    for start in range(0, queries, chunk):
+        stop = min(start + chunk, queries)
+        seen = keys - queries + stop
+        mask = _causal_scores(stop - start, seen, value.device)
+        weights = weigh(scores(start, stop, seen, mask == 0) + mask)
+        parts.append(weights.to(value.dtype) @ value[:, :, :seen])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

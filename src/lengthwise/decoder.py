@@ -9,12 +9,16 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lengthwise.attention import attend
+from lengthwise.attention import attend, attend_by_scores
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import SettingError, unknown_name
+from lengthwise.id_check import IDCheck
 from lengthwise.normalization import RMSNorm
 from lengthwise.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
+from lengthwise.weighing import WEIGHTS, softmax, weighing
+
+LENGTH_SCALINGS = ("none", "log", "learned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +26,14 @@ class DecoderSettings:
     """Size and options of a decoder.
 
     Three options read the token index or the tokens themselves, never the IDs, and are open to every scheme:
-    ``log_length_scaling`` multiplies the scores by the log of the number of visible keys, ``previous_token_mix`` adds
+    ``length_scaling`` multiplies the scores by a function of the number n of visible keys, ``previous_token_mix`` adds
     a learned share of the token before to each embedding, ``segments`` adds one vector per separator seen so far.
+
+    ``length_scaling``: ``"log"`` is ``log(n + 1)`` (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``"learned"``
+    is ``offset + log(n + 1)^power`` with both learned per head (after adaptive-scalable entmax: Vasylenko et al. 2025,
+    arXiv 2506.16640), ``"none"`` leaves the scores alone.
+    ``weights``: ``"softmax"``; ``"entmax"`` with ``entmax_alpha``, for which most keys get exactly 0; ``"top_k"``, a
+    softmax over the ``top_k`` largest scores.
     """
 
     num_layers: int = 1
@@ -31,22 +41,29 @@ class DecoderSettings:
     num_heads: int = 2
     mlp_factor: int = 4
     temperature: float = 3.0
-    log_length_scaling: bool = True
+    length_scaling: str = "log"
+    weights: str = "softmax"
+    entmax_alpha: float = 1.5
+    top_k: int = 8
     previous_token_mix: bool = False
     segments: bool = True
     tied_output: bool = False
     head: str = "pointer"
 
     def __post_init__(self) -> None:
-        for setting in ("num_layers", "d_model", "num_heads", "mlp_factor"):
+        for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} builds no decoder; use at least 1")
         if self.d_model % self.num_heads:
             raise SettingError(f"d_model {self.d_model} is no multiple of num_heads {self.num_heads}; change either")
         if self.temperature <= 0:
             raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
-        if self.head not in POSITION_HEADS:
-            raise unknown_name("head", self.head, POSITION_HEADS)
+        if self.entmax_alpha <= 1:
+            raise SettingError(f"entmax_alpha {self.entmax_alpha} is not above 1; use 1.5, or weights='softmax' for 1")
+        for setting, known in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
+            if getattr(self, setting) not in known:
+                raise unknown_name(setting, getattr(self, setting), known)
+        weighing(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
 
 @dataclass(slots=True)
@@ -72,6 +89,8 @@ class Block(nn.Module):
         self.query_norm = RMSNorm(d_head)
         self.key_norm = RMSNorm(d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
+        self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
+        self.weigh = weighing(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
         self.mix_heads = nn.Linear(d_model, d_model, bias=False)
         self.mlp_norm = RMSNorm(d_model)
         self.widen = nn.Linear(d_model, settings.mlp_factor * d_model)
@@ -104,23 +123,47 @@ class Block(nn.Module):
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         query = query * (self.log_temperature.exp() * self._length_factor(query.shape[2], key.shape[2], x.device))
 
+        # Biases and scores are asked for in chunks of queries, so that a long sequence never needs them all at once.
         def bias(start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads query key"]:
             return encoding.bias(asking_ids[:, :, start:stop], position_ids[:, :, :seen])
 
-        heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias if encoding.has_bias else None)
+        def scores(start: int, stop: int, seen: int, visible: Tensor) -> Float[Tensor, "batch heads query key"]:
+            ids = asking_ids[:, :, start:stop], position_ids[:, :, :seen]
+            made = encoding.scores(query[:, :, start:stop], key[:, :, :seen], *ids, visible)
+            return made + encoding.bias(*ids) if encoding.has_bias else made
+
+        if encoding.has_scores or self.weigh is not None:
+            heads = attend_by_scores(scores, value, query.shape[2], softmax if self.weigh is None else self.weigh)
+        else:
+            heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias if encoding.has_bias else None)
         x = x[:, first:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
-    def _length_factor(self, seq: int, keys: int, device: torch.device) -> Float[Tensor, "seq 1"] | float:
-        if not self.settings.log_length_scaling:
+    def _length_factor(self, seq: int, keys: int, device: torch.device) -> Float[Tensor, "*heads seq 1"] | float:
+        if self.settings.length_scaling == "none":
             return 1.0
         visible = torch.arange(keys - seq + 1, keys + 1, device=device)
-        return (visible + 1).log()[:, None]
+        log = (visible + 1).log()[:, None]
+        return log if self.length_scale is None else self.length_scale(log)
+
+
+class LengthScale(nn.Module):
+    """``offset + log^power`` per head; starts as the log."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.zeros(num_heads, 1, 1))
+        self.power = nn.Parameter(torch.ones(num_heads, 1, 1))
+
+    def forward(self, log: Float[Tensor, "seq 1"]) -> Float[Tensor, "heads seq 1"]:
+        """The factor of each query's scores."""
+        return self.offset + log**self.power
 
 
 class Decoder(nn.Module):
     """Tokens and their IDs in, hidden states out; ``token_logits`` and ``next_ids`` read these.
 
+    With ``num_predicted_ids`` it has a position head per level, for IDs below that number.
     Token index alone decides causality. IDs go to the encoding, and to the position head.
     """
 
@@ -131,37 +174,43 @@ class Decoder(nn.Module):
         *,
         vocabulary_size: int,
         separators: tuple[int, ...] = (),
-        predicts_ids: bool = False,
-        num_position_ids: int = 1,
+        num_predicted_ids: int | None = None,
+        num_levels: int = 1,
     ) -> None:
         super().__init__()
         d_model = settings.d_model
         size = EncodingSize(d_model=d_model, num_heads=settings.num_heads, d_head=d_model // settings.num_heads)
         self.settings = settings
         self.separators = separators
-        self.num_encoded_ids = encoding.num_position_ids
+        self.check_ids = IDCheck(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model) / math.sqrt(d_model))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
-        self.encoding = LevelEncoding(encoding, size, num_levels=1)
+        self.encoding = LevelEncoding(encoding, size, num_levels)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
         self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)
-        self.head = POSITION_HEADS[settings.head](d_model, num_position_ids) if predicts_ids else None
+        self.heads = nn.ModuleList(
+            POSITION_HEADS[settings.head](d_model, num_predicted_ids)
+            for _ in range(num_levels)
+            if num_predicted_ids is not None
+        )
 
     def forward(
         self,
         tokens: Int[Tensor, "batch seq"],
-        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
+        position_ids: Tensor,
         cache: Cache | None = None,
         *,
         first: int = 0,
     ) -> tuple[Float[Tensor, "batch asked d_model"], Cache]:
         """Hidden states of the given tokens, which follow those in the cache, and the cache with them added.
 
-        Where only those from token index ``first`` on are read, the last block computes no others.
+        ``position_ids``: (batch, seq), or (level, batch, seq) with several levels; ``PositionIDError`` for IDs of
+        another shape or kind, negative or beyond the encoding's table. Where only hidden states from token index
+        ``first`` on are read, the last block computes no others.
         """
-        x, grown = self._embed(tokens, position_ids, cache)
+        x, grown = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[layer], cache.values[layer])
             asked = first if layer == len(self.blocks) - 1 else 0
@@ -175,30 +224,38 @@ class Decoder(nn.Module):
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
 
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether there are position heads, one per level."""
+        return len(self.heads) > 0
+
     def read_prompt(
         self,
         tokens: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
-    ) -> Prompt:
-        """What the position head has to know of the prompts, once for all ``next_ids``."""
-        return read_prompt(self._head(), self.embed_tokens(tokens), position_ids[0], prompt_length)
+    ) -> list[Prompt]:
+        """What each level's position head has to know of the prompts, once for all ``next_ids``."""
+        embeddings = self.embed_tokens(tokens)
+        pairs = zip(self._heads(), position_ids, strict=True)
+        return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
 
     def next_ids(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        own_ids: Int[Tensor, "level batch query"],
         next_tokens: Int[Tensor, "batch query"],
-        prompt: Prompt,
-    ) -> NextIDs:
-        """The distribution over the next token's ID, given which token it is."""
-        next_ids: NextIDs = self._head()(hidden, own_ids, self.embed_tokens(next_tokens), prompt)
-        return next_ids
+        prompts: list[Prompt],
+    ) -> list[NextIDs]:
+        """The distribution over the next token's ID on each level, given which token it is."""
+        embeddings = self.embed_tokens(next_tokens)
+        levels = zip(self._heads(), own_ids, prompts, strict=True)
+        return [head(hidden, ids, embeddings, prompt) for head, ids, prompt in levels]
 
-    def _head(self) -> PositionHead:
-        if self.head is None:
+    def _heads(self) -> list[PositionHead]:
+        if not self.predicts_ids:
             raise SettingError("this decoder has no position head; train it with the scheme predicted")
-        return self.head
+        return [head for head in self.heads if isinstance(head, PositionHead)]
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings alone."""

@@ -16,12 +16,16 @@ class SettingError(LengthwiseError):
     """A value outside what a setting allows."""
 
 
-class NoCouplingError(LengthwiseError):
-    """A coupled scheme met a task that declares no coupling."""
+class UnservedTaskError(LengthwiseError):
+    """A scheme met a task that does not declare what it needs: a coupling, places, a single level."""
 
 
 class PositionRangeError(LengthwiseError):
     """Position IDs reach further than a scheme or an encoding can hold."""
+
+
+class PositionIDError(LengthwiseError):
+    """Position IDs of the wrong shape or kind, or negative ones."""
 
 
 class PromptError(LengthwiseError):

@@ -86,7 +86,7 @@ class LengthResult:
     token_accuracy: float
     id_accuracy: float
     first_error: FirstErrors | None
-    largest_distance: int
+    largest_distance: int | float
     wall_s: float
 
 
@@ -104,7 +104,7 @@ def evaluate_by_length(
     scheme: PositionScheme,
     settings: EvaluationSettings,
     *,
-    trained_distance: int | None = None,
+    trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> tuple[LengthResult, ...]:
     """Measure a decoder at each length; ``report(length, done, total)`` is called as it goes.
@@ -119,10 +119,11 @@ def evaluate_by_length(
     results = []
     for place, length in enumerate(settings.lengths):
         started = time.perf_counter()
-        tally, distance, total = _Tally(), 0, settings.examples_at(place)
+        distance: int | float = 0
+        tally, total = _Tally(), settings.examples_at(place)
         for batch in _batches(task, scheme, length, total, settings.seed):
-            check_range(decoder.num_encoded_ids, batch, length)
-            distance = max(distance, int((batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max()))
+            check_range(decoder.check_ids.num_position_ids, batch, length)
+            distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
             tally.add(grade(decoder, batch, end=end, decode=settings.decode))
             if report is not None:
                 report(length, tally.trials, total)
@@ -197,7 +198,7 @@ class _Tally:
             kind = "id" if not token_wrong[row, index] else "end" if graded.end[row, index] else "token"
             self.kinds[kind] += 1
 
-    def result(self, length: int, decode: str, distance: int) -> LengthResult:
+    def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
         low, high = wilson_interval(self.exact, self.trials)
         first = None
         if self.first_indexes:

@@ -12,14 +12,16 @@ class Examples:
 
     ``tokens`` holds prompt, response and end token; responses may be ragged, the fill after the end token is never
     scored. ``is_answer`` marks the response tokens, the end token included. ``coupling`` numbers the groups of tokens
-    that are computed together (one row per level). ``support`` lists, for each answer token, the token indexes that
-    it depends on; -1 fills.
+    that are computed together (one row per level). ``places`` counts the tokens of each number or string from 1, 0
+    marks those outside of one. ``support`` lists, for each answer token, the token indexes that it depends on; -1
+    fills.
     """
 
     tokens: Int[np.ndarray, "batch seq"]
     prompt_length: Int[np.ndarray, " batch"]
     is_answer: Bool[np.ndarray, "batch seq"]
     coupling: Int[np.ndarray, "level batch seq"] | None = None
+    places: Int[np.ndarray, "batch seq"] | None = None
     support: Int[np.ndarray, "batch seq k"] | None = None
 
     def __len__(self) -> int:

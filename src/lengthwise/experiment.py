@@ -69,6 +69,13 @@ def _imported(kind: str, name: str) -> type[Any]:
     return found
 
 
+def num_levels(experiment: Experiment) -> int:
+    """On how many levels the scheme gives IDs to the task's tokens."""
+    rng = stream(experiment.seed, "levels")
+    examples = experiment.task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
+    return len(experiment.scheme.assign(examples, rng, training=False).position_ids)
+
+
 def build_decoder(experiment: Experiment) -> Decoder:
     """A decoder with the experiment's initial weights: the same for the same seed, whatever ran before."""
     vocabulary = experiment.task.vocabulary
@@ -79,8 +86,8 @@ def build_decoder(experiment: Experiment) -> Decoder:
             experiment.encoding,
             vocabulary_size=len(vocabulary),
             separators=tuple(vocabulary.index(separator) for separator in experiment.task.separators),
-            predicts_ids=experiment.scheme.predicts_ids,
-            num_position_ids=experiment.scheme.num_position_ids or 1,
+            num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
+            num_levels=num_levels(experiment),
         )
 
 

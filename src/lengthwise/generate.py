@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.decoder import Decoder
@@ -15,7 +15,7 @@ class Generated:
     """What was written after each prompt, the end token included; ``is_written`` is False behind it."""
 
     tokens: Int[Tensor, "batch new"]
-    position_ids: Int[Tensor, "batch new"]
+    position_ids: Int[Tensor, "level batch new"] | Float[Tensor, "level batch new"]
     is_written: Bool[Tensor, "batch new"]
 
 
@@ -23,7 +23,7 @@ class Generated:
 def generate(
     decoder: Decoder,
     prompt: Int[Tensor, "batch prompt"],
-    position_ids: Int[Tensor, "level batch given"],
+    position_ids: Int[Tensor, "level batch given"] | Float[Tensor, "level batch given"],
     *,
     end: int,
     max_new_tokens: int,
@@ -37,31 +37,31 @@ def generate(
     given = position_ids.shape[2] - length
     if given < 0:
         raise SettingError(f"{position_ids.shape[2]} IDs for {length} prompt tokens; give one for each")
-    if given < max_new_tokens and decoder.head is None:
+    if given < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
             f"IDs are given for {given} of {max_new_tokens} new tokens and this decoder predicts none; "
             f"give them all, or train with the scheme predicted"
         )
     lengths = torch.full((len(prompt),), length, device=prompt.device)
-    read = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.head is not None else None
+    read = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.predicts_ids else None
     tokens, ids, open_rows = [], [], torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     is_written = []
-    own_ids = position_ids[0, :, length - 1 : length]
+    own_ids = position_ids[:, :, length - 1 : length]
     hidden, cache = decoder(prompt, position_ids[:, :, :length])
     for new in range(max_new_tokens):
         hidden = hidden[:, -1:]
         token = decoder.token_logits(hidden).argmax(dim=-1)
         if new < given or read is None:
-            own_ids = position_ids[0, :, length + new : length + new + 1]
+            own_ids = position_ids[:, :, length + new : length + new + 1]
         else:
-            own_ids = decoder.next_ids(hidden, own_ids, token, read).most_likely()
+            own_ids = torch.stack([level.most_likely() for level in decoder.next_ids(hidden, own_ids, token, read)])
         tokens.append(token)
         ids.append(own_ids)
         is_written.append(open_rows[:, None])
         open_rows = open_rows & (token[:, 0] != end)
         if not open_rows.any() or new + 1 == max_new_tokens:
             break
-        hidden, cache = decoder(token, own_ids[None], cache)
+        hidden, cache = decoder(token, own_ids, cache)
     return Generated(
-        tokens=torch.cat(tokens, dim=1), position_ids=torch.cat(ids, dim=1), is_written=torch.cat(is_written, dim=1)
+        tokens=torch.cat(tokens, dim=1), position_ids=torch.cat(ids, dim=2), is_written=torch.cat(is_written, dim=1)
     )

@@ -42,20 +42,18 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     scored = batch.token_scored[:, first + 1 :]
     id_scored = batch.id_scored[:, first + 1 :]
     id_right = torch.ones_like(scored)
-    if decoder.head is not None:
-        ids = batch.position_ids[0]
-        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-        chunk = max(1, ID_CHUNK_ELEMENTS // prompt.position_ids.numel())
-        parts = [
-            decoder.next_ids(*parts, prompt).most_likely()
-            for parts in zip(
-                torch.split(hidden, chunk, dim=1),
-                torch.split(ids[:, first:-1], chunk, dim=1),
-                torch.split(targets, chunk, dim=1),
-                strict=True,
-            )
-        ]
-        id_right = torch.cat(parts, dim=1) == ids[:, first + 1 :]
+    if decoder.predicts_ids:
+        ids = batch.position_ids
+        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+        chunk = max(1, ID_CHUNK_ELEMENTS // prompts[0].position_ids.numel())
+        chunks = zip(
+            torch.split(hidden, chunk, dim=1),
+            torch.split(ids[:, :, first:-1], chunk, dim=2),
+            torch.split(targets, chunk, dim=1),
+            strict=True,
+        )
+        parts = [torch.stack([level.most_likely() for level in decoder.next_ids(*part, prompts)]) for part in chunks]
+        id_right = (torch.cat(parts, dim=2) == ids[:, :, first + 1 :]).all(dim=0)
     return Graded(
         token_right=written == targets,
         id_right=id_right,
@@ -69,20 +67,20 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
 def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Graded:
     """Decode row by row of one prompt length; what is not written counts as wrong."""
     first = int(batch.prompt_length.min()) - 1
-    targets, target_ids = batch.tokens[:, first + 1 :], batch.position_ids[0, :, first + 1 :]
+    targets, target_ids = batch.tokens[:, first + 1 :], batch.position_ids[:, :, first + 1 :]
     written = torch.full_like(targets, -1)
     written_ids = torch.full_like(target_ids, -1)
     for length in sorted(set(batch.prompt_length.tolist())):
         rows = batch.prompt_length == length
-        given = batch.position_ids[:, rows, : length if decoder.head is not None else None]
+        given = batch.position_ids[:, rows, : length if decoder.predicts_ids else None]
         room = batch.tokens.shape[1] - length
         out = generate(decoder, batch.tokens[rows, :length], given, end=end, max_new_tokens=room)
         places = slice(length - first - 1, length - first - 1 + out.tokens.shape[1])
         written[rows, places] = out.tokens.masked_fill(~out.is_written, -1)
-        written_ids[rows, places] = out.position_ids.masked_fill(~out.is_written, -1)
+        written_ids[:, rows, places] = out.position_ids.masked_fill(~out.is_written, -1)
     return Graded(
         token_right=written == targets,
-        id_right=written_ids == target_ids if decoder.head is not None else torch.ones_like(targets, dtype=torch.bool),
+        id_right=(written_ids == target_ids).all(dim=0) | (not decoder.predicts_ids),
         scored=batch.token_scored[:, first + 1 :],
         id_scored=batch.id_scored[:, first + 1 :],
         end=(written == end) | (targets == end),

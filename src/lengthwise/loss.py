@@ -23,7 +23,8 @@ class AnswerLoss:
 def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
     """Cross-entropy of the answer tokens plus, for PPC, that of their IDs; the prompt is masked.
 
-    IDs that the head has no candidate for (an increment behind a training gap) are left out and reported.
+    On several levels the ID losses are added, and an ID is right when it is on all of them. IDs that the head has no
+    candidate for (an increment behind a training gap) are left out and reported.
     """
     # Every response starts behind its prompt: what comes earlier is never scored.
     first = int(batch.prompt_length.min()) - 1
@@ -36,15 +37,17 @@ def answer_loss(decoder: Decoder, batch: Batch, id_weight: float) -> AnswerLoss:
     right = (logits.detach().argmax(dim=-1) == targets).float()
     one = torch.ones((), device=loss.device)
     id_accuracy = in_reach = one
-    if decoder.head is not None:
-        ids = batch.position_ids[0]
-        prompt = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-        next_ids = decoder.next_ids(hidden, ids[:, first:-1], targets, prompt)
-        id_targets, id_scored = ids[:, first + 1 :], batch.id_scored[:, first + 1 :]
-        log_probability, reachable = next_ids.log_probability(id_targets)
-        loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
-        id_accuracy = _mean((next_ids.most_likely() == id_targets).float(), id_scored)
-        in_reach = _mean(reachable.float(), id_scored)
+    if decoder.predicts_ids:
+        ids = batch.position_ids
+        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+        predicted = decoder.next_ids(hidden, ids[:, :, first:-1], targets, prompts)
+        id_targets, id_scored = ids[:, :, first + 1 :], batch.id_scored[:, first + 1 :]
+        rightly = reached = torch.ones_like(scored)
+        for next_ids, wanted in zip(predicted, id_targets, strict=True):
+            log_probability, reachable = next_ids.log_probability(wanted)
+            loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
+            rightly, reached = rightly & (next_ids.most_likely() == wanted), reached & reachable
+        id_accuracy, in_reach = _mean(rightly.float(), id_scored), _mean(reached.float(), id_scored)
     return AnswerLoss(loss=loss, token_accuracy=_mean(right, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach)
 
 

@@ -158,10 +158,13 @@ def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a run wrote after a prompt, token by token with its ID, and what it should have written."""
+    """What a run wrote after a prompt, token by token with its ID, and what it should have written.
+
+    ``position_ids`` has one number per token or, on several levels, one such list per level.
+    """
 
     symbols: list[str]
-    position_ids: list[int]
+    position_ids: list[Any]
     expected: list[str]
     right: bool
 
@@ -181,19 +184,23 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     written = generate(
         decoder,
         batch.tokens[:, :length],
-        batch.position_ids[:, :, : None if decoder.head is None else length],
+        batch.position_ids[:, :, : length if decoder.predicts_ids else None],
         end=task.vocabulary.index("end"),
         max_new_tokens=room,
     )
     right = torch.equal(written.tokens, expected)
     # The end token's ID is never asked for.
-    right = right and torch.equal(written.position_ids[:, :-1], batch.position_ids[0, :, length:-1])
+    right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])
     return Answer(
         symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
-        position_ids=written.position_ids[0].tolist(),
+        position_ids=_flat(written.position_ids[:, 0].tolist()),
         expected=[task.vocabulary[token] for token in expected[0].tolist()],
         right=right,
     )
+
+
+def _flat(by_level: list[list[Any]]) -> list[Any]:
+    return by_level[0] if len(by_level) == 1 else by_level
 
 
 def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:

@@ -65,9 +65,9 @@ class Progress:
     """Where a run stands: all that a checkpoint holds beside tensors."""
 
     step: int = 0
-    smallest_id: int = 0
-    largest_id: int = 0
-    largest_distance: int = 0
+    smallest_id: int | float = 0
+    largest_id: int | float = 0
+    largest_distance: int | float = 0
     metrics_bytes: int = 0
     train_seconds: float = 0.0
     finished: bool = False
@@ -75,9 +75,9 @@ class Progress:
     def saw(self, position_ids: Tensor) -> None:
         """Widen the range of IDs met in training; a distance is that of the outermost IDs of one sequence."""
         smallest, largest = position_ids.amin(dim=-1), position_ids.amax(dim=-1)
-        self.smallest_id = int(smallest.min()) if self.step == 0 else min(self.smallest_id, int(smallest.min()))
-        self.largest_id = max(self.largest_id, int(largest.max()))
-        self.largest_distance = max(self.largest_distance, int((largest - smallest).max()))
+        self.smallest_id = smallest.min().item() if self.step == 0 else min(self.smallest_id, smallest.min().item())
+        self.largest_id = max(self.largest_id, largest.max().item())
+        self.largest_distance = max(self.largest_distance, (largest - smallest).max().item())
 
 
 class Trainer:

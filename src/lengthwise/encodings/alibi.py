@@ -46,6 +46,8 @@ class ALiBi:
     name: ClassVar[str] = "alibi"
     summary: ClassVar[str] = "scores fall linearly with the ID distance"
     paper: ClassVar[str] = "Press et al. 2022 (arXiv 2108.12409)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
 
     @property
     def num_position_ids(self) -> int | None:

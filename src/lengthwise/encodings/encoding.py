@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -17,9 +17,14 @@ class EncodingSize:
 
 
 class Encoding(nn.Module):
-    """The identity; a subclass overrides one hook and computes it from the IDs on every call."""
+    """The identity; a subclass overrides a hook and computes it from the IDs on every call.
+
+    ``has_bias``: ``bias`` is added to the scores, and attention stays fused. ``has_scores``: the encoding computes or
+    changes the scores themselves (``scores``, ``adjust``), which are then held in full, one chunk of queries at a time.
+    """
 
     has_bias: ClassVar[bool] = False
+    has_scores: ClassVar[bool] = False
 
     def embed(
         self,
@@ -45,14 +50,43 @@ class Encoding(nn.Module):
         """What is added to the attention scores, for one chunk of queries; only where ``has_bias``."""
         raise NotImplementedError(f"{type(self).__name__} declares no bias")
 
+    def scores(
+        self,
+        query: Float[Tensor, "batch heads query d_head"],
+        key: Float[Tensor, "batch heads key d_head"],
+        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
+        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+    ) -> Float[Tensor, "batch heads query key"]:
+        """Unscaled scores of a chunk of queries, both sides as ``rotate`` left them; only where ``has_scores``.
+
+        The last of the keys is the last query's own token: query i of n sees all but the last n - 1 - i keys.
+        """
+        return query @ key.mT
+
+    def adjust(
+        self,
+        scores: Float[Tensor, "batch heads query key"],
+        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
+        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        visible: Bool[Tensor, "query key"],
+    ) -> Float[Tensor, "batch heads query key"]:
+        """The scaled scores, changed before the softmax; what is not ``visible`` must not be read. ``has_scores``."""
+        return scores
+
 
 @runtime_checkable
 class EncodingSettings(Protocol):
-    """The frozen settings of an encoding, which build its module."""
+    """The frozen settings of an encoding, which build its module.
+
+    ``real_valued``: IDs may be real numbers. ``shift_invariant``: adding one number to all IDs changes nothing, as the
+    paper claims.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
+    real_valued: ClassVar[bool]
+    shift_invariant: ClassVar[bool]
 
     @property
     def num_position_ids(self) -> int | None:

@@ -1,9 +1,10 @@
 """Several IDs per token: one encoding per coupling level."""
 
+import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
@@ -13,8 +14,8 @@ from lengthwise.errors import SettingError
 class LevelEncoding(nn.Module):
     """The hooks of ``Encoding`` over IDs with a leading level axis.
 
-    Embeddings and biases of the levels are added; a head's components are shared out among the levels for rotation
-    (multi-level coupling: Cho et al. 2025, arXiv 2410.15787).
+    Embeddings, biases and scores of the levels are added; a head's components are shared out among the levels for
+    rotation (multi-level coupling: Cho et al. 2025, arXiv 2410.15787); adjustments follow each other.
     """
 
     def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
@@ -28,6 +29,11 @@ class LevelEncoding(nn.Module):
     def has_bias(self) -> bool:
         """Whether attention has to add ``bias``."""
         return any(level.has_bias for level in self._encodings())
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether attention has to ask for its scores here."""
+        return any(level.has_scores for level in self._encodings())
 
     def embed(
         self,
@@ -64,6 +70,24 @@ class LevelEncoding(nn.Module):
         for level, queries, keys in others:
             total = total + level.bias(queries, keys)
         return total
+
+    def scores(
+        self,
+        query: Float[Tensor, "batch heads query d_head"],
+        key: Float[Tensor, "batch heads key d_head"],
+        query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"],
+        key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
+        visible: Bool[Tensor, "query key"],
+    ) -> Float[Tensor, "batch heads query key"]:
+        """Scaled scores: each level's share of the components, the sum over the root of the head's width, adjusted."""
+        parts = [part.chunk(len(self.levels), dim=-1) for part in (query, key)]
+        scores = torch.zeros((), device=query.device)
+        for level, *given in zip(self._encodings(), *parts, query_ids, key_ids, strict=True):
+            scores = scores + level.scores(*given)
+        scores = scores / math.sqrt(query.shape[-1])
+        for level, queries, keys in zip(self._encodings(), query_ids, key_ids, strict=True):
+            scores = level.adjust(scores, queries, keys, visible)
+        return scores
 
     def _encodings(self) -> Sequence[Encoding]:
         return [level for level in self.levels if isinstance(level, Encoding)]

@@ -13,6 +13,8 @@ class NoPE:
     name: ClassVar[str] = "nope"
     summary: ClassVar[str] = "none: the causal mask alone tells order"
     paper: ClassVar[str] = "Kazemnejad et al. 2023 (arXiv 2305.19466)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
 
     @property
     def num_position_ids(self) -> int | None:

@@ -49,6 +49,8 @@ class Rotary:
     name: ClassVar[str] = "rotary"
     summary: ClassVar[str] = "queries and keys turned in proportion to the ID (RoPE)"
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.base <= 1 or self.fastest <= 0:

@@ -14,10 +14,11 @@ SHIFT_SCALE = 10.0
 
 
 class Pointer(PositionHead):
-    """Softmax over prompt tokens; the mass of equal IDs is summed, then moved by a learned shift of -1, 0 or +1 ranks.
+    """Softmax over prompt tokens; the mass of equal IDs is summed, then moved by -1, 0 or +1 ranks.
 
-    The score of prompt token j is a rotary term between the own ID and j's, plus a content term between the token
-    just chosen and token j and its predecessor. It can express IDs that depend on the content.
+    How it is moved depends on the token just chosen. The score of prompt token j is a rotary term between the own ID
+    and j's, plus a content term between the token just chosen and token j and its predecessor. It can express IDs that
+    depend on the content.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
@@ -29,7 +30,9 @@ class Pointer(PositionHead):
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
         self.content_gain = nn.Parameter(torch.tensor(0.0))
-        self.shift = nn.Parameter(torch.zeros(3))
+        self.shift = nn.Linear(d_model, 3)
+        for parameter in self.shift.parameters():
+            nn.init.zeros_(parameter)
 
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
@@ -63,7 +66,7 @@ class Pointer(PositionHead):
         ranks = prompt.distinct_ids.shape[1]
         by_rank = mass.new_zeros(*mass.shape[:2], ranks)
         by_rank = by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
-        probabilities = self._shift(by_rank)
+        probabilities = self._shift(by_rank, next_embeddings)
         candidates = prompt.distinct_ids[:, None]
         fill = candidates == Prompt.FILL
         if fill.any():
@@ -71,9 +74,11 @@ class Pointer(PositionHead):
         tiny = torch.finfo(mass.dtype).tiny
         return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)
 
-    def _shift(self, by_rank: Float[Tensor, "batch query rank"]) -> Float[Tensor, "batch query rank"]:
+    def _shift(
+        self, by_rank: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
+    ) -> Float[Tensor, "batch query rank"]:
         """Mass that would leave the prompt's IDs is lost: no ID there could be named."""
-        down, stay, up = (SHIFT_SCALE * self.shift).softmax(dim=0)
+        down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
         moved = stay * by_rank
         moved[..., 1:] = moved[..., 1:] + up * by_rank[..., :-1]
         moved[..., :-1] = moved[..., :-1] + down * by_rank[..., 1:]

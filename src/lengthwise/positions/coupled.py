@@ -23,7 +23,7 @@ class Coupled:
     name: ClassVar[str] = "coupled"
     summary: ClassVar[str] = "the task's coupling, all IDs given; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671); gaps after PoSE (arXiv 2309.10400)"
-    needs_coupling: ClassVar[bool] = True
+    needs: ClassVar[str | None] = "coupling"
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
 

@@ -20,7 +20,7 @@ class Predicted:
     name: ClassVar[str] = "predicted"
     summary: ClassVar[str] = "the task's coupling, response IDs predicted by the decoder (PPC)"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
-    needs_coupling: ClassVar[bool] = True
+    needs: ClassVar[str | None] = "coupling"
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = True
 

@@ -27,7 +27,7 @@ class RandomStart:
     name: ClassVar[str] = "random_start"
     summary: ClassVar[str] = "consecutive IDs from a random start"
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
-    needs_coupling: ClassVar[bool] = False
+    needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
 

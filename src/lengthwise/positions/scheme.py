@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.errors import NoCouplingError, PositionRangeError, SettingError
+from lengthwise.errors import PositionRangeError, SettingError, UnservedTaskError
 from lengthwise.example import Examples
 
 
@@ -21,12 +21,16 @@ class Assignment:
 
 @runtime_checkable
 class PositionScheme(Protocol):
-    """Assigns an ID to every token; training may draw gaps and shifts, evaluation draws nothing."""
+    """Assigns an ID to every token, on one level or several.
+
+    ``needs`` names the optional part of ``Examples`` that the scheme reads (``"coupling"``, ``"places"``), or is None.
+    ``real_valued``: the IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response's IDs.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
-    needs_coupling: ClassVar[bool]
+    needs: ClassVar[str | None]
     real_valued: ClassVar[bool]
     predicts_ids: ClassVar[bool]
 
@@ -36,11 +40,13 @@ class PositionScheme(Protocol):
         ...
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """IDs for a batch; ``NoCouplingError`` or ``PositionRangeError`` when the examples cannot be served."""
+        """IDs for a batch; ``UnservedTaskError`` or ``PositionRangeError`` when the examples cannot be served."""
         ...
 
 
-def scored_everywhere(examples: Examples, position_ids: Int[np.ndarray, "level batch seq"]) -> Assignment:
+def scored_everywhere(
+    examples: Examples, position_ids: Int[np.ndarray, "level batch seq"] | Float[np.ndarray, "level batch seq"]
+) -> Assignment:
     """Every answer token is scored, and every response ID but the end token's."""
     followed = np.zeros_like(examples.is_answer)
     followed[:, :-1] = examples.is_answer[:, 1:]
@@ -58,8 +64,15 @@ def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 def coupling_of(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """The task's coupling, or the error that says there is none."""
     if examples.coupling is None:
-        raise NoCouplingError("this task declares no coupling; use the scheme sequential, random_start or skipwise")
+        raise UnservedTaskError("this task declares no coupling; use the scheme sequential, random_start or skipwise")
     return examples.coupling
+
+
+def places_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+    """Each token's place within its number or string, or the error that says the task declares none."""
+    if examples.places is None:
+        raise UnservedTaskError("this task declares no places; use the scheme sequential, random_start or skipwise")
+    return examples.places
 
 
 def room_above(groups: Int[np.ndarray, "level batch seq"], num_position_ids: int) -> int:

@@ -16,7 +16,7 @@ class Sequential:
     name: ClassVar[str] = "sequential"
     summary: ClassVar[str] = "the ID is the token index"
     paper: ClassVar[str] = "Vaswani et al. 2017 (arXiv 1706.03762)"
-    needs_coupling: ClassVar[bool] = False
+    needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
 

@@ -24,7 +24,7 @@ class Skipwise:
     name: ClassVar[str] = "skipwise"
     summary: ClassVar[str] = "consecutive IDs with random gaps between chunks (PoSE)"
     paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
-    needs_coupling: ClassVar[bool] = False
+    needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
 

@@ -29,7 +29,7 @@ def addition() -> Experiment:
             d_model=128,
             num_heads=4,
             previous_token_mix=True,
-            log_length_scaling=False,
+            length_scaling="none",
             temperature=9.0,
         ),
         training=TrainingSettings(steps=2000, batch_size=128, weight_decay=0.1),
