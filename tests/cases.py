@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from lengthwise.decoder import Decoder, DecoderSettings
-from lengthwise.encodings import ENCODINGS
+from lengthwise.encodings import ENCODINGS, EncodingSettings
+from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, PositionScheme
 from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse, Task
 
@@ -33,6 +34,9 @@ SETTINGS: dict[str, Task] = {
     **ADDITIONS,
 }
 
+# What an encoding does only beyond its training range or a window, it does among a few dozen IDs with these.
+EARLY = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}
+
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:
     """A scheme of the table with a small range of IDs, and with those changes that it has a setting for."""
@@ -41,14 +45,39 @@ def small_scheme(name: str, **changes: int) -> PositionScheme:
     return replace(scheme, **{field.name: wanted[field.name] for field in fields(scheme) if field.name in wanted})
 
 
-def small_decoder(encoding: str, task: Task, **settings: object) -> Decoder:
+def small_encoding(name: str, **changes: object) -> EncodingSettings:
+    """An encoding of the table with settings that matter among few IDs, and those changes that it has a setting for."""
+    encoding = ENCODINGS[name]()
+    wanted = {**EARLY, **changes}
+    return replace(encoding, **{field.name: wanted[field.name] for field in fields(encoding) if field.name in wanted})
+
+
+def serves(scheme: str, examples: Examples) -> bool:
+    """What a scheme declares: which part of the examples it needs, and for ``coupled`` that it has one level."""
+    needs = SCHEMES[scheme].needs
+    if needs is None:
+        return True
+    part = getattr(examples, needs)
+    return part is not None and not (scheme == "coupled" and len(part) > 1)
+
+
+def small_decoder(
+    encoding: str | EncodingSettings,
+    task: Task,
+    *,
+    num_levels: int = 1,
+    num_predicted_ids: int | None = None,
+    **settings: object,
+) -> Decoder:
     """Two layers with every option on and no parameter at its starting value: blocks start as the identity."""
-    options = {"previous_token_mix": True, "segments": True, "length_scaling": "log", **settings}
+    options = {"previous_token_mix": True, "segments": True, "length_scaling": "learned", **settings}
     decoder = Decoder(
-        DecoderSettings(**{"num_layers": 2, "d_model": 16, "num_heads": 2, "temperature": 1.0, **options}),
-        ENCODINGS[encoding](),
+        DecoderSettings(**{"num_layers": 2, "d_model": 32, "num_heads": 2, "temperature": 1.0, **options}),
+        small_encoding(encoding) if isinstance(encoding, str) else encoding,
         vocabulary_size=len(task.vocabulary),
         separators=tuple(task.vocabulary.index(symbol) for symbol in task.separators),
+        num_predicted_ids=num_predicted_ids,
+        num_levels=num_levels,
     )
     randomize(decoder)
     return decoder.eval()

@@ -20,7 +20,7 @@ ROWS = (
     ("generate", "loss"),
     ("grading", "training"),
     ("evaluation",),
-    ("experiment", "report", "interruption", "progress"),
+    ("experiment", "report", "interruption", "progress", "terminal"),
     ("folder",),
     ("recipes", "run"),
     ("choices", "comparison"),

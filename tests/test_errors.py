@@ -1,8 +1,10 @@
 """What a user can cause is refused in one line: what came, what the limit is, what to change."""
 
 import ast
+import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,22 @@ import torch
 import lengthwise
 from lengthwise.batch import Sampler
 from lengthwise.decoder import Decoder, DecoderSettings
-from lengthwise.encodings import EncodingSize, Learned, NoPE, Rotary
+from lengthwise.encodings import (
+    NTK,
+    DynamicNTK,
+    EncodingSize,
+    Learned,
+    LinearInterpolation,
+    NoPE,
+    PartialRotary,
+    Rotary,
+    Weave,
+    YaRN,
+)
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import (
     LengthwiseError,
+    PositionIDError,
     PositionRangeError,
     PromptError,
     SettingError,
@@ -23,7 +37,9 @@ from lengthwise.errors import (
     UnservedTaskError,
     unknown_name,
 )
+from lengthwise.generate import generate
 from lengthwise.positions import SCHEMES, Coupled, Predicted, RandomStart, Sequential, Skipwise
+from lengthwise.positions.scheme import places_of
 from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
 
 SOURCE = Path(lengthwise.__file__).parent
@@ -34,7 +50,10 @@ COVERED = (
     "encodings/*.py",
     "position_heads/*.py",
     "attention.py",
+    "id_check.py",
+    "weighing.py",
     "decoder.py",
+    "generate.py",
     "batch.py",
 )
 
@@ -58,6 +77,29 @@ def ask_for_ids_without_a_head() -> None:
     decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     decoder.read_prompt(tokens, tokens[None], torch.tensor([2]))
+
+
+def give(position_ids: torch.Tensor) -> None:
+    """IDs for one sequence of 2 tokens, to a decoder that knows 5 whole ones."""
+    decoder = Decoder(DecoderSettings(d_model=8), Learned(num_position_ids=5), vocabulary_size=4)
+    decoder(torch.zeros(1, 2, dtype=torch.int64), position_ids)
+
+
+def write(given: int) -> None:
+    """Two tokens after a prompt of two, with so many IDs."""
+    decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
+    ids = torch.zeros(1, 1, given, dtype=torch.int64)
+    generate(decoder, torch.zeros(1, 2, dtype=torch.int64), ids, end=3, max_new_tokens=2)
+
+
+def ask_for_places_of_a_task_without() -> None:
+    places_of(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
+
+
+def ask_for_entmax_without_the_library() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "entmax", None)
+        DecoderSettings(weights="entmax")
 
 
 CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
@@ -126,6 +168,63 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"d_head 3 is odd, .* choose d_model / num_heads even",
     ),
+    *(
+        (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 shortens; use 1 for plain rotary or more for longer")
+        for s in (LinearInterpolation, NTK, DynamicNTK, YaRN)
+    ),
+    *(
+        (
+            lambda s=s: s(original_length=0),
+            SettingError,
+            r"original_length 0 holds no ID; use the number of IDs met in training",
+        )
+        for s in (DynamicNTK, YaRN)
+    ),
+    *(
+        (
+            lambda s=s, d_head=d_head: s().build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head)),
+            SettingError,
+            rf"d_head {d_head} is not two pairs or more, .* choose d_model / num_heads even and at least 4",
+        )
+        for s, d_head in ((NTK, 2), (DynamicNTK, 5))
+    ),
+    *(
+        (
+            lambda s=s: s().build(EncodingSize(d_model=10, num_heads=2, d_head=5)),
+            SettingError,
+            r"d_head 5 is odd, .* choose d_model / num_heads even",
+        )
+        for s in (LinearInterpolation, YaRN, Weave)
+    ),
+    *(
+        (lambda s=s: s(base=0.5), SettingError, r"base 0.5 or fastest 1.0 is too small; use base > 1, fastest > 0")
+        for s in (PartialRotary, LinearInterpolation, NTK, DynamicNTK, YaRN, Weave)
+    ),
+    (
+        lambda: YaRN(beta_fast=1.0, beta_slow=2.0),
+        SettingError,
+        r"beta_fast 1.0 and beta_slow 2.0 bound no ramp; use beta_fast > beta_slow > 0",
+    ),
+    *(
+        (lambda s=s: Weave(**{s: 0}), SettingError, rf"{s} 0 leaves no distance; use at least 1")
+        for s in ("window", "width")
+    ),
+    *(
+        (
+            lambda share=share: PartialRotary(share=share),
+            SettingError,
+            rf"share {share} is no part of a head .*; use a number above 0, up to 1",
+        )
+        for share in (0.0, 1.5)
+    ),
+    *(
+        (
+            lambda share=share: PartialRotary(share=share).build(EncodingSize(d_model=16, num_heads=2, d_head=8)),
+            SettingError,
+            rf"share {share} of d_head 8 is {turning} components, .* choose share \* d_head even and at least 2",
+        )
+        for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
+    ),
     (
         lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
         SettingError,
@@ -133,7 +232,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     *(
         (lambda s=s: DecoderSettings(**{s: 0}), SettingError, rf"{s} 0 builds no decoder; use at least 1")
-        for s in ("num_layers", "d_model", "num_heads", "mlp_factor")
+        for s in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k")
     ),
     (
         lambda: DecoderSettings(d_model=10, num_heads=4),
@@ -149,6 +248,63 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: DecoderSettings(head="pointr"),
         UnknownNameError,
         r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank",
+    ),
+    (
+        lambda: DecoderSettings(length_scaling="lg"),
+        UnknownNameError,
+        r"unknown length_scaling 'lg'; did you mean 'log'\? known: learned, log, none",
+    ),
+    (
+        lambda: DecoderSettings(weights="softmx"),
+        UnknownNameError,
+        r"unknown weights 'softmx'; did you mean 'softmax'\? known: entmax, softmax, top_k",
+    ),
+    (
+        lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),
+        SettingError,
+        r"entmax_alpha 1.0 is not above 1; use 1.5, or weights='softmax' for 1",
+    ),
+    (
+        ask_for_entmax_without_the_library,
+        SettingError,
+        r"weights 'entmax' need the entmax library; pip install 'lengthwise\[entmax\]'",
+    ),
+    (
+        lambda: give(torch.zeros(1, 3, dtype=torch.int64)),
+        PositionIDError,
+        r"IDs of shape \(1, 3\) for tokens of shape \(1, 2\); give \(batch, seq\), or .* with 1 level\(s\)",
+    ),
+    (
+        lambda: give(torch.zeros(3, 1, 2, dtype=torch.int64)),
+        PositionIDError,
+        r"IDs come on 3 level\(s\) but this decoder was built for 1; give 1, or build it with num_levels=3",
+    ),
+    (
+        lambda: give(torch.zeros(1, 2, dtype=torch.bool)),
+        PositionIDError,
+        r"IDs of type torch.bool are no numbers; give whole or real ones",
+    ),
+    (
+        lambda: give(torch.zeros(1, 2, dtype=torch.float64)),
+        PositionIDError,
+        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with whole IDs",
+    ),
+    (
+        lambda: give(torch.tensor([[0, -4]])),
+        PositionIDError,
+        r"position ID -4 is negative.*; IDs start at 0",
+    ),
+    (
+        lambda: give(torch.tensor([[0, 5]])),
+        PositionRangeError,
+        r"ID 5 is beyond the 5 that the encoding learned holds; set its num_position_ids to at least 6",
+    ),
+    (lambda: write(1), SettingError, r"1 IDs for 2 prompt tokens; give one for each"),
+    (lambda: write(3), SettingError, r"IDs are given for 1 of 2 new tokens .*; give them all, or train with"),
+    (
+        ask_for_places_of_a_task_without,
+        UnservedTaskError,
+        r"declares no places; use the scheme sequential, random_start or skipwise",
     ),
     (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is no length; lengths start at 1"),

@@ -42,14 +42,15 @@ def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Ten
     for index in range(length, length + new):
         hidden, _ = decoder(tokens, ids)
         token = decoder.token_logits(hidden)[:, -1].argmax(dim=-1, keepdim=True)
-        if decoder.head is None:
-            following = batch.position_ids[0, :, index : index + 1]
+        if decoder.predicts_ids:
+            prompts = decoder.read_prompt(tokens, ids, batch.prompt_length)
+            levels = decoder.next_ids(hidden[:, -1:], ids[:, :, -1:], token, prompts)
+            following = torch.stack([level.most_likely() for level in levels])
         else:
-            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length)
-            following = decoder.next_ids(hidden[:, -1:], ids[0, :, -1:], token, prompt).most_likely()
+            following = batch.position_ids[:, :, index : index + 1]
         tokens = torch.cat([tokens, token], dim=1)
-        ids = torch.cat([ids, following[None]], dim=2)
-    return tokens[:, length:], ids[0, :, length:]
+        ids = torch.cat([ids, following], dim=2)
+    return tokens[:, length:], ids[:, :, length:]
 
 
 @pytest.mark.parametrize("task", [Parity(), Addition()], ids=["parity", "addition"])
@@ -86,8 +87,8 @@ def test_given_ids_go_before_predicted_ones_as_far_as_they_reach():
     prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
     written = generate(decoder, prompt, given, end=NEVER, max_new_tokens=NEW)
     alone = generate(decoder, prompt, given[:, :, :length], end=NEVER, max_new_tokens=NEW)
-    assert torch.equal(written.position_ids[:, :3], given[0, :, length:])
-    assert not torch.equal(alone.position_ids[:, :3], given[0, :, length:])
+    assert torch.equal(written.position_ids[:, :, :3], given[:, :, length:])
+    assert not torch.equal(alone.position_ids[:, :, :3], given[:, :, length:])
     assert torch.equal(written.tokens[:, 0], alone.tokens[:, 0])
 
 

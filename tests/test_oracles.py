@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cases import ADDITIONS, SETTINGS, words
-from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
+from lengthwise.tasks import TASKS, Addition, Copy, MultiAddition, Parity, Reverse
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
 over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
@@ -57,7 +57,28 @@ def written_addition(task: Addition, prompt: list[str]) -> list[str]:
     return [*digits[0], "+", *digits[1], "=", *total, "end"]
 
 
-WRITTEN = {"parity": written_parity, "copy": written_copy, "reverse": written_reverse, "addition": written_addition}
+def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
+    operands = "".join(prompt).removesuffix("=>").split("+")
+    width = len(operands[0])
+    assert {len(operand) for operand in operands} == {width}
+    symbols = [*"+".join(operands), "="]
+    total, *others = (int(operand[::-1]) for operand in operands)
+    for other in others:
+        symbols.append(">")
+        for place in range(width):
+            carry = carries_out(total, other, place)
+            symbols += [str(total + other).zfill(width)[::-1][place] + "c" * carry, "c" if carry else "."]
+        total += other
+    return [*symbols, "end"]
+
+
+WRITTEN = {
+    "parity": written_parity,
+    "copy": written_copy,
+    "reverse": written_reverse,
+    "addition": written_addition,
+    "multi_addition": written_multi_addition,
+}
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
@@ -180,6 +201,9 @@ def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
         asked = " ".join(symbols)
         if isinstance(task, Addition):
             asked = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
+        if isinstance(task, MultiAddition):
+            operands = "".join(symbols).removesuffix("=>").split("+")
+            asked = "+".join(number.rstrip("0")[::-1] or "0" for number in operands)
         again = task.from_prompt(asked)
         kept = again.tokens.shape[1]
         assert np.array_equal(again.tokens[0], examples.tokens[row, :kept])
@@ -190,3 +214,35 @@ def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
         if examples.support is not None:
             assert again.support is not None
             assert np.array_equal(again.support[0], examples.support[row, :kept])
+
+
+def test_a_sum_of_several_numbers_is_answered_as_python_adds():
+    task = MultiAddition()
+    examples = task.from_prompt("999 + 1 + 27 + 999 =")
+    rows = "".join(words(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
+    sums = [row.replace("c", "").replace(".", "")[::-1] for row in rows]
+    assert [int(total) for total in sums] == [1000, 1027, 2026]
+
+
+@pytest.mark.parametrize(("count", "width"), [(2, 4), (9, 4), (10, 4), (11, 5), (12, 5)])
+def test_numbers_are_as_wide_as_the_longest_possible_sum(count, width, rng):
+    examples = MultiAddition(operands=(count, count)).sample(length=3, size=1, rng=rng)
+    assert examples.prompt_length[0] == count * (width + 1) + 1
+    assert len(str(count * 999)) <= width
+
+
+def test_the_number_of_operands_covers_both_ends_of_its_range(rng):
+    samples = [MultiAddition(operands=(2, 4)).sample(length=1, size=1, rng=rng) for _ in range(60)]
+    assert {int((examples.tokens == 10).sum()) + 1 for examples in samples} == {2, 3, 4}
+
+
+def test_what_a_step_needs_is_at_distance_zero_on_both_levels_and_nothing_else_of_the_numbers_is(rng):
+    task = MultiAddition(operands=(4, 4))
+    examples = task.sample(length=3, size=1, rng=rng)
+    assert examples.coupling is not None
+    assert examples.support is not None
+    ids, index = examples.coupling[:, 0], np.arange(examples.tokens.shape[1])
+    places = examples.places[0]
+    for answer in np.flatnonzero((places > 0) & (index >= examples.prompt_length[0])):
+        near = (ids[:, :answer] == ids[:, answer - 1, None]).all(axis=0) & (places[:answer] > 0)
+        assert sorted(np.flatnonzero(near)) == sorted(examples.support[0, answer, :2])

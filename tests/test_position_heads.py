@@ -181,7 +181,8 @@ def brute_force_pointer(head: Pointer, row: int, query: int, own_id: int) -> tup
         scores.append(score * math.log(length + 1))
     mass = np.exp(scores) / np.exp(scores).sum()
     distinct = sorted(set(ids))
-    down, stay, up = np.exp(10.0 * weights["shift"]) / np.exp(10.0 * weights["shift"]).sum()
+    moves = np.exp(10.0 * (weights["shift.weight"] @ CHOSEN[row, query].double().numpy() + weights["shift.bias"]))
+    down, stay, up = moves / moves.sum()
     probabilities = dict.fromkeys(distinct, 0.0)
     for j, prompt_id in enumerate(ids):
         rank = distinct.index(prompt_id)
@@ -196,7 +197,7 @@ def test_the_pointer_sums_and_shifts_mass_as_a_double_loop_does():
     head = build("pointer")
     assert isinstance(head, Pointer)
     head.content_gain.fill_(1.5)
-    head.shift.copy_(torch.tensor([-1.0, 2.0, 0.5]))
+    head.shift.bias.copy_(torch.tensor([-0.1, 0.2, 0.05]))
     next_ids = named(head)
     for row, query in np.ndindex(*OWN_IDS.shape):
         _, expected = brute_force_pointer(head, row, query, int(OWN_IDS[row, query]))
@@ -208,7 +209,7 @@ def test_the_pointer_sums_and_shifts_mass_as_a_double_loop_does():
 @torch.no_grad()
 def test_an_id_wins_by_the_sum_of_its_tokens_where_no_single_token_would():
     head = Pointer(D_MODEL, NUM_POSITION_IDS)
-    head.shift.copy_(torch.tensor([-100.0, 0.0, -100.0]))
+    head.shift.bias.copy_(torch.tensor([-100.0, 0.0, -100.0]))
     head.log_distance_gain.fill_(math.log(0.1))
     mass, _ = brute_force_pointer(head, 0, 0, own_id=4)
     assert POSITION_IDS[0, mass.argmax()] == 4
@@ -223,7 +224,7 @@ def test_the_pointer_moves_up_and_down_one_distinct_id():
     position_ids = torch.tensor([[12, 4, 9, 9]])
     prompt = read_prompt(head, EMBEDDINGS[:1, :4], position_ids, torch.tensor([4]))
     for move, expected in moves.items():
-        head.shift.copy_(torch.where(torch.tensor([-1, 0, 1]) == move, 0.0, -100.0))
+        head.shift.bias.copy_(torch.where(torch.tensor([-1, 0, 1]) == move, 0.0, -100.0))
         next_ids = head(HIDDEN[:1], torch.full((1, 4), 9), CHOSEN[:1], prompt)
         assert next_ids.most_likely()[0].tolist() == expected
 
@@ -269,7 +270,7 @@ def test_what_a_head_names_depends_on_the_token_chosen_next(name):
 def test_a_fill_is_never_named(name):
     head = build(name)
     if isinstance(head, Pointer):
-        head.shift.copy_(torch.tensor([-100.0, -100.0, 0.0]))
+        head.shift.bias.copy_(torch.tensor([-100.0, -100.0, 0.0]))
     next_ids = named(head)
     assert (next_ids.candidates != Prompt.FILL).all()
     assert (next_ids.most_likely() >= 0).all()

@@ -249,7 +249,7 @@ def test_a_right_answer_has_every_token_and_every_id_before_the_end(
     symbols, position_ids, right, tmp_path, monkeypatch
 ):
     def generate(*given: Any, **how: Any) -> Generated:
-        tokens, ids = torch.tensor([symbols]), torch.tensor([position_ids])
+        tokens, ids = torch.tensor([symbols]), torch.tensor([[position_ids]])
         return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, steps=1)

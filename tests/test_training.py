@@ -254,8 +254,8 @@ def id_losses_by_hand(
         with torch.no_grad():
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
             prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[row : row + 1])
-            own, following = ids[0, :, index - 1 : index], tokens[:, index : index + 1]
-            answer = decoder.next_ids(hidden[:, -1:], own, following, prompt)
+            own, following = ids[:, :, index - 1 : index], tokens[:, index : index + 1]
+            (answer,) = decoder.next_ids(hidden[:, -1:], own, following, prompt)
         candidates = answer.candidates.expand(answer.log_probs.shape)[0, 0].tolist()
         log_probs = dict(zip(candidates, answer.log_probs[0, 0].tolist(), strict=True))
         target = int(ids[0, 0, index])

@@ -8,7 +8,6 @@ from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment, look_up
 from lengthwise.positions import PositionScheme
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, recipe
-from lengthwise.tasks import Task
 
 
 def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -119,6 +118,6 @@ def whole_number(text: str | int) -> int:
         raise SettingError(f"'{text}' is no whole number; write one such as 20") from None
 
 
-def own_task(name: str | None) -> Task | None:
-    """The task that a saved run has to be given again, or none."""
-    return None if name is None else look_up("task", name)()
+def brought(**names: str | None) -> dict[str, type[Any]]:
+    """The classes that take the place of a saved run's task, scheme or encoding."""
+    return {kind: look_up(kind, name) for kind, name in names.items() if name is not None}

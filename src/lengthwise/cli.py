@@ -1,6 +1,5 @@
 """The command line: one verb per public function; tables for people, JSON for scripts."""
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -9,11 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
-from lengthwise.choices import chosen, own_task, rows_of, tested, varied, whole_number
+from lengthwise.choices import brought, chosen, rows_of, tested, varied, whole_number
 from lengthwise.comparison import compare
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import LengthwiseError, SettingError, UntrainedDistanceWarning, unknown_name
@@ -25,6 +22,7 @@ from lengthwise.recipes import COMPARISONS, RECIPES, quick
 from lengthwise.report import draw, length_table, table
 from lengthwise.run import evaluate, generate_from_prompt, load_run, train
 from lengthwise.tasks import TASKS
+from lengthwise.terminal import err_console, out_console, print_json, print_table, say
 
 
 class Verbs(TyperGroup):
@@ -44,15 +42,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# Results go to standard output; progress, warnings and errors never do.
-out_console = Console(soft_wrap=True)
-WIDEST = 160
-err_console = Console(stderr=True, soft_wrap=True)
 
 WHOLE: dict[str, Any] = {"parser": whole_number, "metavar": "INT"}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
+SchemeName = Annotated[
+    str | None, typer.Option("--scheme", help="A position scheme's name, or module:Name; by default predicted.")
+]
+EncodingName = Annotated[
+    str | None, typer.Option("--encoding", help="An encoding's name, or module:Name; by default the recipe's.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A size that only shows that everything runs.")]
 Variants = Annotated[
     str | None, typer.Option("--variants", help="Named distributions of the task, such as uniform,carry.")
@@ -79,10 +79,10 @@ def list_(
             raise unknown_name("list", kind, rows)
         rows = {kind: rows[kind]}
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     for name, entries in rows.items():
-        _print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
+        print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
 
 
 @app.command("train")
@@ -91,8 +91,8 @@ def train_(
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe; or name --task and --scheme.")
     ] = None,
     task: TaskName = None,
-    scheme: Annotated[str | None, typer.Option(help="A position scheme's name; predicted by default.")] = None,
-    encoding: Annotated[str | None, typer.Option(help="An encoding's name; the task's own recipe by default.")] = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
     train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
     steps: Annotated[int | None, typer.Option(**WHOLE, help="Training steps.")] = None,
     batch_size: Annotated[int | None, typer.Option(**WHOLE, help="Sequences per step.")] = None,
@@ -132,7 +132,7 @@ def train_(
     if run is None:
         raise StoppedError(f"stopped and saved; go on with: lengthwise train --resume --out {folder}")
     if as_json:
-        _print_json({"folder": str(folder), **run.facts})
+        print_json({"folder": str(folder), **run.facts})
         return
     smallest, largest = run.facts["id_range"]
     out_console.print(
@@ -149,6 +149,8 @@ def evaluate_(
     lengths: Annotated[str | None, typer.Option(help="Such as 20,200,2000; the recipe's by default.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     task: TaskName = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
     variants: Variants = None,
     decode: Annotated[
         str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
@@ -158,15 +160,15 @@ def evaluate_(
     as_json: Json = False,
 ) -> None:
     """Measure a run's exact match by length, with intervals, and add the rows to its results.jsonl."""
-    run = load_run(folder, task=own_task(task), device=device)
+    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
     settings = tested(run.experiment.evaluation, lengths, num_examples, variants)
     settings = replace(settings, decode=decode, seed=seed)
     with ProgressLine(err_console) as progress:
         rows = evaluate(run, settings, report=progress.evaluated)
     if as_json:
-        _print_json({"results": rows})
+        print_json({"results": rows})
         return
-    _print_table(f"{folder}, {decode}", *length_table(rows))
+    print_table(f"{folder}, {decode}", *length_table(rows))
 
 
 @app.command("compare")
@@ -197,16 +199,16 @@ def compare_(
         evaluation = tested(asked.evaluation, lengths, num_examples, variants)
         experiments[label] = replace(asked, evaluation=evaluation, seed=seed)
     with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
-        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=_say)
+        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=say)
     for warning in comparison.warnings:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     if not comparison.finished:
         raise StoppedError("stopped; what was trained is saved: the same command goes on")
     figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:
-        _print_json({"results": comparison.rows, "figure": str(figure)})
+        print_json({"results": comparison.rows, "figure": str(figure)})
         return
-    _print_table("exact match by length, below it the 95% Wilson interval", *table(comparison.rows))
+    print_table("exact match by length, below it the 95% Wilson interval", *table(comparison.rows))
     out_console.print(f"figure: {figure}", markup=False, highlight=False)
 
 
@@ -215,6 +217,8 @@ def generate_(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     prompt: Annotated[str, typer.Option(help="In the task's own form, such as 0110 or 57+68.")],
     task: TaskName = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(**WHOLE, help="No more than the right answer has, by default.")
     ] = None,
@@ -224,15 +228,16 @@ def generate_(
     """Decode one prompt freely and show the tokens with their IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"max-new-tokens {max_new_tokens} writes nothing; use at least 1")
-    answer = generate_from_prompt(load_run(folder, task=own_task(task), device=device), prompt, max_new_tokens)
+    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
+    answer = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        _print_json({"tokens": answer.symbols, "position_ids": answer.position_ids, "right": answer.right})
+        print_json({"tokens": answer.symbols, "position_ids": answer.position_ids, "right": answer.right})
         return
-    _print_table(
-        "written",
-        ["token", "ID"],
-        [list(pair) for pair in zip(answer.symbols, map(str, answer.position_ids), strict=True)],
-    )
+    # Several levels: one column each.
+    levels = answer.position_ids if isinstance(answer.position_ids[0], list) else [answer.position_ids]
+    header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
+    columns = [answer.symbols, *([str(place) for place in level] for level in levels)]
+    print_table("written", header, [list(row) for row in zip(*columns, strict=True)])
     out_console.print("right" if answer.right else f"wrong; the answer is {' '.join(answer.expected)}", markup=False)
 
 
@@ -267,23 +272,4 @@ def _fail(message: str, status: int) -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
     if issubclass(category, UntrainedDistanceWarning):
-        _say(f"warning: {message}")
-
-
-def _say(line: str) -> None:
-    err_console.print(line, markup=False, highlight=False)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
-
-
-def _print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:
-    shown = Table(title=title, title_justify="left")
-    for column in header:
-        shown.add_column(column, no_wrap=not wrap)
-    for row in body:
-        shown.add_row(*row)
-    # Numbers are never folded: a table that is wider than the screen is still one to copy.
-    width = None if wrap else max(out_console.width, WIDEST)
-    Console(width=width, highlight=False, markup=False).print(shown)
+        say(f"warning: {message}")

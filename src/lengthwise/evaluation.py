@@ -27,7 +27,8 @@ FORWARD_TOKENS = 1 << 15
 class EvaluationSettings:
     """Which lengths, and how many examples at each: one number for all, or one per length.
 
-    ``variants`` names distributions of the task to measure one by one; empty, it is the task's own.
+    ``variants`` names distributions of the task to measure one by one; empty, it is the task's own. With
+    ``until_none`` a length without any exact match is the last one measured.
     """
 
     lengths: tuple[int, ...] = (20, 200, 2000)
@@ -35,6 +36,7 @@ class EvaluationSettings:
     seed: int = 0
     decode: str = "forced"
     variants: tuple[str, ...] = ()
+    until_none: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -136,6 +138,8 @@ def evaluate_by_length(
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
+        if settings.until_none and result.exact_match == 0:
+            break
     decoder.train(was_training)
     return tuple(results)
 

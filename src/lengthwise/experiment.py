@@ -1,6 +1,8 @@
 """Experiment: one frozen tree that says everything about a run, to and from JSON."""
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
-from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, unknown_name
+from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.randomness import stream
@@ -54,6 +56,9 @@ def look_up(kind: str, name: str) -> type[Any]:
 
 def _imported(kind: str, name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        # Where the user stands, as with python -m; last, so that it hides nothing.
+        sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
@@ -101,19 +106,21 @@ def to_dict(value: Any) -> Any:
     return value
 
 
-def from_dict(tree: Mapping[str, Any], *, task: Task | None = None) -> Experiment:
-    """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word."""
+def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word.
+
+    ``brought`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
+    of one's own, which no file can name; a class of the saved name gets the saved settings.
+    """
+    brought = {} if brought is None else brought
     values: dict[str, Any] = {}
     try:
         for part in fields(Experiment):
             value = tree[part.name]
-            if part.name == "task" and task is not None:
-                values["task"] = task
+            if part.name in brought:
+                values[part.name] = _brought(brought[part.name], value)
             elif part.name in TABLES:
-                settings = {name: setting for name, setting in value.items() if name != "name"}
-                if value["name"] not in TABLES[part.name]:
-                    raise unknown_name(part.name, value["name"], TABLES[part.name])
-                values[part.name] = TABLES[part.name][value["name"]](**_tuples(settings))
+                values[part.name] = _entry(part.name, value)
             elif part.name in PARTS:
                 values[part.name] = PARTS[part.name](**_tuples(value))
             else:
@@ -123,6 +130,24 @@ def from_dict(tree: Mapping[str, Any], *, task: Task | None = None) -> Experimen
         raise
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
+
+
+def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
+    if not isinstance(own, type):
+        return own
+    settings = {name: setting for name, setting in tree.items() if name != "name"}
+    return own(**_tuples(settings)) if getattr(own, "name", None) == tree["name"] else own()
+
+
+def _entry(kind: str, tree: Mapping[str, Any]) -> Any:
+    """What stands in a table, by its saved name; a setting may be an entry itself (a task within a task)."""
+    if tree["name"] not in TABLES[kind]:
+        raise UnknownNameError(
+            f"the saved {kind} '{tree['name']}' is in no table; if it is your own, name it again (--{kind} module:Name)"
+        )
+    settings = _tuples({name: setting for name, setting in tree.items() if name != "name"})
+    inner = {name: _entry(name, settings[name]) for name in settings if name in TABLES}
+    return TABLES[kind][tree["name"]](**settings | inner)
 
 
 def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:

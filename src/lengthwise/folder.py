@@ -14,7 +14,6 @@ import torch
 from lengthwise.checkpoint import load_tensors, write_atomically
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
-from lengthwise.tasks import Task
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON = "comparison.json"
@@ -29,7 +28,7 @@ def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
             raise RunFolderError(
                 f"{folder} holds a run already; add --resume to go on with it, or choose another --out"
             )
-        if read_experiment(folder, task=experiment.task) != experiment:
+        if _read_tree(folder) != json.loads(json.dumps(to_dict(experiment))):
             raise RunFolderError(f"{folder} holds another run than the one asked for; choose another --out")
         return
     if (folder / COMPARISON).exists():
@@ -38,17 +37,20 @@ def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
 
 
-def read_experiment(folder: Path, *, task: Task | None = None) -> Experiment:
+def read_experiment(folder: Path, *, brought: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
+    return from_dict(_read_tree(folder), brought=brought)
+
+
+def _read_tree(folder: Path) -> Any:
     if not folder.exists():
         raise RunFolderError(f"{folder} does not exist; give the folder of a run, such as train --out made")
     if not (folder / EXPERIMENT).is_file():
         raise RunFolderError(f"{folder} is no run folder (it has no {EXPERIMENT}); give one that train --out made")
     try:
-        tree = json.loads((folder / EXPERIMENT).read_text())["experiment"]
+        return json.loads((folder / EXPERIMENT).read_text())["experiment"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{folder / EXPERIMENT} cannot be read ({error!r}); train the run again") from None
-    return from_dict(tree, task=task)
 
 
 def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

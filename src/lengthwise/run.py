@@ -1,6 +1,6 @@
 """The verbs as functions that return data: train, load, evaluate, and one-off generation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from lengthwise.checkpoint import save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
-from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
 from lengthwise.generate import generate
 from lengthwise.randomness import stream
@@ -68,7 +68,7 @@ def train(
     if (out / MODEL).exists():
         # A damaged model is made again from the newest checkpoint.
         with suppress(RunFolderError):
-            return load_run(out, task=experiment.task, device=device)
+            return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=device)
     decoder = build_decoder(experiment).to(target)
     trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
     trainer.restore()
@@ -113,10 +113,14 @@ def fit(experiment: Experiment, decoder: Decoder) -> LengthResult:
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
 
 
-def load_run(folder: Path, *, task: Task | None = None, device: str = "auto") -> Run:
-    """Read a finished run. A task that was brought as ``module:Name`` has to be brought again."""
+def load_run(folder: Path, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
+    """Read a finished run.
+
+    ``brought`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
+    brought again; another encoding with the same weights shows what it changes at evaluation alone.
+    """
     target = pick_device(device)
-    experiment = read_experiment(folder, task=task)
+    experiment = read_experiment(folder, brought=brought)
     tensors, facts = read_model(folder)
     decoder = build_decoder(experiment)
     try:

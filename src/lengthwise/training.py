@@ -24,8 +24,9 @@ PRECISIONS = ("auto", "float32", "bf16")
 class TrainingSettings:
     """Budget and optimiser (AdamW, linear warm-up, linear decay to ``final_share`` of the learning rate).
 
-    ``id_weight`` is the weight of the ID loss beside the token loss. With ``fit_every``, training stops as soon as
-    exact match at the longest training length reaches ``fit_threshold``, looked at every so many steps.
+    ``id_weight`` is the weight of the ID loss beside the token loss. With ``fit_every``, training ends as soon as
+    exact match at the longest training length reaches ``fit_threshold``, looked at every so many steps. With
+    ``cooldown_steps`` it then goes on for so many: the learning rate stays up until there, and decays only in them.
     """
 
     steps: int = 500
@@ -41,22 +42,28 @@ class TrainingSettings:
     checkpoint_every: int = 250
     fit_every: int | None = None
     fit_threshold: float = 0.99
+    cooldown_steps: int = 0
     precision: str = "auto"
 
     def __post_init__(self) -> None:
         for setting in ("steps", "batch_size", "log_every", "checkpoint_every"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} trains nothing; use at least 1")
+        if not 0 <= self.cooldown_steps <= self.steps:
+            raise SettingError(
+                f"cooldown_steps {self.cooldown_steps} is not within the {self.steps} steps; use 0 or up to as many"
+            )
         if self.learning_rate <= 0:
             raise SettingError(f"learning rate {self.learning_rate} moves nothing; use a positive number")
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+    def rate(self, step: int, end: int | None = None) -> float:
+        """The learning rate of a step, counted from 0, of a training that ends before ``end``."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        end = self.steps if end is None else end
+        left = min(1.0, (end - step) / max(1, self.cooldown_steps or self.steps - self.warmup_steps))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * left)
 
 
@@ -70,6 +77,7 @@ class Progress:
     largest_distance: int | float = 0
     metrics_bytes: int = 0
     train_seconds: float = 0.0
+    end: int | None = None
     finished: bool = False
 
     def saw(self, position_ids: Tensor) -> None:
@@ -124,7 +132,9 @@ class Trainer:
                     metrics.write(json.dumps(row).encode() + b"\n")
                     if report is not None:
                         report(row)
-                progress.finished = progress.step >= settings.steps or self._fits(fitted)
+                if progress.end is None and self._fits(fitted):
+                    progress.end = min(settings.steps, progress.step + settings.cooldown_steps)
+                progress.finished = progress.step >= (settings.steps if progress.end is None else progress.end)
                 progress.train_seconds += time.perf_counter() - started
                 leave = stop() and not progress.finished
                 if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
@@ -157,7 +167,7 @@ class Trainer:
         batch = self.sampler.batch(progress.step)
         progress.saw(batch.position_ids)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.rate(progress.step)
+            group["lr"] = self.settings.rate(progress.step, progress.end)
         with self._precision():
             outcome = answer_loss(self.decoder, batch.to(self.device), self.settings.id_weight)
         self.optimizer.zero_grad(set_to_none=True)
@@ -176,7 +186,8 @@ class Trainer:
 
     def _row(self, outcome: AnswerLoss) -> dict[str, Any]:
         measured = {part.name: round(getattr(outcome, part.name).item(), 8) for part in fields(outcome)}
-        return {"step": self.progress.step, **measured, "learning_rate": self.settings.rate(self.progress.step - 1)}
+        rate = self.settings.rate(self.progress.step - 1, self.progress.end)
+        return {"step": self.progress.step, **measured, "learning_rate": rate}
 
     def _fits(self, fitted: Callable[[], bool]) -> bool:
         every = self.settings.fit_every

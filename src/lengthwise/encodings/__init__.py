@@ -1,11 +1,64 @@
 """How IDs enter the decoder: one file per encoding, one table of all."""
 
 from lengthwise.encodings.alibi import ALiBi
+from lengthwise.encodings.dynamic_ntk import DynamicNTK
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.fire import FIRE
+from lengthwise.encodings.hard_alibi import HardALiBi
+from lengthwise.encodings.kerple_log import KERPLELog
+from lengthwise.encodings.kerple_power import KERPLEPower
 from lengthwise.encodings.learned import Learned
+from lengthwise.encodings.linear_interpolation import LinearInterpolation
 from lengthwise.encodings.nope import NoPE
+from lengthwise.encodings.ntk import NTK
+from lengthwise.encodings.partial_rotary import PartialRotary
 from lengthwise.encodings.rotary import Rotary
+from lengthwise.encodings.sinusoidal import Sinusoidal
+from lengthwise.encodings.t5_bias import T5Bias
+from lengthwise.encodings.weave import Weave
+from lengthwise.encodings.yarn import YaRN
 
-ENCODINGS: dict[str, type[EncodingSettings]] = {encoding.name: encoding for encoding in (NoPE, Learned, Rotary, ALiBi)}
+ENCODINGS: dict[str, type[EncodingSettings]] = {
+    encoding.name: encoding
+    for encoding in (
+        NoPE,
+        Learned,
+        Sinusoidal,
+        Rotary,
+        PartialRotary,
+        LinearInterpolation,
+        NTK,
+        DynamicNTK,
+        YaRN,
+        Weave,
+        ALiBi,
+        HardALiBi,
+        KERPLELog,
+        KERPLEPower,
+        T5Bias,
+        FIRE,
+    )
+}
 
-__all__ = ["ENCODINGS", "ALiBi", "Encoding", "EncodingSettings", "EncodingSize", "Learned", "NoPE", "Rotary"]
+__all__ = [
+    "ENCODINGS",
+    "FIRE",
+    "NTK",
+    "ALiBi",
+    "DynamicNTK",
+    "Encoding",
+    "EncodingSettings",
+    "EncodingSize",
+    "HardALiBi",
+    "KERPLELog",
+    "KERPLEPower",
+    "Learned",
+    "LinearInterpolation",
+    "NoPE",
+    "PartialRotary",
+    "Rotary",
+    "Sinusoidal",
+    "T5Bias",
+    "Weave",
+    "YaRN",
+]

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.encodings.distance import distances
 from lengthwise.encodings.encoding import Encoding, EncodingSize
 
 
@@ -35,8 +36,8 @@ class ALiBiEncoding(Encoding):
         key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
     ) -> Float[Tensor, "#batch heads query key"]:
         """The distance is taken without sign: coupled IDs of visible keys can be larger than the query's."""
-        distance = (query_ids[:, :, None] - key_ids[:, None, :]).abs()
-        return -self.slopes[:, None, None] * distance[:, None].float()
+        apart = distances(query_ids, key_ids).abs().float()
+        return -self.slopes[:, None, None] * apart[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class ALiBi:
     paper: ClassVar[str] = "Press et al. 2022 (arXiv 2108.12409)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:

@@ -36,6 +36,7 @@ class Learned:
     paper: ClassVar[str] = "Radford et al. 2018, GPT; Gehring et al. 2017 (arXiv 1705.03122)"
     real_valued: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
+    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_position_ids < 1:

@@ -15,6 +15,7 @@ class NoPE:
     paper: ClassVar[str] = "Kazemnejad et al. 2023 (arXiv 2305.19466)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:

@@ -12,6 +12,37 @@ from lengthwise.encodings.encoding import Encoding, EncodingSize
 from lengthwise.errors import SettingError
 
 
+def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
+    """``fastest * base^(-2i / d_head)`` radians per ID for pair i, in double precision."""
+    exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=device) / d_head
+    return fastest * base**-exponents
+
+
+def turn(
+    x: Float[Tensor, "batch heads seq d_head"],
+    position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+    frequencies: Float[Tensor, " d_head//2"],
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Neighbouring components as real and imaginary part, multiplied by ``exp(i * ID * frequency)``."""
+    # Double precision until the whole turns are gone: float32 loses the angles of large IDs.
+    angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
+    factors = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
+
+
+def check_turning(base: float, fastest: float) -> None:
+    """Refuse angles that do not slow down from pair to pair."""
+    if base <= 1 or fastest <= 0:
+        raise SettingError(f"rotary base {base} or fastest {fastest} is too small; use base > 1, fastest > 0")
+
+
+def check_pairs(d_head: int) -> None:
+    """Refuse a head whose components do not form pairs."""
+    if d_head % 2:
+        raise SettingError(f"d_head {d_head} is odd, rotary turns pairs; choose d_model / num_heads even")
+
+
 class RotaryEncoding(Encoding):
     """Pair i of a head turns by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
 
@@ -25,15 +56,8 @@ class RotaryEncoding(Encoding):
         x: Float[Tensor, "batch heads seq d_head"],
         position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """Neighbouring components as real and imaginary part, multiplied by ``exp(i angle)``."""
-        d_head = x.shape[-1]
-        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=x.device) / d_head
-        frequencies = self.fastest * self.base**-exponents
-        # Double precision until the whole turns are gone: float32 loses the angles of large IDs.
-        angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
-        turn = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
-        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+        """Neighbouring components turn together."""
+        return turn(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +75,10 @@ class Rotary:
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.base <= 1 or self.fastest <= 0:
-            raise SettingError(
-                f"rotary base {self.base} or fastest {self.fastest} is too small; use base > 1, fastest > 0"
-            )
+        check_turning(self.base, self.fastest)
 
     @property
     def num_position_ids(self) -> int | None:
@@ -65,6 +87,5 @@ class Rotary:
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""
-        if size.d_head % 2:
-            raise SettingError(f"d_head {size.d_head} is odd, rotary turns pairs; choose d_model / num_heads even")
+        check_pairs(size.d_head)
         return RotaryEncoding(self.base, self.fastest)

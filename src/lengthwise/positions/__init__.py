@@ -1,23 +1,42 @@
 """Which ID a token gets: one file per scheme, one table of all."""
 
+from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
+from lengthwise.positions.multilevel import MultiLevel
 from lengthwise.positions.predicted import Predicted
+from lengthwise.positions.random_floats import RandomFloats
 from lengthwise.positions.random_start import RandomStart
+from lengthwise.positions.randomized import Randomized
 from lengthwise.positions.scheme import Assignment, PositionScheme
 from lengthwise.positions.sequential import Sequential
 from lengthwise.positions.skipwise import Skipwise
 
 SCHEMES: dict[str, type[PositionScheme]] = {
-    scheme.name: scheme for scheme in (Sequential, RandomStart, Skipwise, Coupled, Predicted)
+    scheme.name: scheme
+    for scheme in (
+        Sequential,
+        RandomStart,
+        Skipwise,
+        Randomized,
+        RandomFloats,
+        Abacus,
+        Coupled,
+        MultiLevel,
+        Predicted,
+    )
 }
 
 __all__ = [
     "SCHEMES",
+    "Abacus",
     "Assignment",
     "Coupled",
+    "MultiLevel",
     "PositionScheme",
     "Predicted",
+    "RandomFloats",
     "RandomStart",
+    "Randomized",
     "Sequential",
     "Skipwise",
 ]

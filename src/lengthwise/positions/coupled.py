@@ -5,9 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
-from lengthwise.positions.gaps import check_max_gaps, open_gaps
-from lengthwise.positions.scheme import Assignment, check_num_position_ids, coupling_of, scored_everywhere
+from lengthwise.positions.gaps import assign_groups, check_gaps
+from lengthwise.positions.scheme import Assignment, coupling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,7 @@ class Coupled:
     """Training: the coupling with random gaps (one gap for all tokens of a group) and a random shift.
 
     Evaluation: the coupling as it is, all IDs given. ``max_gaps=0`` is plain position coupling, shifted as one block.
+    One ID per token: tasks that couple on several levels are served by ``multilevel``.
     """
 
     num_position_ids: int = 20_480
@@ -26,14 +28,24 @@ class Coupled:
     needs: ClassVar[str | None] = "coupling"
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_num_position_ids(self.num_position_ids)
-        check_max_gaps(self.max_gaps)
+        check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """The coupling, with gaps and a shift in training."""
-        ids = coupling_of(examples)
-        if training:
-            ids = open_gaps(ids, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
-        return scored_everywhere(examples, ids)
+        groups = coupling_of(examples)
+        if len(groups) != 1:
+            raise UnservedTaskError(
+                f"this task couples on {len(groups)} levels, coupled gives one ID; "
+                "use the scheme multilevel or predicted"
+            )
+        return assign_groups(
+            examples,
+            groups,
+            rng,
+            training=training,
+            num_position_ids=self.num_position_ids,
+            max_gaps=self.max_gaps,
+        )

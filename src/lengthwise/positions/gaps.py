@@ -4,13 +4,30 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.errors import SettingError
-from lengthwise.positions.scheme import room_above
+from lengthwise.example import Examples
+from lengthwise.positions.scheme import Assignment, check_num_position_ids, room_above, scored_everywhere
 
 
-def check_max_gaps(max_gaps: int) -> None:
-    """Refuse a negative number of gaps."""
+def check_gaps(num_position_ids: int, max_gaps: int) -> None:
+    """Refuse a range that holds no ID and a negative number of gaps."""
+    check_num_position_ids(num_position_ids)
     if max_gaps < 0:
         raise SettingError(f"max_gaps {max_gaps} is negative; use 0 for no gaps")
+
+
+def assign_groups(
+    examples: Examples,
+    groups: Int[np.ndarray, "level batch seq"],
+    rng: np.random.Generator,
+    *,
+    training: bool,
+    num_position_ids: int,
+    max_gaps: int,
+) -> Assignment:
+    """The groups as IDs: in training with gaps and a shift, at evaluation as they are."""
+    if training:
+        groups = open_gaps(groups, rng, num_position_ids=num_position_ids, max_gaps=max_gaps)
+    return scored_everywhere(examples, groups)
 
 
 def open_gaps(
@@ -18,12 +35,12 @@ def open_gaps(
 ) -> Int[np.ndarray, "level batch seq"]:
     """Move the groups of each sequence apart by 0 to ``max_gaps`` random gaps, all IDs below ``num_position_ids``.
 
-    Tokens of one group move together, on every level alike. The gaps share a random part of the room that is left,
-    each of them at random, so that distances of every size up to the whole range occur; the rest of the room is a
-    random shift of the whole sequence.
+    Tokens of one group move together; each level has gaps and a shift of its own. The gaps share a random part of the
+    room that is left, each of them at random, so that distances of every size up to the whole range occur; the rest of
+    the room is a random shift of the whole sequence.
     """
-    room = room_above(groups, num_position_ids)
     levels, size, _ = groups.shape
+    room = np.array([room_above(level, num_position_ids) for level in groups])[:, None, None]
     draws = (levels, size, max_gaps)
     largest = groups.max(axis=-1)[..., None]
     wanted = np.arange(max_gaps) < rng.integers(0, max_gaps + 1, size=(levels, size, 1))

@@ -6,13 +6,16 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
-from lengthwise.positions.coupled import Coupled
-from lengthwise.positions.scheme import Assignment
+from lengthwise.positions.gaps import assign_groups, check_gaps
+from lengthwise.positions.scheme import Assignment, coupling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """IDs as in ``coupled``; the decoder learns to predict the response's IDs and is scored on them too."""
+    """Training: IDs as in ``multilevel``, gaps and shift included; the decoder learns to predict the response's IDs.
+
+    Evaluation: the coupling as it is, of which the prompt's IDs are given; the decoder is scored on the others too.
+    """
 
     num_position_ids: int = 20_480
     max_gaps: int = 3
@@ -23,13 +26,18 @@ class Predicted:
     needs: ClassVar[str | None] = "coupling"
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = True
+    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._given()
+        check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """As ``coupled`` assigns them: what changes is who supplies the response's IDs at test time."""
-        return self._given().assign(examples, rng, training=training)
-
-    def _given(self) -> Coupled:
-        return Coupled(num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
+        """As ``multilevel`` assigns them: what changes is who supplies the response's IDs at test time."""
+        return assign_groups(
+            examples,
+            coupling_of(examples),
+            rng,
+            training=training,
+            num_position_ids=self.num_position_ids,
+            max_gaps=self.max_gaps,
+        )

@@ -30,6 +30,7 @@ class RandomStart:
     needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_num_position_ids(self.num_position_ids)

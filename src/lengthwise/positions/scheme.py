@@ -9,6 +9,9 @@ from jaxtyping import Bool, Float, Int
 from lengthwise.errors import PositionRangeError, SettingError, UnservedTaskError
 from lengthwise.example import Examples
 
+# Schemes that read nothing but the number of tokens.
+FOR_EVERY_TASK = "sequential, random_start, skipwise, randomized or random_floats"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -25,6 +28,7 @@ class PositionScheme(Protocol):
 
     ``needs`` names the optional part of ``Examples`` that the scheme reads (``"coupling"``, ``"places"``), or is None.
     ``real_valued``: the IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response's IDs.
+    ``draws_at_evaluation``: evaluation IDs are random too, below ``num_position_ids`` as in training.
     """
 
     name: ClassVar[str]
@@ -33,6 +37,7 @@ class PositionScheme(Protocol):
     needs: ClassVar[str | None]
     real_valued: ClassVar[bool]
     predicts_ids: ClassVar[bool]
+    draws_at_evaluation: ClassVar[bool]
 
     @property
     def num_position_ids(self) -> int | None:
@@ -64,19 +69,21 @@ def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 def coupling_of(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """The task's coupling, or the error that says there is none."""
     if examples.coupling is None:
-        raise UnservedTaskError("this task declares no coupling; use the scheme sequential, random_start or skipwise")
+        counted = "" if examples.places is None else ", or abacus, which counts digits"
+        raise UnservedTaskError(f"this task declares no coupling; use the scheme {FOR_EVERY_TASK}{counted}")
     return examples.coupling
 
 
 def places_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     """Each token's place within its number or string, or the error that says the task declares none."""
     if examples.places is None:
-        raise UnservedTaskError("this task declares no places; use the scheme sequential, random_start or skipwise")
+        coupled = "" if examples.coupling is None else ", or multilevel or predicted, which read its coupling"
+        raise UnservedTaskError(f"this task declares no places; use the scheme {FOR_EVERY_TASK}{coupled}")
     return examples.places
 
 
-def room_above(groups: Int[np.ndarray, "level batch seq"], num_position_ids: int) -> int:
-    """How far the IDs can still be moved up; ``PositionRangeError`` when they do not fit at all."""
+def room_above(groups: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
+    """How far all IDs can still be moved up; ``PositionRangeError`` when they do not fit at all."""
     largest = int(groups.max())
     room = num_position_ids - 1 - largest
     if room < 0:

@@ -19,6 +19,7 @@ class Sequential:
     needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:

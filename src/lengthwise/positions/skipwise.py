@@ -6,16 +6,18 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
-from lengthwise.positions.gaps import check_max_gaps, open_gaps
-from lengthwise.positions.scheme import Assignment, check_num_position_ids, scored_everywhere, token_indexes
+from lengthwise.positions.gaps import assign_groups, check_gaps
+from lengthwise.positions.scheme import Assignment, token_indexes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipwise:
-    """Training: consecutive IDs in chunks with random gaps between them. Evaluation: 0, 1, 2, ...
+    """Training: consecutive IDs in chunks with random gaps between them, and a random shift. Evaluation: 0, 1, 2, ...
 
-    Distances up to ``num_position_ids`` are met in training on short sequences. On coupled IDs the scheme ``coupled``
-    opens the same gaps.
+    In the paper's words, ``max_gaps + 1`` is the largest number of chunks and ``num_position_ids`` the target window.
+    The number of gaps is drawn per sequence, as are their places: chunks have any length. Distances up to
+    ``num_position_ids`` are met in training on short sequences. On coupled IDs the scheme ``coupled`` opens the same
+    gaps.
     """
 
     num_position_ids: int = 20_480
@@ -27,14 +29,18 @@ class Skipwise:
     needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_num_position_ids(self.num_position_ids)
-        check_max_gaps(self.max_gaps)
+        check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """The token index, with gaps in training."""
-        ids = token_indexes(examples)
-        if training:
-            ids = open_gaps(ids, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
-        return scored_everywhere(examples, ids)
+        return assign_groups(
+            examples,
+            token_indexes(examples),
+            rng,
+            training=training,
+            num_position_ids=self.num_position_ids,
+            max_gaps=self.max_gaps,
+        )

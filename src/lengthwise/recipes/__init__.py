@@ -7,15 +7,30 @@ from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment, look_up
 from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
+from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.transcripts import copy, reverse
+from lengthwise.recipes.which import which_addition, which_copy, which_parity
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe
-    for recipe in (parity, parity_rank, parity_coupled, copy, reverse, addition, addition_coupled, addition_carry)
+    for recipe in (
+        parity,
+        parity_rank,
+        parity_coupled,
+        copy,
+        reverse,
+        addition,
+        addition_coupled,
+        addition_carry,
+        multi_addition,
+        multi_addition_given,
+    )
 }
 # A comparison is several experiments, each with the label of its row.
-COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {"demo": demo, "parity_id_range": parity_id_range}
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
+    comparison.__name__: comparison for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition)
+}
 
 
 def recipe(name: str) -> Experiment:
@@ -47,7 +62,15 @@ def quick(experiment: Experiment) -> Experiment:
     """The same recipe at a size that only shows that everything runs."""
     return replace(
         experiment,
-        training=replace(experiment.training, steps=20, batch_size=8, warmup_steps=5, log_every=5, checkpoint_every=10),
+        training=replace(
+            experiment.training,
+            steps=20,
+            batch_size=8,
+            warmup_steps=5,
+            log_every=5,
+            checkpoint_every=10,
+            cooldown_steps=min(experiment.training.cooldown_steps, 10),
+        ),
         evaluation=replace(experiment.evaluation, lengths=(4, 8), num_examples=(16,)),
         train_lengths=(1, 4),
     )

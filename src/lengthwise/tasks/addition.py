@@ -133,6 +133,7 @@ class Addition:
             prompt_length=prompt_length[:, 0],
             is_answer=(places.index >= prompt_length) & (places.index <= places.end),
             coupling=places.groups()[None],
+            places=places.written(),
             support=places.support(),
         )
 
@@ -180,6 +181,14 @@ class _Places:
         count = self.counts[number]
         most_first = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
         return (count - place if most_first else place + 1), (place >= 0) & (place < count)
+
+    def written(self) -> Int[np.ndarray, "batch seq"]:
+        """Each digit's place in its number, counted from the first digit written; 0 outside of numbers."""
+        counted = np.zeros(self.grid, dtype=np.int64)
+        for start, count in zip(self.starts, self.counts, strict=True):
+            place = self.index - start + 1
+            counted += np.where((place >= 1) & (place <= count), place, 0)
+        return counted
 
     def groups(self) -> Int[np.ndarray, "batch seq"]:
         """A digit's significance; for the sum, the significance needed next, and the ``+`` after the last."""

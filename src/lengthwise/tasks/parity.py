@@ -71,6 +71,7 @@ class Parity:
             prompt_length=np.full(size, prompt_length),
             is_answer=np.broadcast_to(is_answer, tokens.shape),
             coupling=None if self.coupling == "none" else self._groups(size, length),
+            places=self._places(size, length),
             support=self._support(size, length),
         )
 
@@ -81,6 +82,11 @@ class Parity:
         # The start token takes part in the first parity as s_0; the end token's ID is never read.
         groups = np.concatenate([bits, [equals], np.arange(length + 1) + shift, [equals + 1]])
         return np.broadcast_to(groups, (1, size, len(groups)))
+
+    def _places(self, size: int, length: int) -> Int[np.ndarray, "batch seq"]:
+        counted = np.arange(1, length + 1)
+        places = np.concatenate([counted, [0, 0], counted, [0]])
+        return np.broadcast_to(places, (size, len(places)))
 
     def _support(self, size: int, length: int) -> Int[np.ndarray, "batch seq k"]:
         support = np.full((2 * length + 3, 2), -1)

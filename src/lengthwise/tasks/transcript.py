@@ -20,8 +20,8 @@ def lay_out(symbols: Int[np.ndarray, "batch length"], num_symbols: int, *, backw
     size, length = symbols.shape
     column = np.full((size, 1), num_symbols)
     mark, start, end = column, column + 1, column + 2
-    places = np.arange(length)
-    order = places[::-1] if backwards else places
+    index = np.arange(length)
+    order = index[::-1] if backwards else index
     # The mark stands where a reader that has read every symbol arrives: after the last one read.
     prompt = [mark, symbols] if backwards else [symbols, mark]
     first_symbol = 1 if backwards else 0
@@ -29,6 +29,8 @@ def lay_out(symbols: Int[np.ndarray, "batch length"], num_symbols: int, *, backw
     prompt_length = length + 2
     visits = np.append(order + first_symbol, 0 if backwards else length)
     groups = np.concatenate([np.arange(length + 1), visits, [length + 1]]) + 1
+    counted = index + 1
+    places = np.concatenate([*([[0], counted] if backwards else [counted, [0]]), [0], counted, [0]])
     support = np.full((tokens.shape[1], 1), -1)
     support[prompt_length:, 0] = visits
     return Examples(
@@ -36,5 +38,6 @@ def lay_out(symbols: Int[np.ndarray, "batch length"], num_symbols: int, *, backw
         prompt_length=np.full(size, prompt_length),
         is_answer=np.broadcast_to(np.arange(tokens.shape[1]) >= prompt_length, tokens.shape),
         coupling=np.broadcast_to(groups, (1, *tokens.shape)),
+        places=np.broadcast_to(places, tokens.shape),
         support=np.broadcast_to(support, (*tokens.shape, 1)),
     )

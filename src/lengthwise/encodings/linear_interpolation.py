@@ -1,0 +1,47 @@
+"""Linear position interpolation: rotary with all IDs divided by one factor."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
+from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearInterpolation:
+    """Pair i turns by ``(p / factor) * fastest * base^(-2i / d_head)`` at ID p.
+
+    For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too
+    (the paper fine-tunes).
+    """
+
+    factor: float = 8.0
+    base: float = 10_000.0
+    fastest: float = 1.0
+    in_training: bool = False
+
+    name: ClassVar[str] = "rotary_linear"
+    summary: ClassVar[str] = "rotary with IDs divided by a factor (position interpolation)"
+    paper: ClassVar[str] = "Chen et al. 2023 (arXiv 2306.15595)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scaling(self.base, self.fastest, self.factor)
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """Nothing to learn."""
+        check_pairs(size.d_head)
+        return ScaledRotaryEncoding(
+            partial(rotary_frequencies, size.d_head, self.base, self.fastest),
+            partial(rotary_frequencies, size.d_head, self.base, self.fastest / self.factor),
+            in_training=self.in_training,
+        )

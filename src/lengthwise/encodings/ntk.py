@@ -1,0 +1,47 @@
+"""NTK-aware scaling: rotary with a larger base, which slows the slowest pair most and the fastest not at all."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.rotary import rotary_frequencies
+from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scalable, check_scaling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NTK:
+    """Rotary with base ``base * factor^(d_head / (d_head - 2))``: the slowest pair turns ``factor`` times slower.
+
+    For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too.
+    """
+
+    factor: float = 8.0
+    base: float = 10_000.0
+    fastest: float = 1.0
+    in_training: bool = False
+
+    name: ClassVar[str] = "rotary_ntk"
+    summary: ClassVar[str] = "rotary with a base enlarged for longer sequences (NTK-aware)"
+    paper: ClassVar[str] = "bloc97 2023, in Peng et al. 2024 (arXiv 2309.00071)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_scaling(self.base, self.fastest, self.factor)
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """Nothing to learn."""
+        check_scalable(size.d_head)
+        base = self.base * self.factor ** (size.d_head / (size.d_head - 2))
+        return ScaledRotaryEncoding(
+            partial(rotary_frequencies, size.d_head, self.base, self.fastest),
+            partial(rotary_frequencies, size.d_head, base, self.fastest),
+            in_training=self.in_training,
+        )

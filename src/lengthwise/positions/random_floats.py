@@ -1,0 +1,34 @@
+"""Random float sampling: the IDs are random real numbers of one range, whatever the length."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lengthwise.example import Examples
+from lengthwise.positions.scheme import Assignment, check_num_position_ids, scored_everywhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomFloats:
+    """Training and evaluation alike: uniform real numbers from 0 to ``num_position_ids``, sorted, per sequence.
+
+    The range is the same for every length: longer sequences lie closer, and no ID is new to the decoder.
+    """
+
+    num_position_ids: int = 512
+
+    name: ClassVar[str] = "random_floats"
+    summary: ClassVar[str] = "sorted random real numbers of one range, at evaluation too"
+    paper: ClassVar[str] = "Shimizu et al. 2026, Random Float Sampling (arXiv 2602.14050)"
+    needs: ClassVar[str | None] = None
+    real_valued: ClassVar[bool] = True
+    predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_num_position_ids(self.num_position_ids)
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """Sorted real numbers."""
+        return scored_everywhere(examples, np.sort(rng.random((1, *examples.tokens.shape))) * self.num_position_ids)

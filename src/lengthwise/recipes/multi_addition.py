@@ -1,0 +1,34 @@
+"""Addition of several numbers, trained on 2 to 5 operands of up to 5 digits."""
+
+from dataclasses import replace
+
+from lengthwise.decoder import DecoderSettings
+from lengthwise.encodings import Rotary
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.positions import MultiLevel, Predicted
+from lengthwise.tasks import MultiAddition
+from lengthwise.training import TrainingSettings
+
+# IDs on each level, digits and rows: up to 60 of each and their signs; declared in every table.
+ID_RANGE = 64
+MAX_GAPS = 5
+
+
+def multi_addition() -> Experiment:
+    """PPC on two levels: which digit and which row comes next is predicted."""
+    return Experiment(
+        task=MultiAddition(),
+        scheme=Predicted(num_position_ids=ID_RANGE, max_gaps=MAX_GAPS),
+        encoding=Rotary(base=100.0, fastest=3.0),
+        # As in addition: a step mixes several tokens, so the sharpness must not change with the length.
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=4, length_scaling="none", temperature=9.0),
+        training=TrainingSettings(steps=2000, weight_decay=0.1),
+        train_lengths=(1, 5),
+        evaluation=EvaluationSettings(lengths=(5, 10, 15), num_examples=(256,), variants=("5 operands", "10 operands")),
+    )
+
+
+def multi_addition_given() -> Experiment:
+    """The same with all IDs given."""
+    return replace(multi_addition(), scheme=MultiLevel(num_position_ids=ID_RANGE, max_gaps=MAX_GAPS))
