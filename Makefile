@@ -30,6 +30,7 @@ slow: setup
 bench: setup
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/sampler_speed.py
+	$(BIN)/python benchmarks/encoding_speed.py
 
 # Makes no environment and installs nothing: the machine may be offline.
 gpu:

@@ -1,31 +1,44 @@
 """What the documents say is true: their commands run, their maps match the tree."""
 
+import importlib
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from lengthwise import cli
+from lengthwise.encodings import ENCODINGS
+from lengthwise.positions import SCHEMES
 from test_architecture import ROWS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *(f"docs/{name}.md" for name in DOCS))
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+def blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
-COMMANDS = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+def commands_of(text):
+    return [line.removeprefix("$ ") for block in blocks("console", text) for line in block.splitlines()]
 
 
-def run_readme(commands, folder):
-    """Every command in the order of the README, as a reader would type them."""
+COMMANDS = commands_of(README)
+
+
+def quickly(commands):
+    return [f"{command} --quick" if command.split()[1] in ("train", "compare") else command for command in commands]
+
+
+def run_commands(commands, folder):
+    """Every command in the order of the page, as a reader would type them."""
     for command in commands:
         program, *arguments = shlex.split(command)
         assert program == "lengthwise", f"'{command}' is no command of ours"
@@ -40,15 +53,14 @@ def test_the_readme_has_commands_for_every_verb():
 
 
 def test_every_command_of_the_readme_runs_at_its_quick_size(tmp_path, capsys):
-    quick = [f"{command} --quick" if command.split()[1] in ("train", "compare") else command for command in COMMANDS]
-    run_readme(quick, tmp_path)
+    run_commands(quickly(COMMANDS), tmp_path)
     assert (tmp_path / "runs/parity/results.jsonl").exists()
     assert (tmp_path / "runs/copy/figure.png").exists()
 
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs_as_it_stands(tmp_path, capsys):
-    run_readme(COMMANDS, tmp_path)
+    run_commands(COMMANDS, tmp_path)
 
 
 def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
@@ -57,6 +69,48 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     exec(compile(example, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["4", "8"]
+
+
+@pytest.fixture
+def own_modules():
+    """What a page brings along is forgotten afterwards."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and "mine" not in text])
+def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
+    run_commands(quickly(commands_of(DOCS[name])), tmp_path)
+
+
+def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, monkeypatch, capsys, own_modules):
+    monkeypatch.chdir(tmp_path)
+    module, example = blocks("python", DOCS["your_own"])
+    (tmp_path / "mine.py").write_text(module)
+    run_commands(quickly(commands_of(DOCS["your_own"])), tmp_path)
+    assert (tmp_path / "runs/mine-compared/figure.png").exists()
+    capsys.readouterr()
+    exec(compile(example, "your_own.md", "exec"), {})
+    assert len(eval(capsys.readouterr().out)) == 2
+    # Each class by itself is no longer than 15 lines.
+    mine = importlib.import_module("mine")
+    assert {mine.Pairs.name, mine.Root.name}.isdisjoint({*SCHEMES, *ENCODINGS})
+    assert all(len(part.strip().splitlines()) <= 15 for part in re.split(r"\n\n\n", module)[1:])
+
+
+@pytest.mark.parametrize(("page", "table"), [("schemes", SCHEMES), ("encodings", ENCODINGS)])
+def test_the_page_of_a_table_has_a_row_for_every_entry(page, table):
+    first_table = DOCS[page].split("---|\n")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", first_table, flags=re.MULTILINE) == list(table)
+
+
+def test_the_page_of_encodings_says_which_take_real_ids():
+    told = re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|no) \|", DOCS["encodings"], flags=re.MULTILINE)
+    assert {name: answer == "yes" for name, answer in told} == {
+        name: encoding.real_valued for name, encoding in ENCODINGS.items()
+    }
 
 
 def test_the_readme_maps_every_file_at_the_top_of_the_tree():
@@ -74,7 +128,8 @@ def test_links_and_paths_in_documents_lead_somewhere(document):
     local = [link for link in links if not link.startswith("http")]
     paths = re.findall(r"`((?:src|tests|docs|benchmarks|encodings)/[\w./]+\.\w+)`", text)
     for path in [*local, *(f"src/lengthwise/{path}" if path.startswith("encodings") else path for path in paths)]:
-        assert (ROOT / path).exists(), f"{document} names {path}"
+        # A link is relative to its page, a path to the root.
+        assert (ROOT / path).exists() or (ROOT / document).parent.joinpath(path).exists(), f"{document} names {path}"
 
 
 def test_the_layers_of_the_architecture_page_are_those_that_are_tested():

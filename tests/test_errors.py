@@ -15,14 +15,19 @@ import lengthwise
 from lengthwise.batch import Sampler
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import (
+    DAPE,
+    FIRE,
     NTK,
+    DAPEv2,
     DynamicNTK,
     EncodingSize,
+    HardALiBi,
     Learned,
     LinearInterpolation,
     NoPE,
     PartialRotary,
     Rotary,
+    T5Bias,
     Weave,
     YaRN,
 )
@@ -38,9 +43,20 @@ from lengthwise.errors import (
     unknown_name,
 )
 from lengthwise.generate import generate
-from lengthwise.positions import SCHEMES, Coupled, Predicted, RandomStart, Sequential, Skipwise
+from lengthwise.positions import (
+    SCHEMES,
+    Abacus,
+    Coupled,
+    MultiLevel,
+    Predicted,
+    RandomFloats,
+    Randomized,
+    RandomStart,
+    Sequential,
+    Skipwise,
+)
 from lengthwise.positions.scheme import places_of
-from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse
 
 SOURCE = Path(lengthwise.__file__).parent
 # Layers whose every raise has a case below.
@@ -92,6 +108,14 @@ def write(given: int) -> None:
     generate(decoder, torch.zeros(1, 2, dtype=torch.int64), ids, end=3, max_new_tokens=2)
 
 
+def couple_on_two_levels() -> None:
+    """Two levels where one is expected."""
+    examples = Parity().sample(length=2, size=1, rng=np.random.default_rng(0))
+    assert examples.coupling is not None
+    on_two_levels = replace(examples, coupling=np.concatenate([examples.coupling, examples.coupling]))
+    Coupled().assign(on_two_levels, np.random.default_rng(0), training=True)
+
+
 def ask_for_places_of_a_task_without() -> None:
     places_of(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
 
@@ -131,6 +155,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: Reverse().from_prompt("=>"), PromptError, r"the prompt is empty; reverse takes symbols from 0 to 9"),
     (lambda: Addition().from_prompt("5"), PromptError, r"'5' is no sum of two numbers; write one such as 57\+68"),
     (lambda: Addition().from_prompt("1+2+3"), PromptError, r"'1\+2\+3' is no sum of two numbers"),
+    (lambda: MultiAddition().from_prompt("5"), PromptError, r"'5' is no sum; write one such as 57\+68\+9"),
+    (
+        lambda: MultiAddition(operands=(3, 2)),
+        SettingError,
+        r"operands 3 to 2 is no range of sums; use two numbers from 2 on, rising",
+    ),
     (lambda: Addition().from_prompt("5+"), PromptError, r"the prompt is empty; addition takes a sum such as 57\+68"),
     (
         lambda: Addition().from_prompt("5+x"),
@@ -141,9 +171,9 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda n=n: assign(n, coupling="none"),
             UnservedTaskError,
-            r"declares no coupling; use the scheme sequential, random_start or skipwise",
+            r"declares no coupling; use the scheme sequential, .* or random_floats, or abacus, which counts digits",
         )
-        for n in ("coupled", "predicted")
+        for n in ("coupled", "multilevel", "predicted")
     ),
     *(
         (
@@ -151,18 +181,58 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
             PositionRangeError,
             rf"reaches ID {last} but the scheme stops at {last - 1}; set num_position_ids to at least {last + 1}",
         )
-        for n, last in (("random_start", 14), ("skipwise", 14), ("coupled", 8), ("predicted", 8))
+        for n, last in (
+            ("random_start", 14),
+            ("skipwise", 14),
+            ("randomized", 14),
+            ("coupled", 8),
+            ("multilevel", 8),
+            ("predicted", 8),
+            ("abacus", 6),
+        )
     ),
     *(
         (lambda s=s: s(num_position_ids=0), SettingError, r"num_position_ids 0 leaves no ID; use at least 1")
-        for s in (RandomStart, Skipwise, Coupled, Predicted, Learned)
+        for s in (
+            RandomStart,
+            Skipwise,
+            Randomized,
+            RandomFloats,
+            Abacus,
+            Coupled,
+            MultiLevel,
+            Predicted,
+            Learned,
+        )
     ),
     *(
         (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
-        for s in (Skipwise, Coupled, Predicted)
+        for s in (Skipwise, Coupled, MultiLevel, Predicted)
     ),
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1, fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1, fastest > 0"),
+    (
+        lambda: HardALiBi(num_masked_heads=0),
+        SettingError,
+        r"num_masked_heads 0 masks no head; use at least 1",
+    ),
+    *(
+        (
+            lambda given=given, heads=heads: HardALiBi(num_masked_heads=given).build(
+                EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
+            ),
+            SettingError,
+            rf"cannot mask {masked} of {heads} heads; use num_heads of at least 2, and num_masked_heads up to",
+        )
+        for given, masked, heads in ((None, 0, 1), (3, 3, 2))
+    ),
+    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 tells no distances apart; use at least 2"),
+    (
+        lambda: T5Bias(num_buckets=9, max_distance=4),
+        SettingError,
+        r"max_distance 4 leaves nothing to the growing ones of 9 buckets; set it to at least 5",
+    ),
+    (lambda: FIRE(threshold=0.0), SettingError, r"threshold 0.0 is no distance; use a positive number"),
     (
         lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
         SettingError,
@@ -224,6 +294,18 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
             rf"share {share} of d_head 8 is {turning} components, .* choose share \* d_head even and at least 2",
         )
         for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
+    ),
+    *(
+        (lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 builds no network; use at least 1")
+        for s in (DAPE, DAPEv2)
+    ),
+    *(
+        (
+            lambda size=size: DAPEv2(kernel_size=size),
+            SettingError,
+            rf"kernel_size {size} has no key in its middle; use an odd number, such as 3",
+        )
+        for size in (-1, 0, 2)
     ),
     (
         lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
@@ -287,7 +369,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: give(torch.zeros(1, 2, dtype=torch.float64)),
         PositionIDError,
-        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with whole IDs",
+        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with",
     ),
     (
         lambda: give(torch.tensor([[0, -4]])),
@@ -304,7 +386,23 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         ask_for_places_of_a_task_without,
         UnservedTaskError,
-        r"declares no places; use the scheme sequential, random_start or skipwise",
+        r"declares no places; use the scheme sequential, .* or random_floats, or multilevel or predicted, which",
+    ),
+    (
+        couple_on_two_levels,
+        UnservedTaskError,
+        r"this task couples on 2 levels, coupled gives one ID; use the scheme multilevel or predicted",
+    ),
+    (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 leaves no symbol to hint with; use at least 1"),
+    (
+        lambda: IndexHints(num_hints=5).from_prompt("010101"),
+        SettingError,
+        r"sequence of 6 places needs as many hints but num_hints is 5; set it to at least 6 or use shorter lengths",
+    ),
+    (
+        lambda: IndexHints(task=IndexHints()).from_prompt("01"),
+        UnservedTaskError,
+        r"the task index_hints declares no places to hint at; wrap one such as parity",
     ),
     (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is no length; lengths start at 1"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cases import randomize
+from cases import randomize, small_encoding
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import ENCODINGS
@@ -13,13 +13,16 @@ from lengthwise.errors import SettingError
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.generate import generate
 from lengthwise.position_heads import POSITION_HEADS
-from lengthwise.positions import Coupled, Predicted
+from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.randomness import stream
-from lengthwise.tasks import Addition, Parity
+from lengthwise.tasks import Addition, MultiAddition, Parity
 from small_runs import small_experiment
 
 NEW = 6
 NEVER = -1
+TWO_LEVELS = MultiAddition(operands=(2, 2))
+
+over_levels = pytest.mark.parametrize("task", [Parity(), TWO_LEVELS], ids=["one level", "two levels"])
 
 
 def prepared(experiment: Experiment, *, size: int = 12) -> tuple[Decoder, Batch]:
@@ -53,10 +56,12 @@ def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Ten
     return tokens[:, length:], ids[:, :, length:]
 
 
-@pytest.mark.parametrize("task", [Parity(), Addition()], ids=["parity", "addition"])
+@pytest.mark.parametrize("task", [Parity(), Addition(), TWO_LEVELS], ids=["parity", "addition", "two levels"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding, task):
-    decoder, batch = prepared(small_experiment(task, Coupled(num_position_ids=48), ENCODINGS[encoding]()))
+    # On two levels a quarter of a head is no pair.
+    settings = small_encoding(encoding, share=0.5)
+    decoder, batch = prepared(small_experiment(task, MultiLevel(num_position_ids=48), settings))
     length = int(batch.prompt_length[0])
     written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
     tokens, ids = without_a_cache(decoder, batch, NEW)
@@ -68,8 +73,9 @@ def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(enco
 
 @pytest.mark.parametrize("encoding", ["rotary", "learned"])
 @pytest.mark.parametrize("head", POSITION_HEADS)
-def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(head, encoding):
-    experiment = small_experiment(Parity(), Predicted(num_position_ids=48), ENCODINGS[encoding](), head=head)
+@over_levels
+def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(task, head, encoding):
+    experiment = small_experiment(task, Predicted(num_position_ids=48), ENCODINGS[encoding](), head=head)
     decoder, batch = prepared(experiment)
     length = int(batch.prompt_length[0])
     given = batch.position_ids[:, :, :length]
@@ -78,11 +84,12 @@ def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(
     tokens, ids = without_a_cache(decoder, batch, NEW)
     assert torch.equal(written.tokens, tokens)
     assert torch.equal(written.position_ids, ids)
-    assert len(ids.unique()) > 2
+    assert all(len(level.unique()) > 2 for level in ids)
 
 
-def test_given_ids_go_before_predicted_ones_as_far_as_they_reach():
-    decoder, batch = prepared(small_experiment())
+@over_levels
+def test_given_ids_go_before_predicted_ones_as_far_as_they_reach(task):
+    decoder, batch = prepared(small_experiment(task))
     length = int(batch.prompt_length[0])
     prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
     written = generate(decoder, prompt, given, end=NEVER, max_new_tokens=NEW)

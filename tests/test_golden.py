@@ -35,7 +35,9 @@ def five_examples(task: Task) -> list[dict[str, str | None]]:
         {
             "tokens": " ".join(task.vocabulary[token] for token in tokens),
             "answer": f"{examples.prompt_length[row]} {examples.response_end[row]}",
-            "coupling": None if examples.coupling is None else " ".join(map(str, examples.coupling[0, row])),
+            "coupling": None
+            if examples.coupling is None
+            else " | ".join(" ".join(map(str, level)) for level in examples.coupling[:, row]),
         }
         for row, tokens in enumerate(examples.tokens)
     ]

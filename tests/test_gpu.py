@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import lengthwise as lw
+from cases import small_decoder, small_scheme
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation import evaluate_by_length
 from lengthwise.loss import answer_loss
+from lengthwise.tasks import MultiAddition, Parity
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,6 +31,26 @@ def test_cuda_and_cpu_agree_in_float32(encoding):
     here, _ = decoder(batch.tokens, batch.position_ids)
     there, _ = decoder.to(CUDA)(batch.tokens.to(CUDA), batch.position_ids.to(CUDA))
     torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("task", [Parity(), MultiAddition(operands=(2, 2))], ids=["one level", "two levels"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@torch.no_grad()
+def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, task):
+    for length in (2, 40):
+        scheme = small_scheme("multilevel")
+        batch = lw.Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batch(0).to(CUDA)
+        decoder = small_decoder(encoding, task, num_levels=len(batch.position_ids)).to(CUDA)
+        whole, _ = decoder(batch.tokens, batch.position_ids)
+        prompt = int(batch.prompt_length.min())
+        hidden, cache = decoder(batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt])
+        steps = [hidden]
+        for token, ids in zip(
+            batch.tokens[:, prompt:].split(1, dim=1), batch.position_ids[:, :, prompt:].split(1, dim=2), strict=True
+        ):
+            hidden, cache = decoder(token, ids, cache)
+            steps.append(hidden)
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("head", lw.POSITION_HEADS)

@@ -29,7 +29,7 @@ def hinted(task: Task, size: int, length: int = 5) -> tuple[list[list[str]], lis
 @over_tasks
 def test_hints_stand_before_every_place_and_count_on_from_one_start(task):
     starts = set()
-    for symbols, plain, places in zip(*hinted(task, 200), strict=True):
+    for symbols, plain, places in zip(*hinted(task, 60), strict=True):
         start = int(symbols[next(i for i, symbol in enumerate(symbols) if symbol.startswith("#"))][1:])
         expected = []
         for symbol, place in zip(plain, places, strict=False):
@@ -45,7 +45,7 @@ def test_the_answer_is_that_of_the_task_with_its_hints(task):
     made, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
     end = task.vocabulary.index("end")
     for row in range(40):
-        answer = [symbol for symbol in words(hints, made.tokens[row, made.is_answer[row]])]
+        answer = words(hints, made.tokens[row, made.is_answer[row]])
         assert answer[0].startswith("#") == bool(plain.places[row, plain.prompt_length[row]] > 0)
         assert [symbol for symbol in answer if symbol[0] != "#"] == words(task, plain.tokens[row, plain.is_answer[row]])
         assert np.flatnonzero(made.is_answer[row])[0] == made.prompt_length[row]

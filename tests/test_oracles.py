@@ -1,10 +1,12 @@
 """Sequences recomputed from their prompts by plain Python, one symbol at a time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cases import ADDITIONS, SETTINGS, words
-from lengthwise.tasks import TASKS, Addition, Copy, MultiAddition, Parity, Reverse
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
 over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
@@ -72,12 +74,25 @@ def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
     return [*symbols, "end"]
 
 
+def written_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
+    bits = [symbol for symbol in prompt if not symbol.startswith("#")]
+    plain = written_parity(Parity(), bits)
+    numbered, hint, start = [], 0, int(prompt[0].removeprefix("#"))
+    for index, symbol in enumerate(plain):
+        # Neither the separator nor the start token behind it is counted, nor the end.
+        counted = symbol in ("0", "1") and index != bits.index("=") + 1
+        numbered += [f"#{start + hint}", symbol] if counted else [symbol]
+        hint = hint + 1 if counted else 0
+    return numbered
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
     "reverse": written_reverse,
     "addition": written_addition,
     "multi_addition": written_multi_addition,
+    "index_hints": written_index_hints,
 }
 
 
@@ -195,10 +210,12 @@ def test_asked_bits_are_answered_with_their_running_parity(prompt):
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
 def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
+    # As many hints as places: asked and sampled ones start at the same.
+    task = replace(task, num_hints=5) if isinstance(task, IndexHints) else task
     examples = task.sample(length=5, size=10, rng=rng)
     for row, prompt_length in enumerate(examples.prompt_length):
         symbols = words(task, examples.tokens[row, :prompt_length])
-        asked = " ".join(symbols)
+        asked = " ".join(symbol for symbol in symbols if not symbol.startswith("#"))
         if isinstance(task, Addition):
             asked = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
         if isinstance(task, MultiAddition):

@@ -242,6 +242,8 @@ def test_fire_biases_are_the_papers_network_of_the_papers_share(threshold, kind,
 def test_fire_hidden_units_may_ignore_their_input(count, bias, weight, rng):
     module = randomized(FIRE())
     with torch.no_grad():
+        # All other units have their kinks among the shares that occur.
+        module.widen.bias.copy_(-module.widen.weight[:, 0] * torch.rand(32))
         module.widen.weight[:count] = weight
         module.widen.bias[:count] = bias
     query_ids, key_ids = given("beyond", rng)
@@ -288,6 +290,12 @@ def test_gradients_of_biases_that_are_looked_up_are_those_of_biases_worked_out_o
         gradients.append([parameter.grad for parameter in module.parameters()])
     for looked_up, worked_out in zip(*gradients, strict=True):
         torch.testing.assert_close(looked_up, worked_out, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_of_no_sequence_is_empty(name):
+    ids = torch.zeros(0, 5, dtype=torch.long)
+    assert ENCODINGS[name]().build(SIZE).bias(ids[:, -3:], ids).shape == (0, HEADS, 3, 5)
 
 
 @pytest.mark.parametrize("name", BIASES)

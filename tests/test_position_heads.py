@@ -197,6 +197,7 @@ def test_the_pointer_sums_and_shifts_mass_as_a_double_loop_does():
     head = build("pointer")
     assert isinstance(head, Pointer)
     head.content_gain.fill_(1.5)
+    head.shift.weight.mul_(0.2)
     head.shift.bias.copy_(torch.tensor([-0.1, 0.2, 0.05]))
     next_ids = named(head)
     for row, query in np.ndindex(*OWN_IDS.shape):
@@ -227,6 +228,20 @@ def test_the_pointer_moves_up_and_down_one_distinct_id():
         head.shift.bias.copy_(torch.where(torch.tensor([-1, 0, 1]) == move, 0.0, -100.0))
         next_ids = head(HIDDEN[:1], torch.full((1, 4), 9), CHOSEN[:1], prompt)
         assert next_ids.most_likely()[0].tolist() == expected
+
+
+@torch.no_grad()
+def test_how_the_pointer_moves_depends_on_the_token_chosen_next():
+    head = Pointer(D_MODEL, NUM_POSITION_IDS)
+    head.log_distance_gain.fill_(math.log(30.0))
+    # The first component of the token's embedding says where to go.
+    head.shift.weight[:, 0] = torch.tensor([-10.0, 0.0, 10.0])
+    chosen = torch.zeros(1, 4, D_MODEL)
+    chosen[0, :, 0] = torch.tensor([1.0, -1.0, 0.0, 1.0])
+    head.shift.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
+    prompt = read_prompt(head, EMBEDDINGS[:1, :4], torch.tensor([[12, 4, 9, 9]]), torch.tensor([4]))
+    next_ids = head(HIDDEN[:1], torch.tensor([[9, 9, 9, 4]]), chosen, prompt)
+    assert next_ids.most_likely()[0].tolist() == [12, 4, 9, 9]
 
 
 @torch.no_grad()

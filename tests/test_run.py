@@ -24,7 +24,7 @@ from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwi
 from lengthwise.progress import ProgressLine
 from lengthwise.recipes import COMPARISONS, RECIPES, quick
 from lengthwise.run import Run, evaluate, generate_from_prompt, load_run, train
-from lengthwise.tasks import TASKS, Addition, Parity
+from lengthwise.tasks import TASKS, Addition, IndexHints, MultiAddition, Parity
 from lengthwise.training import TrainingSettings
 from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
@@ -137,6 +137,7 @@ PARTS = {
     **{f"scheme {name}": {"scheme": scheme()} for name, scheme in SCHEMES.items()},
     **{f"encoding {name}": {"encoding": encoding()} for name, encoding in ENCODINGS.items()},
     **{f"head {name}": {"decoder": replace(Experiment().decoder, head=name)} for name in POSITION_HEADS},
+    "task within a task": {"task": IndexHints(task=Addition(order="most", unequal=True), num_hints=40)},
     "settings": {
         "task": Addition(order="most", zero_padding=False),
         "scheme": Coupled(num_position_ids=99, max_gaps=1),
@@ -155,6 +156,13 @@ PARTS = {
 def test_every_entry_of_every_table_is_the_same_after_it_is_saved(name):
     experiment = Experiment(**PARTS[name])
     assert saved(experiment) == experiment
+
+
+def test_a_task_within_a_task_is_looked_up_by_its_name_as_well():
+    written = to_dict(Experiment(task=IndexHints(task=Addition())))
+    written["task"]["task"]["name"] = "adition"
+    with pytest.raises(UnknownNameError, match=r"the saved task 'adition' is in no table"):
+        from_dict(written)
 
 
 def test_two_experiments_that_differ_are_saved_differently():
@@ -255,6 +263,38 @@ def test_a_right_answer_has_every_token_and_every_id_before_the_end(
     run = trained(tmp_path, steps=1)
     monkeypatch.setattr(run_module, "generate", generate)
     assert generate_from_prompt(run, "01").right == right
+
+
+@pytest.mark.parametrize("wrong_level", [None, 0, 1])
+def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path, monkeypatch):
+    task = MultiAddition(operands=(2, 2))
+    examples = task.from_prompt("4+8")
+    assert examples.coupling is not None
+    length = int(examples.prompt_length[0])
+    tokens, ids = torch.tensor(examples.tokens[:, length:]), torch.tensor(examples.coupling[:, :, length:])
+    if wrong_level is not None:
+        ids[wrong_level, 0, 1] += 1
+
+    def generate(*given: Any, **how: Any) -> Generated:
+        return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
+
+    run = trained(tmp_path, task=task, steps=1)
+    monkeypatch.setattr(run_module, "generate", generate)
+    answer = generate_from_prompt(run, "4+8")
+    assert answer.right == (wrong_level is None)
+    assert answer.position_ids == ids[:, 0].tolist()
+    assert len(answer.position_ids[1]) == len(answer.symbols)
+
+
+def test_a_run_on_two_levels_is_loaded_evaluated_and_asked(tmp_path):
+    task = MultiAddition(operands=(2, 2))
+    run = trained(tmp_path, task=task, steps=4)
+    loaded = load_run(tmp_path, device="cpu")
+    assert loaded.experiment.task == task
+    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    forced, free = (untimed(evaluate(run, replace(SETTINGS, decode=decode))) for decode in ("forced", "free"))
+    assert [row["exact_match"] for row in forced] == [row["exact_match"] for row in free]
+    assert generate_from_prompt(loaded, "12+7") == generate_from_prompt(run, "12+7")
 
 
 def test_a_shorter_answer_is_the_beginning_of_the_whole_one(tmp_path):

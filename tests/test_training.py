@@ -25,7 +25,7 @@ from lengthwise.loss import answer_loss
 from lengthwise.position_heads import POSITION_HEADS, Increment
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.run import train
-from lengthwise.tasks import Addition, Parity
+from lengthwise.tasks import Addition, MultiAddition, Parity
 from lengthwise.training import TrainingSettings
 from small_runs import (
     facts,
@@ -39,6 +39,7 @@ from small_runs import (
 
 GOLDEN = Path(__file__).parent / "golden" / "loss_curve.json"
 RAGGED = Addition(zero_padding=False, unequal=True)
+TWO_LEVELS = MultiAddition(operands=(2, 2))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -69,6 +70,7 @@ EXPERIMENTS = {
     "increment": small_experiment(head="increment"),
     "sequential": small_experiment(scheme=Sequential()),
     "ragged": small_experiment(RAGGED, log_every=5, checkpoint_every=3),
+    "two levels": small_experiment(TWO_LEVELS),
 }
 
 
@@ -222,8 +224,8 @@ def answer_places(experiment: Experiment, batch: Batch) -> list[tuple[int, int]]
     separator = experiment.task.vocabulary.index(experiment.task.separators[-1])
     places = []
     for row, tokens in enumerate(batch.tokens.tolist()):
-        # The scratchpad of parity starts with a 0 that is given.
-        start = tokens.index(separator) + (2 if isinstance(experiment.task, Parity) else 1)
+        # The scratchpad of parity starts with a 0 that is given, that of a longer sum with a sign.
+        start = tokens.index(separator) + (1 if isinstance(experiment.task, Addition) else 2)
         places += [(row, index) for index in range(start, tokens.index(end) + 1)]
     return places
 
@@ -243,9 +245,13 @@ def token_losses_by_hand(decoder: Decoder, batch: Batch, places: list[tuple[int,
 
 def id_losses_by_hand(
     decoder: Decoder, batch: Batch, places: list[tuple[int, int]]
-) -> tuple[list[float | None], float]:
-    """Cross-entropy of each response ID, asked for one at a time of a batch of one; None where it is no candidate."""
-    losses, right = [], []
+) -> tuple[list[list[float | None]], float]:
+    """Cross-entropy of each response ID, asked for one at a time of a batch of one; None where it is no candidate.
+
+    One list per level; an ID is right when it is on every level.
+    """
+    losses: list[list[float | None]] = [[] for _ in batch.position_ids]
+    right = []
     ends = dict(places)
     for row, index in places:
         if index == ends[row]:
@@ -255,12 +261,14 @@ def id_losses_by_hand(
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
             prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[row : row + 1])
             own, following = ids[:, :, index - 1 : index], tokens[:, index : index + 1]
-            (answer,) = decoder.next_ids(hidden[:, -1:], own, following, prompt)
-        candidates = answer.candidates.expand(answer.log_probs.shape)[0, 0].tolist()
-        log_probs = dict(zip(candidates, answer.log_probs[0, 0].tolist(), strict=True))
-        target = int(ids[0, 0, index])
-        losses.append(-log_probs[target] if target in log_probs else None)
-        right.append(max(log_probs, key=log_probs.__getitem__) == target)
+            answers = decoder.next_ids(hidden[:, -1:], own, following, prompt)
+        right.append(True)
+        for level, answer in enumerate(answers):
+            candidates = answer.candidates.expand(answer.log_probs.shape)[0, 0].tolist()
+            log_probs = dict(zip(candidates, answer.log_probs[0, 0].tolist(), strict=True))
+            target = int(ids[level, 0, index])
+            losses[level].append(-log_probs[target] if target in log_probs else None)
+            right[-1] &= max(log_probs, key=log_probs.__getitem__) == target
     return losses, float(np.mean(right))
 
 
@@ -276,7 +284,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
     assert (outcome.id_accuracy.item(), outcome.ids_in_reach.item()) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("task", [Parity(), RAGGED], ids=["parity", "ragged"])
+@pytest.mark.parametrize("task", [Parity(), RAGGED, TWO_LEVELS], ids=["parity", "ragged", "two levels"])
 @pytest.mark.parametrize("head", POSITION_HEADS)
 def test_the_loss_of_a_decoder_that_predicts_ids_adds_their_weighted_cross_entropy(head, task):
     experiment = small_experiment(task, head=head)
@@ -285,10 +293,11 @@ def test_the_loss_of_a_decoder_that_predicts_ids_adds_their_weighted_cross_entro
     places = answer_places(experiment, batch)
     token_losses, _ = token_losses_by_hand(decoder, batch, places)
     id_losses, right = id_losses_by_hand(decoder, batch, places)
-    reached = [loss for loss in id_losses if loss is not None]
-    assert outcome.loss.item() == pytest.approx(np.mean(token_losses) + 0.7 * np.mean(reached), rel=1e-5)
+    by_level = [np.mean([loss for loss in level if loss is not None]) for level in id_losses]
+    assert outcome.loss.item() == pytest.approx(np.mean(token_losses) + 0.7 * sum(by_level), rel=1e-5)
     assert outcome.id_accuracy.item() == pytest.approx(right)
-    assert outcome.ids_in_reach.item() == pytest.approx(len(reached) / len(id_losses))
+    reached = [None not in levels for levels in zip(*id_losses, strict=True)]
+    assert outcome.ids_in_reach.item() == pytest.approx(np.mean(reached))
 
 
 def test_ids_behind_a_gap_are_left_out_of_the_increment_heads_loss_and_reported(tmp_path):

@@ -4,10 +4,12 @@ from lengthwise.batch import Sampler
 from lengthwise.comparison import Comparison, compare
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import (
+    DAPE,
     ENCODINGS,
     FIRE,
     NTK,
     ALiBi,
+    DAPEv2,
     DynamicNTK,
     HardALiBi,
     KERPLELog,
@@ -48,6 +50,7 @@ from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
     "COMPARISONS",
+    "DAPE",
     "ENCODINGS",
     "FIRE",
     "NTK",
@@ -62,6 +65,7 @@ __all__ = [
     "Comparison",
     "Copy",
     "Coupled",
+    "DAPEv2",
     "Decoder",
     "DecoderSettings",
     "DynamicNTK",

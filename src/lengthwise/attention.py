@@ -12,8 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 # Up to here plain matrix products beat the fused kernel on a CPU (benchmarks/speed.md).
 SHORT = 64
-# Scores held at once where they must be held at all: few enough to stay in a core's cache.
+# Scores held at once where they must be held at all: on a CPU, few enough to stay near a core's cache
+# (benchmarks/encoding_speed.py); on a GPU, enough for all its cores.
 CHUNK_ELEMENTS = 1 << 19
+GPU_CHUNK_ELEMENTS = 1 << 24
 
 # Of queries ``start`` to ``stop`` on the first ``keys`` keys.
 Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
@@ -38,10 +40,8 @@ def attend(
     on_cpu = query.device.type == "cpu"
     if keys <= SHORT and on_cpu:
         return _short(query, key, value, bias)
-    if bias is None and queries == keys:
-        return scaled_dot_product_attention(query, key, value, is_causal=True)
-    if bias is None and queries == 1:
-        return scaled_dot_product_attention(query, key, value)
+    if bias is None and queries in (1, keys):
+        return scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
     if on_cpu and torch.is_grad_enabled():
         biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, queries)]
         attended: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
@@ -61,7 +61,8 @@ def attend(
 def _chunks(value: Float[Tensor, "batch heads key d_head"], queries: int) -> Iterator[tuple[int, int, int]]:
     """Where a chunk of queries starts and stops, and how many keys its last one sees."""
     batch, heads, keys, _ = value.shape
-    chunk = max(1, CHUNK_ELEMENTS // (batch * heads * keys))
+    held = CHUNK_ELEMENTS if value.device.type == "cpu" else GPU_CHUNK_ELEMENTS
+    chunk = max(1, held // (batch * heads * keys))
     for start in range(0, queries, chunk):
         stop = min(start + chunk, queries)
         yield start, stop, keys - queries + stop
@@ -74,7 +75,8 @@ def _future(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "quer
 
 def _causal_scores(queries: int, keys: int, device: torch.device) -> Float[Tensor, "query key"]:
     """0 where a key may be seen, minus infinity after the query's own token index."""
-    return torch.zeros(queries, keys, device=device).masked_fill(_future(queries, keys, device), -math.inf)
+    scores = torch.zeros(queries, keys, device=device)
+    return scores if queries == 1 else scores.masked_fill_(_future(queries, keys, device), -math.inf)
 
 
 def _short(

@@ -157,8 +157,8 @@ def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: 
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
-    """Refuse lengths whose IDs the encoding does not hold."""
-    for length in settings.lengths if encoding.num_position_ids is not None else ():
+    """Refuse lengths that the task or the scheme cannot have, or whose IDs the encoding does not hold."""
+    for length in settings.lengths:
         rng = stream(settings.seed, "evaluation examples", length, 0)
         examples = task.sample(length=length, size=1, rng=rng)
         batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))

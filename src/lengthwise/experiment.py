@@ -135,19 +135,22 @@ def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = No
 def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(own, type):
         return own
-    settings = {name: setting for name, setting in tree.items() if name != "name"}
-    return own(**_tuples(settings)) if getattr(own, "name", None) == tree["name"] else own()
+    return own(**_settings(tree)) if getattr(own, "name", None) == tree["name"] else own()
 
 
 def _entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """What stands in a table, by its saved name; a setting may be an entry itself (a task within a task)."""
+    """What stands in a table, by its saved name."""
     if tree["name"] not in TABLES[kind]:
         raise UnknownNameError(
             f"the saved {kind} '{tree['name']}' is in no table; if it is your own, name it again (--{kind} module:Name)"
         )
+    return TABLES[kind][tree["name"]](**_settings(tree))
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The saved settings of an entry; one of them may be an entry itself (a task within a task)."""
     settings = _tuples({name: setting for name, setting in tree.items() if name != "name"})
-    inner = {name: _entry(name, settings[name]) for name in settings if name in TABLES}
-    return TABLES[kind][tree["name"]](**settings | inner)
+    return settings | {name: _entry(name, settings[name]) for name in settings if name in TABLES}
 
 
 def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def check(experiment: Experiment) -> None:
             f"set its num_position_ids to at least {reached}"
         )
     variants(experiment.task, experiment.evaluation)
-    build_decoder(experiment)
+    build_decoder(experiment).check_ids(batch.tokens, batch.position_ids)
 
 
 def fit(experiment: Experiment, decoder: Decoder) -> LengthResult:

@@ -1,8 +1,8 @@
 """From scores to attention weights: softmax, and what can take its place."""
 
-import math
 from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -10,8 +10,6 @@ from lengthwise.attention import Weigh
 from lengthwise.errors import SettingError
 
 WEIGHTS = ("softmax", "entmax", "top_k")
-# Stands for minus infinity where a squared score must stay finite.
-FAR_BELOW = -1e4
 
 
 def softmax(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
@@ -21,10 +19,11 @@ def softmax(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "ba
 
 def top_k(scores: Float[Tensor, "batch heads query key"], k: int) -> Float[Tensor, "batch heads query key"]:
     """A softmax over the k largest scores of each query (Gupta et al. 2021, arXiv 2106.06899)."""
-    if k < scores.shape[-1]:
-        least = scores.topk(k, dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < least, -math.inf)
-    return softmax(scores)
+    if k >= scores.shape[-1]:
+        return softmax(scores)
+    # No threshold: equal scores beyond the k-th would pass it or not as rounding has it, which a cache changes.
+    largest = scores.topk(k, dim=-1)
+    return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, largest.indices, softmax(largest.values))
 
 
 def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Float[Tensor, "batch heads query key"]:
@@ -32,7 +31,9 @@ def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Floa
     # Imported here: an extra that only this option needs.
     from entmax import entmax15, entmax_bisect  # noqa: PLC0415
 
-    scores = scores.float().clamp(min=FAR_BELOW)
+    scores = scores.float()
+    # The library squares scores, so none may be infinite. What lies 1 / (alpha - 1) below the largest gets 0 anyway.
+    scores = (scores - scores.detach().amax(dim=-1, keepdim=True)).clamp(min=-2 / (alpha - 1))
     weights: Tensor = entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
     return weights
 

@@ -1,6 +1,8 @@
 """How IDs enter the decoder: one file per encoding, one table of all."""
 
 from lengthwise.encodings.alibi import ALiBi
+from lengthwise.encodings.dape import DAPE
+from lengthwise.encodings.dape_v2 import DAPEv2
 from lengthwise.encodings.dynamic_ntk import DynamicNTK
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.fire import FIRE
@@ -37,14 +39,18 @@ ENCODINGS: dict[str, type[EncodingSettings]] = {
         KERPLEPower,
         T5Bias,
         FIRE,
+        DAPE,
+        DAPEv2,
     )
 }
 
 __all__ = [
+    "DAPE",
     "ENCODINGS",
     "FIRE",
     "NTK",
     "ALiBi",
+    "DAPEv2",
     "DynamicNTK",
     "Encoding",
     "EncodingSettings",

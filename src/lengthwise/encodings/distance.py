@@ -27,6 +27,9 @@ def by_distance(
         smallest, largest = (int(bound) for bound in apart.aminmax())
         if largest - smallest < apart.numel():
             table = function(torch.arange(smallest, largest + 1).float())
-            values = table.index_select(1, (apart - smallest).flatten())
-            return values.view(-1, *apart.shape).transpose(0, 1)
-    return function(apart.flatten().float()).view(-1, *apart.shape).transpose(0, 1)
+            return _per_pair(table.index_select(1, (apart - smallest).flatten()), apart)
+    return _per_pair(function(apart.flatten().float()), apart)
+
+
+def _per_pair(values: Float[Tensor, "heads pairs"], pairs: Tensor) -> Float[Tensor, "batch heads query key"]:
+    return values.view(len(values), *pairs.shape).transpose(0, 1)

@@ -78,20 +78,22 @@ class Encoding(nn.Module):
 class EncodingSettings(Protocol):
     """The frozen settings of an encoding, which build its module.
 
+    A class that inherits from this one has to say its name and what is not as below.
     ``real_valued``: IDs may be real numbers. ``shift_invariant``: adding one number to all IDs changes nothing, as the
-    paper claims.
+    paper claims. ``reads_order``: beside the IDs, scores depend on the order of the tokens.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
-    real_valued: ClassVar[bool]
-    shift_invariant: ClassVar[bool]
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    real_valued: ClassVar[bool] = False
+    shift_invariant: ClassVar[bool] = False
+    reads_order: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:
         """IDs must stay below this number; ``None`` when any ID can be encoded."""
-        ...
+        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """A module of the given size; ``SettingError`` when it cannot have that size."""

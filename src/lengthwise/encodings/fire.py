@@ -62,7 +62,7 @@ class FIREEncoding(Encoding):
         slopes = (self.narrow.weight * weight)[:, None].where(active, 0.0).sum(dim=-1)
         heights = (self.narrow.weight * bias)[:, None].where(active, 0.0).sum(dim=-1) + self.narrow.bias[:, None]
         slope, height = (
-            line.repeat_interleave(COPIES, dim=1).index_select(1, entry).view(-1, *share.shape)
+            line.repeat_interleave(COPIES, dim=1).index_select(1, entry).view(len(line), *share.shape)
             for line in (slopes, heights)
         )
         return slope * share + height

@@ -32,8 +32,7 @@ class HardALiBiEncoding(Encoding):
     ) -> Float[Tensor, "#batch heads query key"]:
         """A query's own token is at distance 0: no row is without a visible key."""
         apart = distances(query_ids, key_ids).abs().float()[:, None]
-        outside = apart >= self.windows[:, None, None]
-        return torch.zeros(outside.shape, device=apart.device).masked_fill(outside, -math.inf)
+        return torch.where(apart < self.windows[:, None, None], 0.0, -math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """Rotary scores whose angle belongs to the pair of query and key, where turning each alone cannot give it."""
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from lengthwise.encodings.encoding import Encoding
 from lengthwise.encodings.rotary import rotary_frequencies, turn
@@ -55,28 +56,53 @@ class PairwiseRotaryEncoding(Encoding):
         if self.training and not self.in_training:
             plain = rotary_frequencies(d_head, self.base, self.fastest, query.device)
             return turn(query, query_ids, plain) @ turn(key, key_ids, plain).mT
-        distances = self.distances(query_ids, key_ids)
-        scores = torch.zeros((), device=query.device)
-        for pair, frequency in enumerate(self.frequencies(d_head, query_ids, key_ids)):
-            part = slice(2 * pair, 2 * pair + 2)
-            given = query[..., part], key[..., part], distances, frequency
-            scores = scores + (_again_when_backward(*given) if torch.is_grad_enabled() else _pair_scores(*given))
+        frequencies = self.frequencies(d_head, query_ids, key_ids)
+        made: Tensor = _PairwiseScores.apply(  # type: ignore[no-untyped-call]
+            query.float(), key.float(), self.distances(query_ids, key_ids), frequencies
+        )
+        return made
+
+
+class _PairwiseScores(torch.autograd.Function):
+    """``Re(q conj(k) exp(i * distance * frequency))``, summed over pairs of components, one pair at a time.
+
+    The backward pass makes the angles again: kept, they would take as much memory as scores times ``d_head``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, distances: Tensor, frequencies: Tensor) -> Tensor:
+        """The scores of every query and key."""
+        ctx.save_for_backward(query, key, distances, frequencies)
+        scores = query.new_zeros(*query.shape[:3], key.shape[2])
+        for pair, (cos, sin) in enumerate(_turns(distances, frequencies)):
+            real, imaginary = (query[..., part, None] for part in (2 * pair, 2 * pair + 1))
+            key_real, key_imaginary = (key[:, :, None, :, part].contiguous() for part in (2 * pair, 2 * pair + 1))
+            scores.addcmul_((real * key_real).addcmul_(imaginary, key_imaginary), cos)
+            scores.addcmul_((real * key_imaginary).addcmul_(imaginary, key_real, value=-1), sin)
         return scores
 
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Scores are linear in either side, so its gradient is the other side, turned."""
+        query, key, distances, frequencies = ctx.saved_tensors
+        of_query, of_key = torch.empty_like(query), torch.empty_like(key)
+        for pair, (cos, sin) in enumerate(_turns(distances, frequencies)):
+            part = slice(2 * pair, 2 * pair + 2)
+            q, k = query[..., part], key[..., part]
+            straight, crossed = gradients[0] * cos, gradients[0] * sin
+            of_query[..., part] = straight @ k - crossed @ _quarter_turn(k)
+            of_key[..., part] = straight.mT @ q + crossed.mT @ _quarter_turn(q)
+        return of_query, of_key, None, None
 
-def _again_when_backward(*given: Tensor) -> Tensor:
-    """One pair's scores without keeping what their gradient needs, which would be held for all pairs at once."""
-    made: Tensor = checkpoint(_pair_scores, *given, use_reentrant=False, preserve_rng_state=False)
-    return made
+
+def _turns(distances: Tensor, frequencies: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cosine and sine of every pair of components, with one axis for all heads."""
+    for frequency in frequencies:
+        turns = distances * (frequency / (2 * math.pi))  # batch query key
+        angle = (turns - turns.round()).float()[:, None] * (2 * math.pi)
+        yield angle.cos(), angle.sin()
 
 
-def _pair_scores(
-    query: Float[Tensor, "batch heads query 2"],
-    key: Float[Tensor, "batch heads key 2"],
-    distances: Float[Tensor, "batch query key"],
-    frequency: Float[Tensor, "#batch #query 1"],
-) -> Float[Tensor, "batch heads query key"]:
-    """``Re(q conj(k) exp(i * distance * frequency))`` of one pair of components."""
-    angle = torch.remainder(distances * frequency, 2 * math.pi).float()[:, None]  # batch 1 query key
-    crossed = torch.stack([key[..., 1], -key[..., 0]], dim=-1)
-    return (query @ key.mT) * angle.cos() + (query @ crossed.mT) * angle.sin()
+def _quarter_turn(x: Tensor) -> Tensor:
+    """Pairs of components multiplied by i."""
+    return torch.stack([-x[..., 1], x[..., 0]], dim=-1)

@@ -7,7 +7,7 @@ from lengthwise.positions.predicted import Predicted
 from lengthwise.positions.random_floats import RandomFloats
 from lengthwise.positions.random_start import RandomStart
 from lengthwise.positions.randomized import Randomized
-from lengthwise.positions.scheme import Assignment, PositionScheme
+from lengthwise.positions.scheme import Assignment, PositionScheme, scored_everywhere
 from lengthwise.positions.sequential import Sequential
 from lengthwise.positions.skipwise import Skipwise
 
@@ -39,4 +39,5 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
+    "scored_everywhere",
 ]

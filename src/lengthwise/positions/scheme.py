@@ -28,21 +28,22 @@ class PositionScheme(Protocol):
 
     ``needs`` names the optional part of ``Examples`` that the scheme reads (``"coupling"``, ``"places"``), or is None.
     ``real_valued``: the IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response's IDs.
-    ``draws_at_evaluation``: evaluation IDs are random too, below ``num_position_ids`` as in training.
+    ``draws_at_evaluation``: evaluation IDs are random too, below ``num_position_ids`` as in training. A class that
+    inherits from this one has to say its name and what is not as below.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
-    needs: ClassVar[str | None]
-    real_valued: ClassVar[bool]
-    predicts_ids: ClassVar[bool]
-    draws_at_evaluation: ClassVar[bool]
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    needs: ClassVar[str | None] = None
+    real_valued: ClassVar[bool] = False
+    predicts_ids: ClassVar[bool] = False
+    draws_at_evaluation: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:
         """Training IDs stay below this number; ``None`` when the sequence's own length is the only bound."""
-        ...
+        return None
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """IDs for a batch; ``UnservedTaskError`` or ``PositionRangeError`` when the examples cannot be served."""

@@ -1,0 +1,69 @@
+"""DAPE: a small network adjusts each pair's scores, seeing those of all heads beside a bias."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.kerple_log import KERPLELogEncoding
+from lengthwise.errors import SettingError
+
+
+class DAPEEncoding(Encoding):
+    """``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
+
+    Each convolution reads, on all channels, ``kernel_size`` neighbouring keys of one query; what the query does not
+    see is 0 for both, as if it were the last of its sequence.
+    """
+
+    has_scores = True
+
+    def __init__(self, num_heads: int, width: int, kernel_size: int) -> None:
+        super().__init__()
+        self.kerple = KERPLELogEncoding(num_heads)
+        window, margin = (1, kernel_size), (0, kernel_size // 2)
+        self.widen = nn.Conv2d(2 * num_heads, width, window, padding=margin)
+        self.narrow = nn.Conv2d(width, num_heads, window, padding=margin)
+
+    def adjust(
+        self,
+        scores: Float[Tensor, "batch heads query key"],
+        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
+        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        visible: Bool[Tensor, "query key"],
+    ) -> Float[Tensor, "batch heads query key"]:
+        """Scores and biases of all heads are the channels; in place, because hidden channels are many."""
+        bias = self.kerple.bias(query_ids, key_ids)
+        both = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
+        hidden = nn.functional.leaky_relu(self.widen(both).masked_fill_(~visible, 0.0), inplace=True)
+        return scores + bias + self.narrow(hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DAPE:
+    """``mlp_width`` hidden units, fed with the scores and biases of all heads for one pair of query and key."""
+
+    mlp_width: int = 32
+
+    name: ClassVar[str] = "dape"
+    summary: ClassVar[str] = "a small network adapts KERPLE's bias to the scores of all heads"
+    paper: ClassVar[str] = "Zheng et al. 2024 (arXiv 2405.14722)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.mlp_width < 1:
+            raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """A network that sees one pair at a time."""
+        return DAPEEncoding(size.num_heads, self.mlp_width, kernel_size=1)

@@ -1,0 +1,42 @@
+"""DAPE V2: a small convolution adjusts the scores, seeing those of all heads and of neighbouring keys."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lengthwise.encodings.dape import DAPEEncoding
+from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DAPEv2:
+    """``mlp_width`` hidden channels; ``kernel_size`` keys, one after the other in the sequence, make a window.
+
+    What a query does not see is 0 before both convolutions. The paper masks before the first only, where the second
+    still tells queries that something follows from the last, which has nothing after it.
+    """
+
+    mlp_width: int = 32
+    kernel_size: int = 3
+
+    name: ClassVar[str] = "dape_v2"
+    summary: ClassVar[str] = "a small convolution along the keys adapts KERPLE's bias to the scores of all heads"
+    paper: ClassVar[str] = "Zheng et al. 2024 (arXiv 2410.04798)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.mlp_width < 1:
+            raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
+        if self.kernel_size < 1 or self.kernel_size % 2 == 0:
+            raise SettingError(f"kernel_size {self.kernel_size} has no key in its middle; use an odd number, such as 3")
+
+    @property
+    def num_position_ids(self) -> int | None:
+        """Any ID."""
+        return None
+
+    def build(self, size: EncodingSize) -> Encoding:
+        """A network that sees a window of keys."""
+        return DAPEEncoding(size.num_heads, self.mlp_width, self.kernel_size)
