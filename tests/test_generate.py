@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, rows end on their own, and missing IDs are refused."""
+"""Generation: the cache changes nothing, rows end on their own, IDs are graded and missing ones refused."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import SettingError
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.generate import generate
+from lengthwise.grading import grade
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.randomness import stream
@@ -56,19 +57,20 @@ def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Ten
     return tokens[:, length:], ids[:, :, length:]
 
 
-@pytest.mark.parametrize("task", [Parity(), Addition(), TWO_LEVELS], ids=["parity", "addition", "two levels"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding, task):
+def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding):
     # On two levels a quarter of a head is no pair.
-    settings = small_encoding(encoding, share=0.5)
-    decoder, batch = prepared(small_experiment(task, MultiLevel(num_position_ids=48), settings))
-    length = int(batch.prompt_length[0])
-    written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
-    tokens, ids = without_a_cache(decoder, batch, NEW)
-    assert torch.equal(written.tokens, tokens)
-    assert torch.equal(written.position_ids, ids)
-    assert written.is_written.all()
-    assert len(tokens.unique()) > 1
+    settings, used = small_encoding(encoding, share=0.5), []
+    for task in (Parity(), Addition(), TWO_LEVELS):
+        decoder, batch = prepared(small_experiment(task, MultiLevel(num_position_ids=48), settings))
+        length = int(batch.prompt_length[0])
+        written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
+        tokens, ids = without_a_cache(decoder, batch, NEW)
+        assert torch.equal(written.tokens, tokens)
+        assert torch.equal(written.position_ids, ids)
+        assert written.is_written.all()
+        used.append(len(tokens.unique()))
+    assert max(used) > 1
 
 
 @pytest.mark.parametrize("encoding", ["rotary", "learned"])
@@ -97,6 +99,26 @@ def test_given_ids_go_before_predicted_ones_as_far_as_they_reach(task):
     assert torch.equal(written.position_ids[:, :, :3], given[:, :, length:])
     assert not torch.equal(alone.position_ids[:, :, :3], given[:, :, length:])
     assert torch.equal(written.tokens[:, 0], alone.tokens[:, 0])
+
+
+@torch.no_grad()
+def test_an_id_is_graded_right_where_it_is_on_both_levels():
+    decoder, batch = prepared(small_experiment(TWO_LEVELS))
+    length = int(batch.prompt_length[0])
+    targets, ids = batch.tokens[:, length:], batch.position_ids
+    hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], first=length - 1)
+    prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+    predicted = decoder.next_ids(hidden, ids[:, :, length - 1 : -1], targets, prompts)
+    written = generate(
+        decoder, batch.tokens[:, :length], ids[:, :, :length], end=NEVER, max_new_tokens=targets.shape[1]
+    )
+    for decode, named in (
+        ("forced", torch.stack([level.most_likely() for level in predicted])),
+        ("free", written.position_ids),
+    ):
+        first, second = named == ids[:, :, length:]
+        assert torch.equal(grade(decoder, batch, end=NEVER, decode=decode).id_right, first & second)
+        assert (first != second).any()
 
 
 def test_a_row_is_written_up_to_its_end_token_and_decoding_stops_with_the_last_row():

@@ -31,9 +31,8 @@ def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Floa
     # Imported here: an extra that only this option needs.
     from entmax import entmax15, entmax_bisect  # noqa: PLC0415
 
-    scores = scores.float()
-    # The library squares scores, so none may be infinite. What lies 1 / (alpha - 1) below the largest gets 0 anyway.
-    scores = (scores - scores.detach().amax(dim=-1, keepdim=True)).clamp(min=-2 / (alpha - 1))
+    # Entmax does not depend on it, but beside a large number the threshold would lose its digits.
+    scores = scores.float() - scores.detach().float().amax(dim=-1, keepdim=True)
     weights: Tensor = entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
     return weights
 
