@@ -12,7 +12,7 @@ from lengthwise.attention import SHORT
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Cache, Decoder
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
-from lengthwise.errors import PositionIDError, PositionRangeError
+from lengthwise.errors import PositionIDError, PositionRangeError, UnservedTaskError
 from lengthwise.loss import answer_loss
 from lengthwise.positions import SCHEMES
 from lengthwise.randomness import stream
@@ -45,6 +45,8 @@ def batch_of(scheme: str, task: Task, length: int) -> Batch | None:
     """Two sequences with the IDs of training, and the same two with those of evaluation; None if not served."""
     examples = task.sample(length=length, size=2, rng=stream(0, "examples"))
     if not serves(scheme, examples):
+        with pytest.raises(UnservedTaskError, match=r"; use the scheme "):
+            small_scheme(scheme).assign(examples, stream(0, "positions"), training=True)
         return None
     halves = [
         to_batch(length, examples, small_scheme(scheme).assign(examples, stream(0, "positions"), training=training))

@@ -77,6 +77,27 @@ class Cache:
     values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Biases and scores chunk by chunk of the queries: a long sequence never needs them all at once."""
+
+    encoding: LevelEncoding
+    query: Float[Tensor, "batch heads query d_head"]
+    key: Float[Tensor, "batch heads key d_head"]
+    query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"]
+    key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"]
+
+    def bias(self, start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads chunk seen"]:
+        """What is added to the scores of queries ``start`` to ``stop`` on the first ``seen`` keys."""
+        return self.encoding.bias(self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen])
+
+    def scores(self, start: int, stop: int, seen: int, visible: Tensor) -> Float[Tensor, "batch heads chunk seen"]:
+        """The same queries' scores, bias included."""
+        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen]
+        made = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :seen], *ids, visible)
+        return made + self.encoding.bias(*ids) if self.encoding.has_bias else made
+
+
 class Block(nn.Module):
     """Attention with normalised queries and keys, then an MLP; both start as zero."""
 
@@ -123,19 +144,13 @@ class Block(nn.Module):
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         query = query * (self.log_temperature.exp() * self._length_factor(query.shape[2], key.shape[2], x.device))
 
-        # Biases and scores are asked for in chunks of queries, so that a long sequence never needs them all at once.
-        def bias(start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads query key"]:
-            return encoding.bias(asking_ids[:, :, start:stop], position_ids[:, :, :seen])
-
-        def scores(start: int, stop: int, seen: int, visible: Tensor) -> Float[Tensor, "batch heads query key"]:
-            ids = asking_ids[:, :, start:stop], position_ids[:, :, :seen]
-            made = encoding.scores(query[:, :, start:stop], key[:, :, :seen], *ids, visible)
-            return made + encoding.bias(*ids) if encoding.has_bias else made
-
+        chunks = Chunks(encoding, query, key, asking_ids, position_ids)
         if encoding.has_scores or self.weigh is not None:
-            heads = attend_by_scores(scores, value, query.shape[2], softmax if self.weigh is None else self.weigh)
+            weigh = softmax if self.weigh is None else self.weigh
+            heads = attend_by_scores(chunks.scores, value, query.shape[2], weigh)
         else:
-            heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias if encoding.has_bias else None)
+            bias = chunks.bias if encoding.has_bias else None
+            heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
         x = x[:, first:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 

@@ -1,6 +1,7 @@
 """Experiment: one frozen tree that says everything about a run, to and from JSON."""
 
 import importlib
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -135,7 +136,10 @@ def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = No
 def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(own, type):
         return own
-    return own(**_settings(tree)) if getattr(own, "name", None) == tree["name"] else own()
+    built = own()
+    # Settings are passed on only where they were changed: a class of one's own need not take any.
+    same = built.name != tree["name"] or json.loads(json.dumps(to_dict(built))) == dict(tree)
+    return built if same else own(**_settings(tree))
 
 
 def _entry(kind: str, tree: Mapping[str, Any]) -> Any:

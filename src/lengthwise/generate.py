@@ -23,20 +23,22 @@ class Generated:
 def generate(
     decoder: Decoder,
     prompt: Int[Tensor, "batch prompt"],
-    position_ids: Int[Tensor, "level batch given"] | Float[Tensor, "level batch given"],
+    position_ids: Tensor,
     *,
     end: int,
     max_new_tokens: int,
 ) -> Generated:
     """Continue prompts of one length until the ``end`` token, at most ``max_new_tokens`` each.
 
-    ``position_ids`` hold at least the prompts' IDs. Where they go on, response IDs are taken from there; behind them
-    the position head predicts each ID after its token is chosen. ``SettingError`` if there is no head to do so.
+    ``position_ids``, (batch, given) or (level, batch, given), hold at least the prompts' IDs. Where they go on,
+    response IDs are taken from there; behind them the position head predicts each ID after its token is chosen.
+    ``SettingError`` if there is no head to do so, ``PositionIDError`` as from the decoder.
     """
-    length = prompt.shape[1]
-    given = position_ids.shape[2] - length
+    length, all_ids = prompt.shape[1], position_ids.shape[-1]
+    position_ids = decoder.check_ids(prompt.new_zeros(len(prompt), all_ids), position_ids)
+    given = all_ids - length
     if given < 0:
-        raise SettingError(f"{position_ids.shape[2]} IDs for {length} prompt tokens; give one for each")
+        raise SettingError(f"{all_ids} IDs for {length} prompt tokens; give one for each")
     if given < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
             f"IDs are given for {given} of {max_new_tokens} new tokens and this decoder predicts none; "

@@ -1,5 +1,6 @@
 """The check of position IDs at the decoder's edge: shape, kind and range."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +41,8 @@ class IDCheck:
                 f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} takes whole ones; "
                 "use a scheme with whole IDs or an encoding that takes real ones, such as rotary"
             )
+        # Distances of unsigned or narrow numbers would wrap around.
+        ids = ids.double() if ids.is_floating_point() else ids.long()
         # Reading values would make a GPU wait; there the IDs come from a batch that was checked on the CPU.
         if ids.device.type == "cpu" and ids.numel():
             self._check_values(ids)
@@ -47,8 +50,9 @@ class IDCheck:
 
     def _check_values(self, ids: Tensor) -> None:
         smallest, largest = ids.min().item(), ids.max().item()
-        if not smallest >= 0:
-            raise PositionIDError(f"position ID {smallest} is negative or no number; IDs start at 0")
+        if not (smallest >= 0 and largest < math.inf):
+            wrong = largest if smallest >= 0 else smallest
+            raise PositionIDError(f"position ID {wrong} is negative, infinite or no number; IDs start at 0")
         if self.num_position_ids is not None and largest >= self.num_position_ids:
             raise PositionRangeError(
                 f"position ID {largest} is beyond the {self.num_position_ids} that the encoding {self.encoding} holds; "
