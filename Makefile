@@ -17,7 +17,7 @@ demo: setup
 	$(BIN)/lengthwise compare demo --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 check: setup
 	$(BIN)/ruff format --check .

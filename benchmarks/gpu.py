@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import encoding_speed
 import torch
 from step_speed import measure
 
 import lengthwise as lw
+from lengthwise.encodings import ENCODINGS
 from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.recipes.which import which_rest
 
 KEPT = Path("runs/gpu")
 ROWS = KEPT / "gpu.jsonl"
@@ -58,6 +61,24 @@ def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[i
     return part
 
 
+def cell(experiment: lw.Experiment, folder: Path) -> Part:
+    """One pair of a scheme and an encoding, trained and evaluated."""
+
+    def part(left: float) -> dict[str, Any]:
+        ends = time.monotonic() + left
+        run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > ends)
+        if run is None:
+            raise TimeoutError
+        return {"fitted": run.facts["fitted"], "results": lw.evaluate(run, experiment.evaluation)}
+
+    return part
+
+
+def encoding_costs(left: float) -> dict[str, Any]:
+    """Every encoding's training step and cached decoding step beside NoPE's."""
+    return {"rows": [encoding_speed.measure(encoding, 9, torch.device("cuda")) for encoding in ENCODINGS]}
+
+
 PARTS: dict[str, Part] = {
     "tests": tests,
     "step_speed float32": step_speed("coupled", "float32"),
@@ -66,6 +87,13 @@ PARTS: dict[str, Part] = {
     "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
+    "encoding costs": encoding_costs,
+    # What the table of docs/which.md leaves out.
+    **{
+        f"{task} {label}": cell(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))
+        for task in ("parity", "copy", "addition")
+        for label, experiment in which_rest(task).items()
+    },
 }
 
 

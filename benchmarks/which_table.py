@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lengthwise.folder import read_rows
-from lengthwise.recipes.which import ENCODINGS, FACTORS, SCHEMES
+from lengthwise.recipes.which import COLUMNS, FACTORS, LINES
 from lengthwise.report import FITTED, pooled
 
 Rows = Sequence[Mapping[str, Any]]
@@ -47,8 +47,8 @@ def cell(runs: Rows) -> str:
 def table(rows: Rows) -> list[list[str]]:
     """Encodings down, schemes across."""
     body = []
-    for encoding in ENCODINGS:
-        by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEMES]
+    for encoding in LINES:
+        by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in COLUMNS]
         if any(by_scheme):
             body.append([encoding, *map(cell, by_scheme)])
     return body
@@ -58,18 +58,18 @@ def draw(by_task: Mapping[str, Rows]) -> None:
     """A panel per task: a row per encoding, five columns per scheme."""
     figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
     for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
-        encodings = [name for name in ENCODINGS if any(row["row"].endswith(f"/{name}") for row in rows)]
-        values = np.full((len(encodings), len(SCHEMES) * len(FACTORS)), np.nan)
+        encodings = [name for name in LINES if any(row["row"].endswith(f"/{name}") for row in rows)]
+        values = np.full((len(encodings), len(COLUMNS) * len(FACTORS)), np.nan)
         for line, encoding in enumerate(encodings):
-            for place, scheme in enumerate(SCHEMES):
+            for place, scheme in enumerate(COLUMNS):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
                 if runs:
                     part = slice(place * len(FACTORS), (place + 1) * len(FACTORS))
                     values[line, part] = [0.0 if share is None else share for share in shares(runs)]
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
-        axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(SCHEMES), fontsize=7)
-        for place, scheme in enumerate(SCHEMES):
+        axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(COLUMNS), fontsize=7)
+        for place, scheme in enumerate(COLUMNS):
             middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
             axes.text(middle, -0.75, scheme, ha="center", fontsize=9)
             axes.axvline((place + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
@@ -85,7 +85,7 @@ def main(folders: list[Path]) -> None:
         rows = read_rows(folder / "results.jsonl")
         by_task[rows[0]["task"]] = rows
         print(f"\n### {rows[0]['task']}\n")
-        for line in (["encoding", *SCHEMES], ["---"] * (1 + len(SCHEMES)), *table(rows)):
+        for line in (["encoding", *COLUMNS], ["---"] * (1 + len(COLUMNS)), *table(rows)):
             print(f"| {' | '.join(line)} |")
     draw(by_task)
 

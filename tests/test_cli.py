@@ -156,7 +156,9 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
     asked(["train", *own, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)
     document = json.loads(asked(["evaluate", "new", *own, "--device", "cpu", "--json"], capsys)[0])
     assert {row["task"] for row in document["results"]} == {"uncoupled"}
-    assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(["evaluate", "new"], capsys)
+    assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(
+        ["evaluate", "new"], capsys
+    )
 
 
 def test_resuming_a_finished_run_says_the_same_again(runs, capsys):
@@ -256,8 +258,14 @@ TRAIN = ["train", "--task", "parity"]
 # What is asked for, and what the line has to say: the value that came, the limit and the way out.
 WRONG: list[tuple[list[str], str]] = [
     (["train", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition, copy"),
-    ([*TRAIN, "--scheme", "couple"], "unknown scheme 'couple'; did you mean 'coupled'? known: abacus, coupled, multilevel, predicted"),
-    ([*TRAIN, "--encoding", "rotar"], "unknown encoding 'rotar'; did you mean 'rotary'? known: alibi, dape, dape_v2, fire"),
+    (
+        [*TRAIN, "--scheme", "couple"],
+        "unknown scheme 'couple'; did you mean 'coupled'? known: abacus, coupled, multilevel, predicted",
+    ),
+    (
+        [*TRAIN, "--encoding", "rotar"],
+        "unknown encoding 'rotar'; did you mean 'rotary'? known: alibi, dape, dape_v2, fire",
+    ),
     (["train", "addition_couple"], "unknown recipe 'addition_couple'; did you mean 'addition_coupled'? known: "),
     (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
     (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
