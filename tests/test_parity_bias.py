@@ -25,7 +25,7 @@ from lengthwise.encodings import (
     Sinusoidal,
     T5Bias,
 )
-from lengthwise.encodings.bounds import within
+from lengthwise.encodings.bounds import bounded, within
 from lengthwise.encodings.encoding import Encoding
 
 with warnings.catch_warnings():
@@ -204,12 +204,16 @@ def test_kerple_parameters_start_uniform_in_the_ranges_of_the_papers_code(settin
         assert counts.min() > 130
 
 
-def test_a_bounded_parameter_is_clamped_and_can_be_learned_back_from_beyond_its_bounds():
-    parameter = torch.tensor([-1.0, -1.0, 0.5, 0.5, 3.0, 3.0], requires_grad=True)
-    values = within(parameter, 0.01, 2.0)
-    assert values.tolist() == pytest.approx([0.01, 0.01, 0.5, 0.5, 2.0, 2.0])
-    values.backward(torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]))
-    assert parameter.grad.tolist() == [0.0, -1.0, 1.0, -1.0, 1.0, 0.0]
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_bounded_parameter_is_clamped_and_can_be_learned_back_from_beyond_its_bounds(uses):
+    parameter = bounded(torch.tensor([-1.0, -1.0, 0.5, 0.5, 3.0, 3.0]), 0.01, 2.0)
+    values = [within(parameter, 0.01, 2.0) for _ in range(uses)]
+    assert values[0].tolist() == pytest.approx([0.01, 0.01, 0.5, 0.5, 2.0, 2.0])
+    # Used twice, one gradient leads outward and one inward: their sum decides.
+    upstream = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    sum((value * upstream * (1 if use == 0 else -3)).sum() for use, value in enumerate(values)).backward()
+    expected = {1: [0.0, -1.0, 1.0, -1.0, 1.0, 0.0], 2: [-2.0, 0.0, -2.0, 2.0, 0.0, 2.0]}[uses]
+    assert parameter.grad.tolist() == expected
 
 
 def fire_formula(module: nn.Module, threshold: float):

@@ -138,8 +138,12 @@ class Block(nn.Module):
             key, value = split(nn.functional.linear(normed, self.project.weight[d_model:]), part=2)
         new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
         asking_ids = new_ids[:, :, first:]
-        query = encoding.rotate(self.query_norm(query), asking_ids)
-        key = encoding.rotate(self.key_norm(key), new_ids)
+        query, key = self.query_norm(query), self.key_norm(key)
+        if first == 0:
+            # Angles are worked out once for both: with one new token they cost most of a rotation.
+            query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
+        else:
+            query, key = encoding.rotate(query, asking_ids), encoding.rotate(key, new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         query = query * (self.log_temperature.exp() * self._length_factor(query.shape[2], key.shape[2], x.device))

@@ -3,30 +3,41 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class _Within(torch.autograd.Function):
-    """A clamp; beyond a bound, gradients that lead further out are dropped and those that lead back pass."""
+class _Clamp(torch.autograd.Function):
+    """A clamp whose gradient is that of the number itself: a plain one would pass nothing beyond its bounds."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, low: float, high: float) -> Tensor:
         """The nearest number within the bounds."""
-        ctx.save_for_backward(parameter)
-        ctx.bounds = low, high
         return parameter.clamp(low, high)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """A plain clamp would pass nothing beyond its bounds, and a parameter there would be stuck."""
-        (parameter,) = ctx.saved_tensors
-        low, high = ctx.bounds
+        """As if there were no bounds."""
+        return gradients[0], None, None
+
+
+def bounded(start: Tensor, low: float, high: float) -> nn.Parameter:
+    """A parameter that learning never leads beyond the bounds, and always back from beyond them.
+
+    Gradients that lead outward are dropped from the sum over all uses, so it does not matter in how many chunks the
+    parameter was used.
+    """
+    parameter = nn.Parameter(start)
+
+    def keep(gradient: Tensor) -> Tensor:
         # A step goes against the gradient.
-        outward = (parameter <= low) & (gradients[0] > 0) | (parameter >= high) & (gradients[0] < 0)
-        return gradients[0].masked_fill(outward, 0.0), None, None
+        outward = (parameter <= low) & (gradient > 0) | (parameter >= high) & (gradient < 0)
+        return gradient.masked_fill(outward, 0.0)
+
+    parameter.register_hook(keep)  # type: ignore[no-untyped-call]
+    return parameter
 
 
 def within(parameter: Tensor, low: float, high: float) -> Tensor:
-    """The parameter clamped to ``low`` to ``high``, in a way that it can be learned back from beyond them."""
-    clamped: Tensor = _Within.apply(parameter, low, high)  # type: ignore[no-untyped-call]
+    """The parameter clamped to ``low`` to ``high``."""
+    clamped: Tensor = _Clamp.apply(parameter, low, high)  # type: ignore[no-untyped-call]
     return clamped

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from lengthwise.encodings.bounds import within
+from lengthwise.encodings.bounds import bounded, within
 from lengthwise.encodings.distance import by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSize
 
@@ -23,8 +23,8 @@ class KERPLELogEncoding(Encoding):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.r1 = nn.Parameter(2 * torch.rand(num_heads))
-        self.r2 = nn.Parameter(torch.rand(num_heads))
+        self.r1 = bounded(2 * torch.rand(num_heads), LEAST, math.inf)
+        self.r2 = bounded(torch.rand(num_heads), LEAST, math.inf)
 
     def bias(
         self,
