@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
 def slopes(num_heads: int) -> Float[Tensor, " heads"]:
@@ -41,7 +41,7 @@ class ALiBiEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ALiBi:
+class ALiBi(EncodingSettings):
     """A fixed slope per head."""
 
     name: ClassVar[str] = "alibi"
@@ -49,12 +49,6 @@ class ALiBi:
     paper: ClassVar[str] = "Press et al. 2022 (arXiv 2108.12409)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Slopes for the number of heads."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
 from lengthwise.errors import SettingError
 
@@ -43,7 +43,7 @@ class DAPEEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DAPE:
+class DAPE(EncodingSettings):
     """``mlp_width`` hidden units, fed with the scores and biases of all heads for one pair of query and key."""
 
     mlp_width: int = 32
@@ -53,16 +53,10 @@ class DAPE:
     paper: ClassVar[str] = "Zheng et al. 2024 (arXiv 2405.14722)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.mlp_width < 1:
             raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """A network that sees one pair at a time."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lengthwise.encodings.dape import DAPEEncoding
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DAPEv2:
+class DAPEv2(EncodingSettings):
     """``mlp_width`` hidden channels; ``kernel_size`` keys, one after the other in the sequence, make a window.
 
     What a query does not see is 0 before both convolutions. The paper masks before the first only, where the second
@@ -31,11 +31,6 @@ class DAPEv2:
             raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise SettingError(f"kernel_size {self.kernel_size} has no key in its middle; use an odd number, such as 3")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """A network that sees a window of keys."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.scaled_rotary import check_original_length, check_scalable, check_scaling
 
@@ -43,7 +43,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamicNTK:
+class DynamicNTK(EncodingSettings):
     """The base is the trained one while IDs stay below ``original_length``, the largest number of IDs met in training.
 
     For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too.
@@ -59,17 +59,11 @@ class DynamicNTK:
     summary: ClassVar[str] = "rotary with a base that grows with the IDs a query sees (dynamic NTK)"
     paper: ClassVar[str] = "emozilla 2023, in Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = False
     reads_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_scaling(self.base, self.fastest, self.factor)
         check_original_length(self.original_length)
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

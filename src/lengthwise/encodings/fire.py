@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.distance import by_distance, distances
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 WIDTH = 32
@@ -69,7 +69,7 @@ class FIREEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FIRE:
+class FIRE(EncodingSettings):
     """``threshold`` is where L starts: below it, shares are those of the threshold."""
 
     threshold: float = 512.0
@@ -78,17 +78,10 @@ class FIRE:
     summary: ClassVar[str] = "a small network's bias from the ID distance as a share of the query's ID"
     paper: ClassVar[str] = "Li et al. 2024 (arXiv 2310.04418)"
     real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = False
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.threshold <= 0:
             raise SettingError(f"threshold {self.threshold} is no distance; use a positive number")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """A network for the number of heads."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 
@@ -36,7 +36,7 @@ class HardALiBiEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HardALiBi:
+class HardALiBi(EncodingSettings):
     """Windows 1, 2, ... for the first ``num_masked_heads`` heads (None: half of them), none for the others.
 
     The first window holds the query's own ID alone: seeing a token before takes a second one, so two masked heads.
@@ -49,16 +49,10 @@ class HardALiBi:
     paper: ClassVar[str] = "Jelassi et al. 2024 (arXiv 2402.01032)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_masked_heads is not None and self.num_masked_heads < 1:
             raise SettingError(f"num_masked_heads {self.num_masked_heads} masks no head; use at least 1")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """One window per head."""

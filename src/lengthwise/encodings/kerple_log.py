@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lengthwise.encodings.bounds import bounded, within
 from lengthwise.encodings.distance import by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 # The least value of the kernels' parameters, that of the paper's code.
 LEAST = 0.01
@@ -37,7 +37,7 @@ class KERPLELogEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KERPLELog:
+class KERPLELog(EncodingSettings):
     """Two learned numbers per head."""
 
     name: ClassVar[str] = "kerple_log"
@@ -45,12 +45,6 @@ class KERPLELog:
     paper: ClassVar[str] = "Chi et al. 2022 (arXiv 2205.09921)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Parameters drawn as in the paper's code."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lengthwise.encodings.bounds import bounded, within
 from lengthwise.encodings.distance import by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.kerple_log import LEAST
 
 # Beyond this power the kernel is not conditionally positive definite.
@@ -38,7 +38,7 @@ class KERPLEPowerEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KERPLEPower:
+class KERPLEPower(EncodingSettings):
     """Two learned numbers per head."""
 
     name: ClassVar[str] = "kerple_power"
@@ -46,12 +46,6 @@ class KERPLEPower:
     paper: ClassVar[str] = "Chi et al. 2022 (arXiv 2205.09921)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Parameters drawn as in the paper's code."""

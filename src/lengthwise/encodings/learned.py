@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 
@@ -26,7 +26,7 @@ class LearnedEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class Learned(EncodingSettings):
     """One learned vector for each of ``num_position_ids`` IDs."""
 
     num_position_ids: int = 512
@@ -34,9 +34,6 @@ class Learned:
     name: ClassVar[str] = "learned"
     summary: ClassVar[str] = "one learned vector per ID, added to the embedding"
     paper: ClassVar[str] = "Radford et al. 2018, GPT; Gehring et al. 2017 (arXiv 1705.03122)"
-    real_valued: ClassVar[bool] = False
-    shift_invariant: ClassVar[bool] = False
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_position_ids < 1:

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearInterpolation:
+class LinearInterpolation(EncodingSettings):
     """Pair i turns by ``(p / factor) * fastest * base^(-2i / d_head)`` at ID p.
 
     For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too
@@ -27,15 +27,9 @@ class LinearInterpolation:
     paper: ClassVar[str] = "Chen et al. 2023 (arXiv 2306.15595)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scaling(self.base, self.fastest, self.factor)
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoPE:
+class NoPE(EncodingSettings):
     """Leaves embeddings, queries, keys and scores as they are: the IDs are not read."""
 
     name: ClassVar[str] = "nope"
@@ -15,12 +15,6 @@ class NoPE:
     paper: ClassVar[str] = "Kazemnejad et al. 2023 (arXiv 2305.19466)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """The identity."""

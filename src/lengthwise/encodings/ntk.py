@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scalable, check_scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NTK:
+class NTK(EncodingSettings):
     """Rotary with base ``base * factor^(d_head / (d_head - 2))``: the slowest pair turns ``factor`` times slower.
 
     For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too.
@@ -26,15 +26,9 @@ class NTK:
     paper: ClassVar[str] = "bloc97 2023, in Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scaling(self.base, self.fastest, self.factor)
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_turning, rotary_frequencies, turn
 from lengthwise.errors import SettingError
 
@@ -33,7 +33,7 @@ class PartialRotaryEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialRotary:
+class PartialRotary(EncodingSettings):
     """RoPE on the first ``share`` of each head's components (first in GPT-J), as RoPE on a head of that width."""
 
     share: float = 0.25
@@ -45,17 +45,11 @@ class PartialRotary:
     paper: ClassVar[str] = "Black et al. 2022 (arXiv 2204.06745)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_turning(self.base, self.fastest)
         if not 0 < self.share <= 1:
             raise SettingError(f"share {self.share} is no part of a head that can turn; use a number above 0, up to 1")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

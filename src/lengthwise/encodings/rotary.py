@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 
@@ -61,7 +61,7 @@ class RotaryEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary:
+class Rotary(EncodingSettings):
     """RoPE with angles from ``fastest`` radians per ID down to about ``fastest / base``.
 
     ``fastest=1`` is the paper's; a faster start and a smaller base tell neighbouring IDs apart more sharply.
@@ -75,15 +75,9 @@ class Rotary:
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_turning(self.base, self.fastest)
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

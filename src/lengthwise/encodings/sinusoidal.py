@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 BASE = 10_000.0
 
@@ -31,20 +31,13 @@ class SinusoidalEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sinusoidal:
+class Sinusoidal(EncodingSettings):
     """Wavelengths from 2 pi IDs up to ``2 pi * base``."""
 
     name: ClassVar[str] = "sinusoidal"
     summary: ClassVar[str] = "sines and cosines of the ID, added to the embedding"
     paper: ClassVar[str] = "Vaswani et al. 2017 (arXiv 1706.03762)"
     real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = False
-    reads_order: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.distance import by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
 
 
@@ -45,7 +45,7 @@ class T5BiasEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class T5Bias:
+class T5Bias(EncodingSettings):
     """``num_buckets`` learned numbers per head; from ``max_distance`` on, all distances share one."""
 
     num_buckets: int = 32
@@ -54,9 +54,7 @@ class T5Bias:
     name: ClassVar[str] = "t5"
     summary: ClassVar[str] = "a learned bias per bucket of ID distances"
     paper: ClassVar[str] = "Raffel et al. 2020 (arXiv 1910.10683)"
-    real_valued: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.num_buckets < 2:
@@ -66,11 +64,6 @@ class T5Bias:
                 f"max_distance {self.max_distance} leaves nothing to the growing ones of {self.num_buckets} buckets; "
                 f"set it to at least {self.num_buckets // 2 + 1}"
             )
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any whole ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Small random biases."""

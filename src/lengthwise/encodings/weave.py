@@ -6,7 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.rotary import check_pairs, check_turning
 from lengthwise.errors import SettingError
@@ -36,7 +36,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weave:
+class Weave(EncodingSettings):
     """Stair PE, the position part of Mesa-Extrapolation: IDs further apart than ``window`` come nearer, in stairs.
 
     A ``width`` beyond every distance is ReRoPE: whole distances stop at ``window + 1``. The paper's chunks, which form
@@ -56,18 +56,12 @@ class Weave:
     paper: ClassVar[str] = "Ma et al. 2024 (arXiv 2410.15859)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_turning(self.base, self.fastest)
         for setting in ("window", "width"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} leaves no distance; use at least 1")
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
 from lengthwise.errors import SettingError
@@ -19,7 +19,7 @@ NARROWEST_RAMP = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YaRN:
+class YaRN(EncodingSettings):
     """Pair i turns by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``, f being the frequencies of plain rotary.
 
     The ramp r rises from 0 at the pair that makes ``beta_fast`` whole turns within ``original_length`` IDs to 1 at the
@@ -44,7 +44,6 @@ class YaRN:
     paper: ClassVar[str] = "Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
-    reads_order: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scaling(self.base, self.fastest, self.factor)
@@ -54,11 +53,6 @@ class YaRN:
                 f"beta_fast {self.beta_fast} and beta_slow {self.beta_slow} bound no ramp; "
                 "use beta_fast > beta_slow > 0"
             )
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """Any ID."""
-        return None
 
     def build(self, size: EncodingSize) -> Encoding:
         """Nothing to learn."""

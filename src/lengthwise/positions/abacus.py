@@ -6,11 +6,18 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
-from lengthwise.positions.scheme import Assignment, check_num_position_ids, places_of, room_above, scored_everywhere
+from lengthwise.positions.scheme import (
+    Assignment,
+    PositionScheme,
+    check_num_position_ids,
+    places_of,
+    room_above,
+    scored_everywhere,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abacus:
+class Abacus(PositionScheme):
     """Training: places, counted in writing order, plus one random offset for all numbers of a sequence.
 
     Evaluation: places as they are, from 1. Tokens outside of numbers have ID 0 in both. Numbers that are written least
@@ -23,9 +30,6 @@ class Abacus:
     summary: ClassVar[str] = "the digit's place in its number, with a random offset in training"
     paper: ClassVar[str] = "McLeish et al. 2024 (arXiv 2405.17399)"
     needs: ClassVar[str | None] = "places"
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_num_position_ids(self.num_position_ids)

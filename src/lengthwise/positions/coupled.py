@@ -8,11 +8,11 @@ import numpy as np
 from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
 from lengthwise.positions.gaps import assign_groups, check_gaps
-from lengthwise.positions.scheme import Assignment, coupling_of
+from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coupled:
+class Coupled(PositionScheme):
     """Training: the coupling with random gaps (one gap for all tokens of a group) and a random shift.
 
     Evaluation: the coupling as it is, all IDs given. ``max_gaps=0`` is plain position coupling, shifted as one block.
@@ -26,9 +26,6 @@ class Coupled:
     summary: ClassVar[str] = "the task's coupling, all IDs given; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gaps(self.num_position_ids, self.max_gaps)

@@ -7,11 +7,11 @@ import numpy as np
 
 from lengthwise.example import Examples
 from lengthwise.positions.gaps import assign_groups, check_gaps
-from lengthwise.positions.scheme import Assignment, coupling_of
+from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLevel:
+class MultiLevel(PositionScheme):
     """Training: the coupling on all its levels, each with random gaps and a random shift of its own.
 
     Evaluation: the coupling as it is, all IDs given. On one level it is ``coupled``.
@@ -24,9 +24,6 @@ class MultiLevel:
     summary: ClassVar[str] = "the task's coupling on all its levels, all IDs given; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gaps(self.num_position_ids, self.max_gaps)

@@ -7,11 +7,11 @@ import numpy as np
 
 from lengthwise.example import Examples
 from lengthwise.positions.gaps import assign_groups, check_gaps
-from lengthwise.positions.scheme import Assignment, coupling_of
+from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(PositionScheme):
     """Training: IDs as in ``multilevel``, gaps and shift included; the decoder learns to predict the response's IDs.
 
     Evaluation: the coupling as it is, of which the prompt's IDs are given; the decoder is scored on the others too.
@@ -24,9 +24,7 @@ class Predicted:
     summary: ClassVar[str] = "the task's coupling, response IDs predicted by the decoder (PPC)"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
     needs: ClassVar[str | None] = "coupling"
-    real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = True
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gaps(self.num_position_ids, self.max_gaps)

@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
-from lengthwise.positions.scheme import Assignment, check_num_position_ids, scored_everywhere
+from lengthwise.positions.scheme import Assignment, PositionScheme, check_num_position_ids, scored_everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomFloats:
+class RandomFloats(PositionScheme):
     """Training and evaluation alike: uniform real numbers from 0 to ``num_position_ids``, sorted, per sequence.
 
     The range is the same for every length: longer sequences lie closer, and no ID is new to the decoder.
@@ -21,9 +21,7 @@ class RandomFloats:
     name: ClassVar[str] = "random_floats"
     summary: ClassVar[str] = "sorted random real numbers of one range, at evaluation too"
     paper: ClassVar[str] = "Shimizu et al. 2026, Random Float Sampling (arXiv 2602.14050)"
-    needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = True
-    predicts_ids: ClassVar[bool] = False
     draws_at_evaluation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

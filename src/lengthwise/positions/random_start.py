@@ -8,6 +8,7 @@ import numpy as np
 from lengthwise.example import Examples
 from lengthwise.positions.scheme import (
     Assignment,
+    PositionScheme,
     check_num_position_ids,
     room_above,
     scored_everywhere,
@@ -16,7 +17,7 @@ from lengthwise.positions.scheme import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomStart:
+class RandomStart(PositionScheme):
     """Training: consecutive IDs from a random start, per sequence. Evaluation: from 0.
 
     Every ID below ``num_position_ids`` is met in training, but no distance beyond the training length.
@@ -27,10 +28,6 @@ class RandomStart:
     name: ClassVar[str] = "random_start"
     summary: ClassVar[str] = "consecutive IDs from a random start"
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
-    needs: ClassVar[str | None] = None
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_num_position_ids(self.num_position_ids)

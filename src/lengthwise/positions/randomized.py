@@ -9,6 +9,7 @@ from jaxtyping import Int
 from lengthwise.example import Examples
 from lengthwise.positions.scheme import (
     Assignment,
+    PositionScheme,
     check_num_position_ids,
     room_above,
     scored_everywhere,
@@ -17,7 +18,7 @@ from lengthwise.positions.scheme import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Randomized:
+class Randomized(PositionScheme):
     """Training and evaluation alike: as many of the IDs below ``num_position_ids`` as there are tokens, in order.
 
     All subsets are equally likely, and each sequence has one of its own. No sequence can be longer than the range.
@@ -28,9 +29,6 @@ class Randomized:
     name: ClassVar[str] = "randomized"
     summary: ClassVar[str] = "an ordered random subset of the IDs, at evaluation too"
     paper: ClassVar[str] = "Ruoss et al. 2023 (arXiv 2305.16843)"
-    needs: ClassVar[str | None] = None
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
     draws_at_evaluation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

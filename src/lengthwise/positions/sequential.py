@@ -6,25 +6,16 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
-from lengthwise.positions.scheme import Assignment, scored_everywhere, token_indexes
+from lengthwise.positions.scheme import Assignment, PositionScheme, scored_everywhere, token_indexes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequential:
+class Sequential(PositionScheme):
     """IDs 0, 1, 2, ... in training and at evaluation alike."""
 
     name: ClassVar[str] = "sequential"
     summary: ClassVar[str] = "the ID is the token index"
     paper: ClassVar[str] = "Vaswani et al. 2017 (arXiv 1706.03762)"
-    needs: ClassVar[str | None] = None
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
-
-    @property
-    def num_position_ids(self) -> int | None:
-        """No declared range: training shows the IDs of its own lengths."""
-        return None
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """The token index."""

@@ -7,11 +7,11 @@ import numpy as np
 
 from lengthwise.example import Examples
 from lengthwise.positions.gaps import assign_groups, check_gaps
-from lengthwise.positions.scheme import Assignment, token_indexes
+from lengthwise.positions.scheme import Assignment, PositionScheme, token_indexes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skipwise:
+class Skipwise(PositionScheme):
     """Training: consecutive IDs in chunks with random gaps between them, and a random shift. Evaluation: 0, 1, 2, ...
 
     In the paper's words, ``max_gaps + 1`` is the largest number of chunks and ``num_position_ids`` the target window.
@@ -26,10 +26,6 @@ class Skipwise:
     name: ClassVar[str] = "skipwise"
     summary: ClassVar[str] = "consecutive IDs with random gaps between chunks (PoSE)"
     paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
-    needs: ClassVar[str | None] = None
-    real_valued: ClassVar[bool] = False
-    predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gaps(self.num_position_ids, self.max_gaps)
