@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from cases import randomize
 from lengthwise import cli
 from lengthwise import run as run_module
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
@@ -22,7 +23,7 @@ from lengthwise.generate import Generated
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
 from lengthwise.progress import ProgressLine
-from lengthwise.recipes import COMPARISONS, RECIPES, quick
+from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick
 from lengthwise.run import Run, evaluate, generate_from_prompt, load_run, train
 from lengthwise.tasks import TASKS, Addition, IndexHints, MultiAddition, Parity
 from lengthwise.training import TrainingSettings
@@ -178,6 +179,26 @@ def test_the_experiment_is_saved_with_versions_commit_and_hardware(tmp_path):
     assert written["provenance"]["versions"]["torch"] == torch.__version__
     assert set(written["provenance"]) == {"versions", "commit", "hardware"}
     assert written["provenance"]["hardware"]["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("name", ["weave", "rotary_dynamic_ntk"])
+def test_a_scaling_within_what_was_trained_changes_nothing_of_a_run_that_it_is_brought_to(name, tmp_path):
+    trained(tmp_path / "run", encoding=Rotary(base=100.0, fastest=3.0), scheme=Sequential())
+    own, scaled = load_run(tmp_path / "run"), load_run(tmp_path / "run", brought={"encoding": ENCODINGS[name]})
+    assert scaled.experiment.encoding == ENCODINGS[name](base=100.0, fastest=3.0)
+    randomize(own.decoder)
+    scaled.decoder.load_state_dict(own.decoder.state_dict())
+    tokens = torch.arange(30)[None] % 4
+    with torch.no_grad():
+        hidden = [run.decoder(tokens, torch.arange(30)[None])[0] for run in (own, scaled)]
+    torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ["yarn", "weave", "rotary_ntk", "partial_rotary"])
+def test_what_a_recipe_settled_about_its_angles_holds_for_every_rotary_encoding(encoding):
+    settled = experiment_for("copy", "predicted", "rotary").encoding
+    built = experiment_for("copy", "predicted", encoding).encoding
+    assert (built.base, built.fastest) == (settled.base, settled.fastest) == (100.0, 3.0)
 
 
 def test_a_folder_with_a_run_is_not_trained_over(tmp_path):

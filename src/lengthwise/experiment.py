@@ -111,7 +111,8 @@ def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = No
     """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word.
 
     ``brought`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
-    of one's own, which no file can name; a class of the saved name gets the saved settings.
+    of one's own, which no file can name. A class gets the saved settings that it has too: the angles of rotary stay
+    those that were trained when a scaling takes its place.
     """
     brought = {} if brought is None else brought
     values: dict[str, Any] = {}
@@ -137,9 +138,12 @@ def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(own, type):
         return own
     built = own()
-    # Settings are passed on only where they were changed: a class of one's own need not take any.
-    same = built.name != tree["name"] or json.loads(json.dumps(to_dict(built))) == dict(tree)
-    return built if same else own(**_settings(tree))
+    # Settings are passed on only where they differ: a class of one's own need not take any.
+    default = json.loads(json.dumps(to_dict(built)))
+    settings = {
+        name: value for name, value in _settings(tree).items() if name in default and tree[name] != default[name]
+    }
+    return own(**settings)
 
 
 def _entry(kind: str, tree: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
@@ -43,19 +44,23 @@ def recipe(name: str) -> Experiment:
 def experiment_for(task: str, scheme: str, encoding: str | None = None) -> Experiment:
     """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
 
-    What the recipe settled (the range of IDs, the gaps, the angles of its own encoding) stays where it applies.
+    What the recipe settled (the range of IDs, the gaps, the angles of rotary) stays where it applies.
     """
     base = RECIPES[task]() if task in RECIPES else replace(parity(), task=look_up("task", task)())
     scheme_class = look_up("scheme", scheme)
-    names = [part.name for part in fields(scheme_class)] if is_dataclass(scheme_class) else []
-    settled = {name: getattr(base.scheme, name) for name in names if hasattr(base.scheme, name)}
-    experiment = replace(base, scheme=scheme_class(**settled))
+    experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:
         return experiment
-    built = look_up("encoding", encoding)()
-    if isinstance(built, Learned) and experiment.scheme.num_position_ids is not None:
-        built = Learned(num_position_ids=experiment.scheme.num_position_ids)
-    return replace(experiment, encoding=built)
+    encoding_class = look_up("encoding", encoding)
+    if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
+        return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
+    return replace(experiment, encoding=encoding_class(**_settled(encoding_class, base.encoding)))
+
+
+def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
+    """The settings that both have."""
+    names = {part.name for part in fields(wanted)} if is_dataclass(wanted) else set()
+    return {part.name: getattr(settled, part.name) for part in fields(settled) if part.name in names}
 
 
 def quick(experiment: Experiment) -> Experiment:

@@ -21,7 +21,7 @@ FACTORS = (1, 2, 5, 10, 100)
 # How many times further than training showed YaRN scales, at evaluation alone.
 YARN_FACTOR = 10.0
 
-# The table's columns and rows; addition has the rows that are marked.
+# The table's columns and rows.
 COLUMNS = ("sequential", "skipwise", "randomized", "coupled", "predicted")
 LINES = ("nope", "learned", "rotary", "yarn", "alibi", "t5", "kerple_log", "fire")
 ADDITION_LINES = ("nope", "rotary", "alibi", "fire")
