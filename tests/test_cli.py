@@ -13,7 +13,7 @@ import torch
 from lengthwise import cli
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import UntrainedDistanceWarning
-from lengthwise.positions import SCHEMES
+from lengthwise.positions import SCHEMES, Sequential
 from lengthwise.recipes import COMPARISONS, RECIPES
 from lengthwise.run import load_run
 from lengthwise.tasks import TASKS, Parity, Task
@@ -29,6 +29,10 @@ class Uncoupled(Parity):
 
     def __init__(self) -> None:
         super().__init__(coupling="none")
+
+
+class Borrowed(Sequential):
+    """A scheme of one's own with the name of another one."""
 
 
 class NeedsArguments(Parity):
@@ -298,6 +302,10 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "--task", "json:dumps"], "task 'json:dumps'"),
     (["train", "--task", ":"], "task ':'"),
     (["train", "--task", "test_cli:NeedsArguments"], "test_cli:NeedsArguments"),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:Borrowed"],
+        "scheme 'test_cli:Borrowed' has the name 'sequential' of another one of ours; choose its own",
+    ),
     (["train", "--resume", "--out", "nowhere"], "nowhere does not exist; give the folder of a run"),
     (
         ["train", "--resume", "--out", "empty"],

@@ -20,6 +20,7 @@ from lengthwise.encodings import (
     NTK,
     DAPEv2,
     DynamicNTK,
+    Encoding,
     EncodingSize,
     HardALiBi,
     Learned,
@@ -126,7 +127,19 @@ def ask_for_entmax_without_the_library() -> None:
         DecoderSettings(weights="entmax")
 
 
+def hook_without_its_flag(hook: str) -> None:
+    type("Mine", (Encoding,), {hook: lambda self, *given: None})
+
+
 CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    *(
+        (
+            lambda hook=hook: hook_without_its_flag(hook),
+            SettingError,
+            rf"Mine has a {hook} that is never asked for; add {flag} = True to it",
+        )
+        for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores"))
+    ),
     *((lambda n=n: sample(n, 0, 1), SettingError, rf"length 0 is too short for {n}; .* start at 1") for n in TASKS),
     *((lambda n=n: sample(n, 1, 0), SettingError, r"size 0 asks for no sequence; .* at least 1") for n in TASKS),
     (

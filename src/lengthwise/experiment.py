@@ -68,6 +68,8 @@ def _imported(kind: str, name: str) -> type[Any]:
         ) from None
     if not isinstance(found, type) or not hasattr(found, "name"):
         raise SettingError(f"{kind} '{name}' is no {kind} class; write module:Name of one")
+    if TABLES[kind].get(found.name, found) is not found:
+        raise SettingError(f"{kind} '{name}' has the name '{found.name}' of another one of ours; choose its own")
     try:
         found()
     except TypeError as error:

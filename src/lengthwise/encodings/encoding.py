@@ -1,10 +1,12 @@
 """The contract of an encoding: how position IDs, and nothing else, enter the decoder."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+from lengthwise.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,13 @@ class Encoding(nn.Module):
 
     has_bias: ClassVar[bool] = False
     has_scores: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a hook that nobody would ask."""
+        super().__init_subclass__(**kwargs)
+        for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
+            if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
+                raise SettingError(f"{cls.__name__} has a {hook} that is never asked for; add {flag} = True to it")
 
     def embed(
         self,
