@@ -24,6 +24,7 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
         "token_accuracy": 0.98765,
         "id_accuracy": 1.0,
         "first_error": None,
+        "variant": None,
         "fitted": 1.0,
         "train_lengths": [1, 20],
         "id_range": [3, 2047],
@@ -108,6 +109,14 @@ def test_the_table_of_one_run_tells_each_lengths_first_errors():
     assert body[0] == ["2,000", "100", "0.940", "0.900-0.970", "0.9877", "1.0000", "4 token, 2 end; median at 3.5"]
     assert body[1][-1] == "none"
     assert len(header) == len(body[0])
+
+
+def test_the_table_of_one_run_names_variants_where_there_are_any():
+    header, body = length_table([row(variant="uniform"), row(variant="carry")])
+    assert header[0] == "variant"
+    assert [line[0] for line in body] == ["uniform", "carry"]
+    assert len(header) == len(body[0])
+    assert "variant" not in length_table([row()])[0]
 
 
 class Drawn:

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -192,6 +193,22 @@ def test_a_scaling_within_what_was_trained_changes_nothing_of_a_run_that_it_is_b
     with torch.no_grad():
         hidden = [run.decoder(tokens, torch.arange(30)[None])[0] for run in (own, scaled)]
     torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
+
+
+def test_an_encoding_with_other_weights_cannot_take_the_place_of_the_runs(tmp_path):
+    trained(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"are not those of the encoding brought to it; only what has the same"):
+        load_run(tmp_path / "run", brought={"encoding": ENCODINGS["t5"]})
+
+
+@pytest.mark.parametrize("scheme", ["randomized", "random_floats"])
+def test_a_scheme_that_draws_at_evaluation_is_not_warned_of_its_own_range(scheme, tmp_path):
+    # Wide draws are rare on short sequences: some of many go beyond all that training drew.
+    run = trained(tmp_path / "run", scheme=SCHEMES[scheme](num_position_ids=4096), steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rows = evaluate(run, EvaluationSettings(lengths=(8,), num_examples=(64,)))
+    assert rows[0]["largest_distance"] > run.facts["trained_distance"]
 
 
 @pytest.mark.parametrize("encoding", ["yarn", "weave", "rotary_ntk", "partial_rotary"])

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,12 +87,14 @@ def compare(
     done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
     order = {(job.label, job.experiment.seed): done.get(job.folder) for job in todo}
     rows = [row for answer in order.values() if answer is not None for row in answer]
+    # These keep to the range of their training, whatever the widest draw was.
+    drawn = {each.scheme.name for each in experiments.values() if each.scheme.draws_at_evaluation}
     (out / RESULTS).unlink(missing_ok=True)
     append_rows(out / RESULTS, rows)
     return Comparison(
         folder=out,
         rows=rows,
-        warnings=_untrained(rows),
+        warnings=_untrained(row for row in rows if row["scheme"] not in drawn),
         finished=all(answer is not None for answer in order.values()),
     )
 
@@ -184,9 +186,9 @@ def _run(job: _Job) -> Answer | None:
     return [{"row": label, **row} for label, row in zip(labels, rows, strict=True)]
 
 
-def _untrained(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line per row label whose evaluation used ID distances that no seed's training showed."""
-    notes = []
+    rows, notes = list(chosen), []
     for label in dict.fromkeys(row["row"] for row in rows):
         beyond = [row for row in rows if row["row"] == label and row["largest_distance"] > row["trained_distance"]]
         if beyond:

@@ -131,7 +131,8 @@ def evaluate_by_length(
                 report(length, tally.trials, total)
         result = tally.result(length, settings.decode, distance)
         results.append(replace(result, wall_s=round(time.perf_counter() - started, 3)))
-        if trained_distance is not None and distance > trained_distance:
+        # A scheme that draws at evaluation too keeps to the range of its training.
+        if trained_distance is not None and distance > trained_distance and not scheme.draws_at_evaluation:
             warnings.warn(
                 f"length {length} uses ID distances up to {distance}, training showed none beyond {trained_distance}; "
                 f"train with num_position_ids of at least {distance + 1}",

@@ -56,9 +56,12 @@ def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
 
 def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     """Header and body for one run: a row per length."""
-    header = ["length", "n", "exact match", "95% interval", "tokens", "IDs", "first errors"]
-    return header, [
+    # Which distribution, where there are several.
+    named = any(row["variant"] is not None for row in rows)
+    header = [*(["variant"] if named else []), "length", "n", "exact match", "95% interval", "tokens", "IDs"]
+    return [*header, "first errors"], [
         [
+            *([str(row["variant"])] if named else []),
             f"{row['length']:,}",
             str(row["num_examples"]),
             f"{row['exact_match']:.3f}",

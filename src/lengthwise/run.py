@@ -126,6 +126,11 @@ def load_run(folder: Path, *, brought: Mapping[str, Any] | None = None, device: 
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError:
+        if brought:
+            raise RunFolderError(
+                f"the weights in {folder} are not those of the {' and '.join(brought)} brought to it; "
+                "only what has the same weights can take a place"
+            ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
 
