@@ -334,7 +334,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
     (["evaluate", "run", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
     (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
-    (["evaluate", "run", "--task", "copy"], "run/model.safetensors does not fit its experiment.json"),
+    (["evaluate", "run", "--task", "copy"], "the weights in run are not those of the task brought to it"),
     (
         ["evaluate", "addition", "--variants", "cary"],
         "unknown variant of addition 'cary'; did you mean 'carry'? known: ",
