@@ -46,30 +46,21 @@ def step_speed(scheme: str, precision: str) -> Part:
 
 
 def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
-    """Train a recipe and evaluate it far out; training goes on where an earlier call stopped."""
+    """Train a recipe and evaluate it far out."""
+    tests = lw.EvaluationSettings(lengths=lengths, num_examples=num_examples)
+    return measured(replace(lw.recipe(recipe), seed=seed, evaluation=tests), KEPT / f"{recipe}-{seed}")
+
+
+def measured(experiment: lw.Experiment, folder: Path) -> Part:
+    """Train and evaluate; training goes on where an earlier call stopped."""
 
     def part(left: float) -> dict[str, Any]:
         ends = time.monotonic() + left
-        experiment = replace(lw.recipe(recipe), seed=seed)
-        folder = KEPT / f"{recipe}-{seed}"
         run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > ends)
         if run is None:
             raise TimeoutError
-        rows = lw.evaluate(run, lw.EvaluationSettings(lengths=lengths, num_examples=num_examples))
+        rows = lw.evaluate(run, experiment.evaluation)
         return {"train_seconds": run.facts["train_seconds"], "fitted": run.facts["fitted"], "results": rows}
-
-    return part
-
-
-def cell(experiment: lw.Experiment, folder: Path) -> Part:
-    """One pair of a scheme and an encoding, trained and evaluated."""
-
-    def part(left: float) -> dict[str, Any]:
-        ends = time.monotonic() + left
-        run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > ends)
-        if run is None:
-            raise TimeoutError
-        return {"fitted": run.facts["fitted"], "results": lw.evaluate(run, experiment.evaluation)}
 
     return part
 
@@ -88,9 +79,9 @@ PARTS: dict[str, Part] = {
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "encoding costs": encoding_costs,
-    # What the table of docs/which.md leaves out.
+    # What the comparisons which_parity, which_copy and which_addition leave out.
     **{
-        f"{task} {label}": cell(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))
+        f"{task} {label}": measured(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))
         for task in ("parity", "copy", "addition")
         for label, experiment in which_rest(task).items()
     },

@@ -45,7 +45,7 @@ from lengthwise.positions import (
 from lengthwise.randomness import stream
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, Parity, Reverse
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse
 from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
@@ -80,6 +80,7 @@ __all__ = [
     "LengthResult",
     "LengthwiseError",
     "LinearInterpolation",
+    "MultiAddition",
     "MultiLevel",
     "NoPE",
     "Parity",

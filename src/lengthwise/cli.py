@@ -48,11 +48,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
 SchemeName = Annotated[
-    str | None, typer.Option("--scheme", help="A position scheme's name, or module:Name; by default predicted.")
+    str | None, typer.Option("--scheme", help="A position scheme's name, or module:Name of your own.")
 ]
-EncodingName = Annotated[
-    str | None, typer.Option("--encoding", help="An encoding's name, or module:Name; by default the recipe's.")
-]
+EncodingName = Annotated[str | None, typer.Option("--encoding", help="An encoding's name, or module:Name of your own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A size that only shows that everything runs.")]
 Variants = Annotated[
     str | None, typer.Option("--variants", help="Named distributions of the task, such as uniform,carry.")

@@ -35,9 +35,9 @@ def open_gaps(
 ) -> Int[np.ndarray, "level batch seq"]:
     """Move the groups of each sequence apart by 0 to ``max_gaps`` random gaps, all IDs below ``num_position_ids``.
 
-    Tokens of one group move together; each level has gaps and a shift of its own. The gaps share a random part of the
-    room that is left, each of them at random, so that distances of every size up to the whole range occur; the rest of
-    the room is a random shift of the whole sequence.
+    Tokens of one group move together; each level has gaps and a shift of its own. Every gap asks for a uniform share
+    of the room that is left; together they get no more than all of it, which many gaps mostly use up. What they leave
+    is room for a random shift of the whole sequence. Distances of every size up to the whole range occur.
     """
     levels, size, _ = groups.shape
     room = np.array([room_above(level, num_position_ids) for level in groups])[:, None, None]
