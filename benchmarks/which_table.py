@@ -1,4 +1,4 @@
-"""Which scheme and encoding extrapolates, as tables and a figure, from the results of the comparisons which_parity, -copy and -addition.
+"""Which scheme and encoding extrapolates: tables and a figure from the comparisons which_parity, -copy and -addition.
 
 ``python benchmarks/which_table.py runs/which_parity runs/which_copy runs/which_addition`` prints a table per task and
 draws ``docs/which.png``. A cell holds the exact match at 1, 2, 5, 10 and 100 times the training length over all
