@@ -201,13 +201,17 @@ def test_the_logged_learning_rate_is_the_one_that_the_optimizer_used(tmp_path):
     assert [row["learning_rate"] for row in rows] == [experiment.training.rate(step) for step in range(4)]
 
 
-def test_norms_and_biases_do_not_decay_and_matrices_do(tmp_path):
-    trainer = trainer_of(small_experiment(weight_decay=0.25), tmp_path)
-    for group in trainer.optimizer.param_groups:
-        assert {parameter.dim() >= 2 for parameter in group["params"]} == {group["weight_decay"] == 0.25}
-    assert sum(len(group["params"]) for group in trainer.optimizer.param_groups) == len(
-        list(trainer.decoder.parameters())
-    )
+def test_norms_biases_and_numbers_per_head_do_not_decay_and_matrices_do(tmp_path):
+    experiment = small_experiment(weight_decay=0.25)
+    experiment = replace(experiment, decoder=replace(experiment.decoder, length_scaling="learned"))
+    trainer = trainer_of(experiment, tmp_path)
+    decayed, kept = ({id(p) for p in group["params"]} for group in trainer.optimizer.param_groups)
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.25, 0.0]
+    block = trainer.decoder.blocks[0]
+    assert {id(block.project.weight), id(block.widen.weight), id(trainer.decoder.embedding)} <= decayed
+    numbers = (block.log_temperature, block.length_scale.offset, block.length_scale.power)
+    assert {id(p) for p in (*numbers, block.widen.bias, block.mlp_norm.weight)} <= kept
+    assert decayed.isdisjoint(kept) and decayed | kept == {id(p) for p in trainer.decoder.parameters()}
 
 
 def example(experiment: Experiment, length: int = 4, size: int = 6) -> tuple[Decoder, Batch]:

@@ -98,11 +98,12 @@ class Trainer:
         self.folder = folder
         self.progress = Progress()
         self.device = next(decoder.parameters()).device
-        parameters = list(decoder.parameters())
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in parameters if p.dim() >= 2]},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ]
+        decayed: list[nn.Parameter] = []
+        kept: list[nn.Parameter] = []
+        for parameter in decoder.parameters():
+            # A number per head, of shape (heads, 1, 1), is no matrix: decay would change how sharply it attends.
+            (decayed if sum(size > 1 for size in parameter.shape) >= 2 else kept).append(parameter)
+        groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
             groups,
             lr=settings.learning_rate,
