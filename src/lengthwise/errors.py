@@ -40,8 +40,20 @@ class DeviceError(LengthwiseError):
     """A device that this machine does not have."""
 
 
+class ModelError(LengthwiseError):
+    """A model that is missing, or whose influences cannot be measured; the message gives the reason."""
+
+
+class TextError(LengthwiseError):
+    """Text, or a prepared corpus of it, that is missing, empty, damaged or no text."""
+
+
 class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
+
+
+class SkippedTextWarning(UserWarning):
+    """Some files of a folder were left out because they cannot be read as text."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

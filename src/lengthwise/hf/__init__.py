@@ -1,0 +1,1 @@
+"""Models of the `transformers` library; nothing else in this package imports it."""

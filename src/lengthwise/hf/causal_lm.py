@@ -1,0 +1,167 @@
+"""Any causal language model of `transformers` as a model whose influences can be measured."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from lengthwise.hf.suitability import check_suitable, longest_context
+
+
+class ReadOnlyLayer(DynamicLayer):
+    """Keys and values that are attended to and never grow: near tokens of one question stay out of the next."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The kept keys and values with the new ones behind them."""
+        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+
+
+class CausalLM:
+    """A `transformers` model for inference, on its own device and in its own precision.
+
+    Every call passes a mask made from token indexes: without one, `transformers` takes any jump in the IDs for the start
+    of another packed text and hides what came before. Raises ``ModelError`` for a model that cannot be asked in this way.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
+        if model.config._attn_implementation not in ("sdpa", "eager"):
+            # The others take no mask of one's own.
+            model.set_attn_implementation("sdpa")
+        self.model = model.eval()
+        self.name = name if name is not None else str(model.config.name_or_path or model.config.model_type)
+        config = model.config.get_text_config()
+        self.vocabulary_size = int(config.vocab_size)
+        self.num_positions = longest_context(config)
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        check_suitable(self, config)
+
+    @torch.no_grad()
+    def log_probs(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], last: int = 1
+    ) -> Float[Tensor, "rows last vocab"]:
+        """Log-probabilities (nats) after each of the ``last`` tokens; a row sees nothing but itself."""
+        seq = tokens.shape[1]
+        mask = self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
+        made = self._forward(tokens, position_ids, mask, keep=torch.arange(seq - last, seq))
+        return made.logits.float().log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> DynamicCache:
+        """Keys and values of the tokens before the near ones."""
+        seq, cache = len(tokens), DynamicCache(config=self.model.config)
+        if seq == 0:
+            return cache
+        mask = self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
+        self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([seq - 1]), cache=cache)
+        for place, layer in enumerate(cache.layers):
+            kept = ReadOnlyLayer()
+            kept.lazy_initialization(layer.keys, layer.values)
+            kept.keys, kept.values = layer.keys, layer.values
+            cache.layers[place] = kept
+        return cache
+
+    @torch.no_grad()
+    def log_probs_after(
+        self,
+        states: DynamicCache,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        visible: Bool[Tensor, "rows read"],
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities after the near tokens, once per row of ``visible``.
+
+        The rows' near tokens stand behind one another in one sequence, each seeing its own row alone: the states are
+        read by all of them, and no key is copied.
+        """
+        rows, seq = len(visible), len(near)
+        own = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * rows)
+        seen = torch.cat([visible.repeat_interleave(seq, dim=0), own], dim=1)
+        made = self._forward(
+            near.repeat(rows)[None],
+            position_ids.repeat(rows)[None],
+            self._mask(seen[None, None]),
+            keep=torch.arange(seq - 1, rows * seq, seq),
+            cache=states,
+        )
+        return made.logits[0].float().log_softmax(dim=-1)
+
+    def gate_gradient(
+        self,
+        states: DynamicCache,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        log_gates: Float[Tensor, " read"],
+        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
+    ) -> Float[Tensor, " read"]:
+        """The gradient of an objective by what is added to the near tokens' scores of each state, in every layer."""
+        gates = log_gates.to(self.model.device).requires_grad_()
+        with torch.enable_grad():
+            mask = self._mask(self._causal_after(len(log_gates), len(near)))
+            added = torch.nn.functional.pad(gates, (0, len(near))).to(mask.dtype)
+            made = self._forward(
+                near[None], position_ids[None], mask + added, keep=torch.tensor([len(near) - 1]), cache=states
+            )
+            value = objective(made.logits[0, 0].float().log_softmax(dim=-1))
+            return torch.autograd.grad(value, gates)[0]
+
+    @torch.no_grad()
+    def attention(
+        self, states: DynamicCache, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+    ) -> Float[Tensor, " read"]:
+        """The last near token's attention weight on each state, the mean over layers and heads."""
+        read = states.get_seq_length()
+        mask = self._mask(self._causal_after(read, len(near)))
+        with self._showing_weights():
+            made = self._forward(
+                near[None],
+                position_ids[None],
+                mask,
+                keep=torch.tensor([len(near) - 1]),
+                cache=states,
+                output_attentions=True,
+            )
+        return torch.stack([layer[0, :, -1, :read].float().mean(dim=0) for layer in made.attentions]).mean(dim=0)
+
+    @contextmanager
+    def _showing_weights(self) -> Iterator[None]:
+        # The fused kernels do not give their weights away.
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    def _causal_after(self, read: int, near: int) -> Bool[Tensor, "1 1 near read_near"]:
+        return torch.ones(1, 1, near, read + near, dtype=torch.bool).tril(read)
+
+    def _mask(self, seen: Bool[Tensor, "1 1 query key"]) -> Float[Tensor, "1 1 query key"]:
+        # Added to the scores, as eager and fused attention both take it.
+        dtype = self.model.dtype
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min).to(self.model.device)
+
+    def _forward(
+        self,
+        tokens: Int[Tensor, "rows seq"],
+        position_ids: Int[Tensor, "rows seq"],
+        mask: Float[Tensor, "1 1 seq key"],
+        *,
+        keep: Int[Tensor, " kept"],
+        cache: DynamicCache | None = None,
+        **also: Any,
+    ) -> Any:
+        device = self.model.device
+        return self.model(
+            input_ids=tokens.to(device),
+            position_ids=position_ids.to(device),
+            attention_mask=mask.expand(len(tokens), -1, -1, -1),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep.to(device),
+            **also,
+        )

@@ -1,0 +1,100 @@
+"""Causal language models and their tokenizers, from a folder or by their name on the hub."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from lengthwise.errors import ModelError
+from lengthwise.hf.causal_lm import CausalLM
+
+# What a model without its last matrix lacks, under the names in use; tied to the embedding, it is no loss.
+OUTPUTS = ("lm_head.weight", "embed_out.weight")
+
+
+def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> CausalLM:
+    """A model for inference; ``ModelError`` says what is missing. No code that comes with a model is run."""
+    _check_folder(name, "config.json", "a model")
+    with _quiet():
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                name, config=config, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise ModelError(_reason(name, error)) from None
+    model, found = loaded
+    if lost := sorted(set(found["missing_keys"])):
+        part = "its language-modelling head" if set(lost) & set(OUTPUTS) else f"weights such as {lost[0]}"
+        raise ModelError(
+            f"{name} lacks {part}; give a model that was saved with one (an architecture that ends in ForCausalLM)"
+        )
+    return CausalLM(model if device is None else model.to(device), name)
+
+
+class HFCodec:
+    """A tokenizer of `transformers`; what it puts before every text is the start."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.tokenizer, self.name = tokenizer, name
+        plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+        first = whole[: len(whole) - len(plain)] if whole[len(whole) - len(plain) :] == plain else whole[:1]
+        self.start: tuple[int, ...] = tuple(first) if len(whole) > len(plain) else ()
+        self.token_text = lru_cache(maxsize=None)(self._token_text)
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The tokens of a text, of whatever length, without special ones."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _token_text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+
+def load_codec(name: str) -> HFCodec:
+    """The tokenizer beside a model; ``ModelError`` when there is none."""
+    with _quiet():
+        try:
+            return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
+        except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
+            raise ModelError(
+                f"{name} has no tokenizer that can be loaded ({_first_line(error)}); name one with --tokenizer"
+            ) from None
+
+
+def _check_folder(name: str, file: str, what: str) -> None:
+    path = Path(name)
+    if path.is_dir() and not (path / file).is_file():
+        raise ModelError(f"{name} holds no {what.removeprefix('a ')} (it has no {file}); give a folder that save_pretrained made")
+    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise ModelError(f"{name} does not exist; give a folder that save_pretrained made, or a name on the hub")
+
+
+def _reason(name: str, error: Exception) -> str:
+    line = _first_line(error)
+    if "Unrecognized configuration class" in line:
+        return f"{name} is no causal language model: it has no language-modelling head; give one such as a Llama or GPT-2"
+    if "trust_remote_code" in str(error):
+        return f"{name} needs code of its own to run, and none is run; give a model that transformers itself knows"
+    return f"{name} cannot be loaded ({line}); give a folder that save_pretrained made, or a name on the hub"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+class _quiet:  # noqa: N801  (used like a function)
+    """Loading prints what belongs on no standard output."""
+
+    def __enter__(self) -> None:
+        self.before, self.bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *error: object) -> None:
+        logging.set_verbosity(self.before)
+        if self.bar:
+            logging.enable_progress_bar()

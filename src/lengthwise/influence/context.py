@@ -1,0 +1,72 @@
+"""Losses of targets with parts of their context hidden: what is hidden, and how many are asked at once."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.window import Window
+
+# Strict: the model reads only what is visible. Masked: it reads all, and the near tokens attend to what is visible.
+MODES = ("strict", "masked")
+# Tokens read, and log-probabilities made, in one forward.
+FORWARD_TOKENS = 1 << 11
+FORWARD_NUMBERS = 1 << 23
+
+Visible = Bool[np.ndarray, " far"]
+
+
+def strict(
+    model: NextTokenModel, asked: Sequence[tuple[Window, Visible]]
+) -> Iterator[tuple[list[int], Float[Tensor, "rows vocab"]]]:
+    """Log-probabilities of the next token where the model reads the visible tokens alone, at their own IDs.
+
+    Nothing of a hidden token can leak. Yields which of the asked, and theirs; rows of one length go together.
+    """
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for place, (window, visible) in enumerate(asked):
+        by_length[len(window.start) + int(visible.sum()) + len(window.near)].append(place)
+    for length, places in sorted(by_length.items()):
+        at_once = max(1, min(FORWARD_TOKENS // length, FORWARD_NUMBERS // model.vocabulary_size))
+        for first in range(0, len(places), at_once):
+            chosen = places[first : first + at_once]
+            shown = [asked[place][0].shown(asked[place][1]) for place in chosen]
+            tokens = [asked[place][0].tokens[keep] for place, keep in zip(chosen, shown, strict=True)]
+            ids = [keep.nonzero()[0] for keep in shown]
+            yield chosen, model.log_probs(_rows(tokens), _rows(ids))[:, -1]
+
+
+def _rows(rows: list[Any]) -> Tensor:
+    return torch.from_numpy(np.stack(rows))
+
+
+class Masked:
+    """One window whose far tokens are read once; the near ones then attend to any choice of them.
+
+    The states of visible far tokens still summarise their own past, hidden tokens among it.
+    """
+
+    def __init__(self, model: NextTokenModel, window: Window) -> None:
+        self.model, self.window = model, window
+        before = np.concatenate([window.start, window.far])
+        ids = torch.arange(len(window.tokens))
+        self.near, self.near_ids = torch.from_numpy(window.near), ids[len(before) :]
+        self.states = model.read(torch.from_numpy(before), ids[: len(before)])
+
+    def log_probs(
+        self, visible: Bool[np.ndarray, "rows far"]
+    ) -> Iterator[tuple[list[int], Float[Tensor, "rows vocab"]]]:
+        """As ``strict``, for choices of visible far tokens."""
+        near = len(self.near)
+        at_once = max(1, min(FORWARD_TOKENS // (4 * near), FORWARD_NUMBERS // self.model.vocabulary_size))
+        start = np.ones((len(visible), len(self.window.start)), bool)
+        rows = torch.from_numpy(np.concatenate([start, visible], axis=1))
+        for first in range(0, len(visible), at_once):
+            part = rows[first : first + at_once]
+            made = self.model.log_probs_after(self.states, self.near, self.near_ids, part)
+            yield list(range(first, first + len(part))), made

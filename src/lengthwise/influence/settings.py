@@ -1,0 +1,79 @@
+"""What an influence study measures: sizes, measure, meanings of "plus k", controls, and which targets."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lengthwise.errors import SettingError, unknown_name
+from lengthwise.influence.context import MODES
+from lengthwise.influence.greedy import Greedy
+from lengthwise.influence.measure import InfluenceMeasure
+from lengthwise.influence.objective import KNOWS
+from lengthwise.influence.targets import Rule
+
+# What selection by the measure is compared with: any k tokens, and the same search among another text's tokens.
+CONTROLS = ("random", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfluenceSettings:
+    """``near`` and ``far`` in tokens; ``ks`` are numbers of far tokens.
+
+    Of ``num_targets`` (None: every one that the texts have) those go on that the ``rule`` calls clear, and of the rest
+    a random share ``rest``. ``piece`` cuts texts that are longer into texts of so many tokens. Targets are asked about
+    ``block`` at a time; what is written is whole blocks.
+    """
+
+    near: int = 64
+    far: int = 1024
+    ks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    measure: InfluenceMeasure = field(default_factory=Greedy)
+    modes: tuple[str, ...] = ("strict",)
+    knows: tuple[str, ...] = ("target",)
+    controls: tuple[str, ...] = CONTROLS
+    random_draws: int = 4
+    rule: Rule = field(default_factory=Rule)
+    num_targets: int | None = 500
+    rest: float = 0.1
+    piece: int | None = None
+    seed: int = 0
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        for setting in ("near", "far", "random_draws", "block", "num_targets", "piece"):
+            value = getattr(self, setting)
+            if value is not None and value < 1:
+                raise SettingError(f"{setting} {value} measures nothing; use at least 1")
+        if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
+            raise SettingError(
+                f"k {','.join(map(str, self.ks))} are no numbers of far tokens; give rising ones from 1, such as 1,2,4,8"
+            )
+        if self.ks[-1] > self.far:
+            raise SettingError(f"k {self.ks[-1]} is more than the {self.far} far tokens; use a smaller k or a larger far")
+        if not 0 <= self.rest <= 1:
+            raise SettingError(f"rest {self.rest} is no share of targets; use 0 to 1")
+        self._check_names("mode", self.modes, MODES)
+        self._check_names("selection", self.knows, KNOWS)
+        if self.controls:
+            self._check_names("control", self.controls, CONTROLS)
+
+    def _check_names(self, kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+        if not names:
+            raise SettingError(f"no {kind} is named; choose among {', '.join(known)}")
+        for name in names:
+            if name not in known:
+                raise unknown_name(kind, name, known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the measure by its name, with its own settings."""
+        plain = asdict(self)
+        plain["measure"] = measure_to_dict(self.measure)
+        return plain
+
+
+def measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:
+    """A measure's name and settings."""
+    parts: dict[str, Any] = {"name": measure.name}
+    for name in getattr(measure, "__slots__", ()):
+        value = getattr(measure, name)
+        parts[name] = measure_to_dict(value) if isinstance(value, InfluenceMeasure) else value
+    return parts

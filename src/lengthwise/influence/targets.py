@@ -1,0 +1,94 @@
+"""Which tokens are asked about: chosen before anything is known of them, then sorted by what far context gains."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lengthwise.errors import SettingError
+from lengthwise.influence.window import Window
+from lengthwise.randomness import stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedText:
+    """A document as token numbers."""
+
+    name: str
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A token of a text, by its place there."""
+
+    text: TokenizedText
+    place: int
+
+    def window(self, near: int, far: int, start: Sequence[int] = ()) -> Window:
+        """Its context: the ``near`` tokens before it, and the ``far`` ones before these."""
+        tokens = self.text.tokens[self.place - near - far : self.place + 1].astype(np.int64)
+        return Window(
+            start=np.array(start, np.int64), far=tokens[:far], near=tokens[far:-1], target=int(tokens[-1])
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """When far context clearly helps: the loss falls by more than ``gap`` nats, to less than ``below`` if given."""
+
+    gap: float = 0.5
+    below: float | None = None
+
+    def clear(self, loss_short: float, loss_long: float) -> bool:
+        """Whether a target with these losses is one that needs far context."""
+        return loss_short - loss_long > self.gap and (self.below is None or loss_long < self.below)
+
+
+# Fang et al. 2024 (arXiv:2410.23771), key tokens.
+LONGPPL = Rule(gap=2.0, below=2.0)
+
+
+def choose_targets(texts: Sequence[TokenizedText], *, context: int, number: int | None, seed: int) -> list[Target]:
+    """``number`` targets (None: all there are), each place with ``context`` tokens before it equally likely.
+
+    In the order of the texts. ``SettingError`` when no text is long enough.
+    """
+    eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
+    total = int(eligible.sum())
+    if total == 0:
+        longest = max((len(text.tokens) for text in texts), default=0)
+        raise SettingError(
+            f"no text is long enough: the longest has {longest} tokens, and a target needs {context} before it; "
+            "give longer texts, or a smaller --near or --far"
+        )
+    if number is None or number >= total:
+        chosen = np.arange(total)
+    else:
+        chosen = np.sort(stream(seed, "targets").choice(total, size=number, replace=False, shuffle=False))
+    ends = eligible.cumsum()
+    of_text = np.searchsorted(ends, chosen, side="right")
+    return [
+        Target(text=texts[text], place=int(context + place - (ends[text] - eligible[text])))
+        for place, text in zip(chosen, of_text, strict=True)
+    ]
+
+
+def other_far(texts: Sequence[TokenizedText], target: Target, far: int, rng: np.random.Generator) -> np.ndarray:
+    """As many tokens in a row of another text, drawn at random; ``SettingError`` when there is no other."""
+    others = [text for text in texts if text is not target.text and len(text.tokens) >= far]
+    if not others:
+        raise SettingError(
+            f"no other text has {far} tokens to compare with; give more texts, cut long ones with --piece, "
+            "or leave this control out with --controls random"
+        )
+    text = others[int(rng.integers(len(others)))]
+    first = int(rng.integers(len(text.tokens) - far + 1))
+    return text.tokens[first : first + far].astype(np.int64)
+
+
+def cut(texts: Sequence[TokenizedText], piece: int) -> Iterator[TokenizedText]:
+    """Texts in pieces of so many tokens, each a text of its own; what is left at the end is a shorter one."""
+    for text in texts:
+        for first in range(0, len(text.tokens), piece):
+            yield TokenizedText(name=f"{text.name}:{first}", tokens=text.tokens[first : first + piece])

@@ -1,0 +1,56 @@
+"""Tiny causal language models with random weights, one per architecture."""
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY, POSITIONS = 97, 96
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GROUPED = {**_SIZES, "num_key_value_heads": 2}
+_GPT2 = {
+    "vocab_size": VOCABULARY,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**_GROUPED),
+    "qwen3": lambda: transformers.Qwen3Config(**_GROUPED, head_dim=8),
+    "mistral": lambda: transformers.MistralConfig(**_GROUPED),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**_GROUPED, head_dim=8),
+    "olmo2": lambda: transformers.Olmo2Config(**_GROUPED),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**_SIZES),
+    "gpt2": lambda: transformers.GPT2Config(**_GPT2),
+}
+# What has no keys that could be hidden, or takes no IDs.
+REFUSED = {
+    "mamba": lambda: transformers.MambaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
+    ),
+    "bloom": lambda: transformers.BloomConfig(
+        vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0
+    ),
+}
+
+
+def causal_model(config) -> PreTrainedModel:
+    """Weights large enough that every token matters for the prediction."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.25)
+    return model.eval()

@@ -1,0 +1,64 @@
+"""A model built by hand: the target's loss depends on known far tokens, in a known way."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+VOCABULARY, TARGET = 50, 7
+# Shares of far tokens seen (1 or 0, or a gate between) to the target's log-probability.
+Reads = Callable[[Tensor], Tensor]
+
+
+def additive(weights: dict[int, float]) -> Reads:
+    return lambda seen: -3.0 + sum(weight * seen[..., place] for place, weight in weights.items())
+
+
+def exclusive_or(first: int, second: int) -> Reads:
+    """Only both together tell the target; one alone says nothing."""
+    return lambda seen: -3.0 + 2.0 * seen[..., first] * seen[..., second]
+
+
+def copies(first: int, second: int) -> Reads:
+    """Either of two tells it."""
+    return lambda seen: -3.0 + 2.0 * (1 - (1 - seen[..., first]) * (1 - seen[..., second]))
+
+
+class PlantedModel:
+    """A ``NextTokenModel`` that knows far tokens by their position IDs."""
+
+    name, vocabulary_size, num_positions, num_parameters = "planted", VOCABULARY, None, 0
+
+    def __init__(self, reads: Reads, far: int) -> None:
+        self.reads, self.far = reads, far
+        self.rows_asked = 0
+
+    def log_probs(self, tokens: Tensor, position_ids: Tensor, last: int = 1) -> Tensor:
+        seen = torch.zeros(len(tokens), self.far)
+        for row, ids in enumerate(position_ids):
+            seen[row, ids[ids < self.far]] = 1.0
+        return self._all(seen)[:, None].expand(-1, last, -1)
+
+    def read(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        return position_ids
+
+    def log_probs_after(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+        return self._all(visible.float())
+
+    def gate_gradient(self, states, near, position_ids, log_gates, objective) -> Tensor:
+        gates = log_gates.clone().requires_grad_()
+        return torch.autograd.grad(objective(self._all(gates.exp())), gates)[0]
+
+    def attention(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
+        return torch.full((self.far,), 1 / self.far)
+
+    def _all(self, seen: Tensor) -> Tensor:
+        """The rest of the probability is spread evenly."""
+        if seen.dim() == 2:
+            self.rows_asked += len(seen)
+        target = self.reads(seen)
+        rest = torch.log1p(-target.exp()) - math.log(VOCABULARY - 1)
+        made = rest[..., None].repeat(*[1] * rest.dim(), VOCABULARY)
+        made[..., TARGET] = target
+        return made
