@@ -1,8 +1,7 @@
 """What influence costs, beside captum and longppl: ratios measured in one run, on one model with random weights.
 
 A Llama of 12 layers, 256 wide, with GPT-2's vocabulary size; 1,024 far and 32 near tokens. ``leave one out``: all far
-tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (which replaces a token by another),
-timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like ours.
+tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like ours.
 ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its pass
 over the whole text taken off). ``memory``: the largest memory in use beyond the loaded model, in processes of their
 own, beside a plain forward of the same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time.
@@ -118,26 +117,17 @@ def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
     }
 
 
-class Offsets:
-    """A stand-in for a tokenizer, so that longppl reads the same random tokens."""
-
-    def __init__(self, tokens: np.ndarray) -> None:
-        self.tokens = torch.from_numpy(tokens)[None]
-
-    def __call__(self, text: str, **rest: Any) -> dict[str, torch.Tensor]:
-        places = torch.arange(self.tokens.shape[1])
-        return {"input_ids": self.tokens, "offset_mapping": torch.stack([places, places + 1], dim=-1)[None]}
-
-
 def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
     """Seconds for the losses of all tokens behind the first ``near``."""
     from longppl.longppl import find_key_token  # noqa: PLC0415
 
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, TEXT_TOKENS)
-    codec = Offsets(tokens)
+    ids, places = torch.from_numpy(tokens)[None], torch.arange(TEXT_TOKENS)
+    encoded = {"input_ids": ids, "offset_mapping": torch.stack([places, places + 1], dim=-1)[None]}
     with torch.no_grad():
-        whole = seconds(lambda: lm.model(codec.tokens))
-    reference = seconds(lambda: find_key_token("", lm.model, codec, near, stride)) - whole
+        whole = seconds(lambda: lm.model(ids))
+    # In the tokenizer's place: longppl then reads the same random tokens.
+    reference = seconds(lambda: find_key_token("", lm.model, lambda text, **rest: encoded, near, stride)) - whole
     own = seconds(lambda: short_context_losses(lm, tokens, near=near, stride=stride))
     return {
         "measured": "short context",

@@ -35,22 +35,27 @@ class PlantedModel:
         self.rows_asked = 0
 
     def log_probs(self, tokens: Tensor, position_ids: Tensor, last: int = 1) -> Tensor:
+        """Which far tokens a row holds is told by its IDs."""
         seen = torch.zeros(len(tokens), self.far)
         for row, ids in enumerate(position_ids):
             seen[row, ids[ids < self.far]] = 1.0
         return self._all(seen)[:, None].expand(-1, last, -1)
 
     def read(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        """The IDs are all there is to keep."""
         return position_ids
 
     def log_probs_after(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+        """Hiding a token and leaving it out are the same here."""
         return self._all(visible.float())
 
     def gate_gradient(self, states, near, position_ids, log_gates, objective) -> Tensor:
+        """A gate is a share of a token."""
         gates = log_gates.clone().requires_grad_()
         return torch.autograd.grad(objective(self._all(gates.exp())), gates)[0]
 
     def attention(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
+        """Attention tells nothing."""
         return torch.full((self.far,), 1 / self.far)
 
     def _all(self, seen: Tensor) -> Tensor:

@@ -13,17 +13,21 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
     ("errors", "randomness", "example"),
+    ("documents", "tokenizer", "intervals"),
+    ("corpus",),
     ("tasks", "positions", "encodings"),
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint"),
-    ("weighing",),
+    ("weighing", "scores", "preparation"),
     ("decoder",),
     ("generate", "loss"),
     ("grading", "training"),
     ("evaluation",),
-    ("experiment", "report", "interruption", "progress", "terminal"),
+    ("experiment", "report", "interruption", "progress", "terminal", "context_loss"),
     ("folder",),
     ("recipes", "run"),
     ("choices", "comparison"),
+    ("flags",),
+    ("text_verbs",),
     ("cli",),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -16,6 +16,7 @@ from lengthwise.errors import SettingError, unknown_name
 from lengthwise.id_check import IDCheck
 from lengthwise.normalization import RMSNorm
 from lengthwise.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
+from lengthwise.scores import PLAINLY, Chunks, LengthScale, Looking
 from lengthwise.weighing import WEIGHTS, softmax, weighing
 
 LENGTH_SCALINGS = ("none", "log", "learned")
@@ -77,27 +78,6 @@ class Cache:
     values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Biases and scores chunk by chunk of the queries: a long sequence never needs them all at once."""
-
-    encoding: LevelEncoding
-    query: Float[Tensor, "batch heads query d_head"]
-    key: Float[Tensor, "batch heads key d_head"]
-    query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"]
-    key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"]
-
-    def bias(self, start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads chunk seen"]:
-        """What is added to the scores of queries ``start`` to ``stop`` on the first ``seen`` keys."""
-        return self.encoding.bias(self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen])
-
-    def scores(self, start: int, stop: int, seen: int, visible: Tensor) -> Float[Tensor, "batch heads chunk seen"]:
-        """The same queries' scores, bias included."""
-        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen]
-        made = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :seen], *ids, visible)
-        return made + self.encoding.bias(*ids) if self.encoding.has_bias else made
-
-
 class Block(nn.Module):
     """Attention with normalised queries and keys, then an MLP; both start as zero."""
 
@@ -127,6 +107,7 @@ class Block(nn.Module):
         encoding: LevelEncoding,
         past: tuple[Tensor, Tensor] | None,
         first: int,
+        looking: Looking,
     ) -> tuple[Float[Tensor, "batch asked d_model"], Tensor, Tensor]:
         """The hidden states from ``first`` on, and all keys and values; ``position_ids`` are those of all keys."""
         normed, d_model = self.attention_norm(x), x.shape[2]
@@ -146,37 +127,31 @@ class Block(nn.Module):
             query, key = encoding.rotate(query, asking_ids), encoding.rotate(key, new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        query = query * (self.log_temperature.exp() * self._length_factor(query.shape[2], key.shape[2], x.device))
+        factor = self._length_factor(query.shape[2], key.shape[2], looking, x.device)
+        query = query * (self.log_temperature.exp() * factor)
 
-        chunks = Chunks(encoding, query, key, asking_ids, position_ids)
+        chunks = Chunks(encoding, query, key, asking_ids, position_ids, looking.added)
+        weigh = softmax if self.weigh is None else self.weigh
+        if looking.watch is not None:
+            looking.watch(chunks.weights(weigh))
         if encoding.has_scores or self.weigh is not None:
-            weigh = softmax if self.weigh is None else self.weigh
             heads = attend_by_scores(chunks.scores, value, query.shape[2], weigh)
         else:
-            bias = chunks.bias if encoding.has_bias else None
+            bias = chunks.bias if chunks.has_bias else None
             heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
         x = x[:, first:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
-    def _length_factor(self, seq: int, keys: int, device: torch.device) -> Float[Tensor, "*heads seq 1"] | float:
+    def _length_factor(
+        self, seq: int, keys: int, looking: Looking, device: torch.device
+    ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
         if self.settings.length_scaling == "none":
             return 1.0
         visible = torch.arange(keys - seq + 1, keys + 1, device=device)
-        log = (visible + 1).log()[:, None]
+        if looking.added is not None:
+            visible = (visible - looking.added.isneginf().tril(keys - seq).sum(dim=-1))[:, None]
+        log = (visible + 1).log()[..., None]
         return log if self.length_scale is None else self.length_scale(log)
-
-
-class LengthScale(nn.Module):
-    """``offset + log^power`` per head; starts as the log."""
-
-    def __init__(self, num_heads: int) -> None:
-        super().__init__()
-        self.offset = nn.Parameter(torch.zeros(num_heads, 1, 1))
-        self.power = nn.Parameter(torch.ones(num_heads, 1, 1))
-
-    def forward(self, log: Float[Tensor, "seq 1"]) -> Float[Tensor, "heads seq 1"]:
-        """The factor of each query's scores."""
-        return self.offset + log**self.power
 
 
 class Decoder(nn.Module):
@@ -222,18 +197,20 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         *,
         first: int = 0,
+        looking: Looking = PLAINLY,
     ) -> tuple[Float[Tensor, "batch asked d_model"], Cache]:
         """Hidden states of the given tokens, which follow those in the cache, and the cache with them added.
 
         ``position_ids``: (batch, seq), or (level, batch, seq) with several levels; ``PositionIDError`` for IDs of
         another shape or kind, negative or beyond the encoding's table. Where only hidden states from token index
-        ``first`` on are read, the last block computes no others.
+        ``first`` on are read, the last block computes no others. ``looking`` hides keys or watches weights; ``first``
+        is 0 with it.
         """
         x, grown = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[layer], cache.values[layer])
             asked = first if layer == len(self.blocks) - 1 else 0
-            x, key, value = block(x, grown.position_ids, self.encoding, past, asked)
+            x, key, value = block(x, grown.position_ids, self.encoding, past, asked, looking)
             grown.keys.append(key)
             grown.values.append(value)
         return self.norm(x), grown

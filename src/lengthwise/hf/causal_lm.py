@@ -16,16 +16,27 @@ from lengthwise.hf.suitability import check_suitable, longest_context
 class ReadOnlyLayer(DynamicLayer):
     """Keys and values that are attended to and never grow: near tokens of one question stay out of the next."""
 
+    @classmethod
+    def of(cls, layer: Any) -> "ReadOnlyLayer":
+        """The keys and values of a layer that has read."""
+        kept = cls()
+        kept.lazy_initialization(layer.keys, layer.values)
+        kept.keys, kept.values = layer.keys, layer.values
+        return kept
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The kept keys and values with the new ones behind them."""
-        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+        keys, values = self.keys, self.values
+        assert keys is not None
+        assert values is not None
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
 class CausalLM:
     """A `transformers` model for inference, on its own device and in its own precision.
 
-    Every call passes a mask made from token indexes: without one, `transformers` takes any jump in the IDs for the start
-    of another packed text and hides what came before. Raises ``ModelError`` for a model that cannot be asked in this way.
+    Every call passes a mask made from token indexes: without one, `transformers` takes any jump in the IDs for the
+    start of another packed text and hides what came before. Raises ``ModelError`` for a model that cannot be asked so.
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
@@ -38,7 +49,7 @@ class CausalLM:
         self.vocabulary_size = int(config.vocab_size)
         self.num_positions = longest_context(config)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        check_suitable(self, config)
+        check_suitable(self, model)
 
     @torch.no_grad()
     def log_probs(
@@ -58,11 +69,7 @@ class CausalLM:
             return cache
         mask = self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
         self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([seq - 1]), cache=cache)
-        for place, layer in enumerate(cache.layers):
-            kept = ReadOnlyLayer()
-            kept.lazy_initialization(layer.keys, layer.values)
-            kept.keys, kept.values = layer.keys, layer.values
-            cache.layers[place] = kept
+        cache.layers = [ReadOnlyLayer.of(layer) for layer in cache.layers]
         return cache
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ OUTPUTS = ("lm_head.weight", "embed_out.weight")
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> CausalLM:
     """A model for inference; ``ModelError`` says what is missing. No code that comes with a model is run."""
-    _check_folder(name, "config.json", "a model")
+    _check_folder(name)
     with _quiet():
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -65,10 +65,10 @@ def load_codec(name: str) -> HFCodec:
             ) from None
 
 
-def _check_folder(name: str, file: str, what: str) -> None:
+def _check_folder(name: str) -> None:
     path = Path(name)
-    if path.is_dir() and not (path / file).is_file():
-        raise ModelError(f"{name} holds no {what.removeprefix('a ')} (it has no {file}); give a folder that save_pretrained made")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} holds no model (it has no config.json); give a folder that save_pretrained made")
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"{name} does not exist; give a folder that save_pretrained made, or a name on the hub")
 
@@ -76,7 +76,7 @@ def _check_folder(name: str, file: str, what: str) -> None:
 def _reason(name: str, error: Exception) -> str:
     line = _first_line(error)
     if "Unrecognized configuration class" in line:
-        return f"{name} is no causal language model: it has no language-modelling head; give one such as a Llama or GPT-2"
+        return f"{name} is no causal model with a language-modelling head; give one that is, such as a Llama or GPT-2"
     if "trust_remote_code" in str(error):
         return f"{name} needs code of its own to run, and none is run; give a model that transformers itself knows"
     return f"{name} cannot be loaded ({line}); give a folder that save_pretrained made, or a name on the hub"

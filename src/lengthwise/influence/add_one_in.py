@@ -14,8 +14,8 @@ class AddOneIn:
     """``score(near) - score(near + i)``: blind to tokens that count only together, and to copies of one another."""
 
     name: ClassVar[str] = "add_one_in"
-    summary: ClassVar[str] = "what each far token gains when it alone is added to the near ones; misses what counts jointly"
-    paper: ClassVar[str] = "length-generalization paper (ICML 2025), short + k tokens"
+    summary: ClassVar[str] = "what each far token gains alone beside the near ones; misses what counts only jointly"
+    paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "none"
 

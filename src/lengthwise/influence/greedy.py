@@ -14,7 +14,7 @@ class Greedy:
     """Adds the best next token k times; a later one may cost. Blind to tokens of which no single one gains."""
 
     name: ClassVar[str] = "greedy"
-    summary: ClassVar[str] = "again and again the far token that gains most beside those chosen; no copies, k times the cost"
+    summary: ClassVar[str] = "again and again the far token that gains most beside those chosen; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "none"

@@ -14,7 +14,9 @@ class LeaveOneOut:
     """``score(all but i) - score(all)``: blind to a token of which there is a copy."""
 
     name: ClassVar[str] = "leave_one_out"
-    summary: ClassVar[str] = "what is lost when one far token is hidden from the whole context; misses what is there twice"
+    summary: ClassVar[str] = (
+        "what is lost when one far token of the whole context is hidden; misses what is there twice"
+    )
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "all"

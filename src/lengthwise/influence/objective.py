@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 # A selection that knows the target asks whether k tokens suffice; one that knows the prediction with the whole context
@@ -18,6 +18,7 @@ class TargetLoss:
     target: int
 
     def __call__(self, log_probs: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows"]:
+        """The loss in each row."""
         return -log_probs[..., self.target]
 
 
@@ -28,14 +29,10 @@ class Divergence:
     log_probs_long: Float[Tensor, " vocab"]
 
     def __call__(self, log_probs: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows"]:
+        """The divergence of each row."""
         share = self.log_probs_long.exp()
         # What has no share adds nothing, however unlikely it has become.
         return torch.where(share > 0, share * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
 
 
 Objective = TargetLoss | Divergence
-
-
-def target_losses(log_probs: Float[Tensor, "rows vocab"], targets: Int[Tensor, " rows"]) -> Float[Tensor, " rows"]:
-    """Each row's own target's loss, nats."""
-    return -torch.take_along_dim(log_probs, targets[:, None], dim=1)[:, 0]

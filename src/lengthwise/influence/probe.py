@@ -30,7 +30,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One window, one of ``MODES``, one objective; a measure chooses among ``candidates`` (places in the far tokens)."""
+    """One window, one of ``MODES``, one objective; a measure chooses among ``candidates``, places of far tokens."""
 
     reading: Reading
     mode: str

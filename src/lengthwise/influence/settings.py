@@ -45,10 +45,10 @@ class InfluenceSettings:
                 raise SettingError(f"{setting} {value} measures nothing; use at least 1")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             raise SettingError(
-                f"k {','.join(map(str, self.ks))} are no numbers of far tokens; give rising ones from 1, such as 1,2,4,8"
+                f"k {','.join(map(str, self.ks))} are no numbers of far tokens; give rising ones, such as 1,2,4,8"
             )
         if self.ks[-1] > self.far:
-            raise SettingError(f"k {self.ks[-1]} is more than the {self.far} far tokens; use a smaller k or a larger far")
+            raise SettingError(f"k {self.ks[-1]} is more than the {self.far} far tokens; use smaller ones, or more far")
         if not 0 <= self.rest <= 1:
             raise SettingError(f"rest {self.rest} is no share of targets; use 0 to 1")
         self._check_names("mode", self.modes, MODES)

@@ -1,0 +1,127 @@
+"""The decoder of this package as a model whose influences can be measured."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lengthwise.decoder import Cache, Decoder
+from lengthwise.errors import ModelError
+from lengthwise.influence.exactness import check_exact
+from lengthwise.scores import Looking
+
+# What rounding may do to a probability in float32.
+ROUNDING = 1e-3
+
+
+class DecoderModel:
+    """A trained decoder, for inference. ``ModelError`` where what is hidden would be seen.
+
+    That is so for encodings that look at neighbouring scores (DAPE V2), and for options by which a token carries what
+    was before it. What reads the number of tokens, such as a length scale, counts those visible.
+    """
+
+    def __init__(self, decoder: Decoder, name: str, num_positions: int | None = None) -> None:
+        self.decoder, self.name, self.num_positions = decoder.eval(), name, num_positions
+        self.vocabulary_size = len(decoder.embedding)
+        self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+        self.device = decoder.embedding.device
+        carried = {
+            "previous_token_mix mixes the token before into each": decoder.previous_share is not None,
+            "segments count the separators before each": decoder.segment is not None and bool(decoder.separators),
+        }
+        for how, there in carried.items():
+            if there:
+                raise ModelError(f"{name} cannot be measured exactly: {how} near token; train without this option")
+        check_exact(self, ROUNDING)
+
+    @torch.no_grad()
+    def log_probs(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], last: int = 1
+    ) -> Float[Tensor, "rows last vocab"]:
+        """Log-probabilities (nats) after each of the ``last`` tokens; a row sees nothing but itself."""
+        first = tokens.shape[1] - last
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), first=first)
+        return self.decoder.token_logits(hidden).log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> Cache | None:
+        """Keys and values of the tokens before the near ones; None of none."""
+        if len(tokens) == 0:
+            return None
+        return self.decoder(tokens[None].to(self.device), position_ids[None].to(self.device))[1]
+
+    @torch.no_grad()
+    def log_probs_after(
+        self,
+        states: Cache | None,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        visible: Bool[Tensor, "rows read"],
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities after the near tokens, once per row of ``visible``."""
+        hidden = torch.zeros(visible.shape, device=self.device).masked_fill(~visible.to(self.device), -math.inf)
+        return self._after(states, near, position_ids, self._added(hidden, len(near)))
+
+    def gate_gradient(
+        self,
+        states: Cache | None,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        log_gates: Float[Tensor, " read"],
+        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
+    ) -> Float[Tensor, " read"]:
+        """The gradient of an objective by what is added to the near tokens' scores of each state, in every layer."""
+        gates = log_gates.to(self.device).requires_grad_()
+        with torch.enable_grad():
+            log_probs = self._after(states, near, position_ids, self._added(gates[None], len(near)))
+            return torch.autograd.grad(objective(log_probs[0]), gates)[0]
+
+    @torch.no_grad()
+    def attention(
+        self, states: Cache | None, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+    ) -> Float[Tensor, " read"]:
+        """The last near token's attention weight on each state, the mean over layers and heads."""
+        layers: list[Tensor] = []
+
+        def watch(weights: Float[Tensor, "batch heads query key"]) -> None:
+            layers.append(weights[0, :, -1, : -len(near)].mean(dim=0))
+
+        self.decoder(
+            near[None].to(self.device), position_ids[None].to(self.device), states, looking=Looking(watch=watch)
+        )
+        return torch.stack(layers).mean(dim=0)
+
+    def _added(self, before: Float[Tensor, "rows read"], near: int) -> Float[Tensor, "rows near read_near"]:
+        return torch.nn.functional.pad(before, (0, near))[:, None].expand(-1, near, -1)
+
+    def _after(
+        self,
+        states: Cache | None,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        added: Float[Tensor, "rows near read_near"],
+    ) -> Float[Tensor, "rows vocab"]:
+        rows = len(added)
+        hidden, _ = self.decoder(
+            near.to(self.device).expand(rows, -1),
+            position_ids.to(self.device).expand(rows, -1),
+            None if states is None else _repeated(states, rows),
+            looking=Looking(added=added),
+        )
+        return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
+
+
+def _repeated(states: Cache, rows: int) -> Cache:
+    """The same states for every row, as views."""
+    return replace(
+        states,
+        position_ids=states.position_ids.expand(-1, rows, -1),
+        last_embedding=states.last_embedding.expand(rows, -1, -1),
+        separators_seen=states.separators_seen.expand(rows, -1),
+        keys=[key.expand(rows, -1, -1, -1) for key in states.keys],
+        values=[value.expand(rows, -1, -1, -1) for value in states.values],
+    )

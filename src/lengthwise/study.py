@@ -1,0 +1,146 @@
+"""A study of influence: a model and texts in, a folder of measured targets out; stopped, it goes on where it was."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lengthwise.checkpoint import write_atomically
+from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.folder import provenance
+from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.target_rows import TargetRows
+from lengthwise.influence.targets import TokenizedText, choose_targets, cut
+from lengthwise.influence.text_codec import TextCodec
+
+STUDY, ROWS, SUMMARY = "influence.json", "influence.jsonl", "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfluenceStudy:
+    """What is measured: a model with its tokenizer, on texts, in which way."""
+
+    model: NextTokenModel
+    codec: TextCodec
+    texts: Sequence[TokenizedText]
+    settings: InfluenceSettings
+
+    def __post_init__(self) -> None:
+        model, near, far, start = self.model, self.settings.near, self.settings.far, len(self.codec.start)
+        if model.num_positions is not None and start + near + far > model.num_positions:
+            raise SettingError(
+                f"near {near} and far {far} need {start + near + far} positions and {model.name} has "
+                f"{model.num_positions}; use a far of at most {model.num_positions - near - start}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: everything that the rows depend on, the texts by their digest."""
+        facts = {
+            "model": {
+                "name": self.model.name,
+                "parameters": self.model.num_parameters,
+                "vocabulary_size": self.model.vocabulary_size,
+            },
+            "texts": _digest(self.texts),
+            "settings": self.settings.to_dict(),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(facts))
+        return plain
+
+
+def measure_influence(
+    study: InfluenceStudy,
+    out: Path,
+    *,
+    resume: bool = False,
+    report: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Measure every target into ``out``/influence.jsonl; False when ``stop`` asked to leave early.
+
+    What is measured is decided before anything is measured: the same arguments give the same file, however often it
+    was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one.
+    """
+    settings = study.settings
+    texts = study.texts if settings.piece is None else list(cut(study.texts, settings.piece))
+    targets = choose_targets(
+        texts, context=settings.near + settings.far, number=settings.num_targets, seed=settings.seed
+    )
+    claim(out, study, resume=resume)
+    measured = TargetRows(
+        model=study.model,
+        texts=texts,
+        settings=settings,
+        token_text=study.codec.token_text,
+        start=study.codec.start,
+        labels={"model": study.model.name},
+    )
+    done = whole_blocks(out / ROWS, settings.block, len(targets))
+    with (out / ROWS).open("ab") as file:
+        for first in range(done, len(targets), settings.block):
+            if stop():
+                return False
+            rows = measured.rows(targets[first : first + settings.block], first)
+            file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+            file.flush()
+            os.fsync(file.fileno())
+            if report is not None:
+                report(first + len(rows), len(targets))
+    return True
+
+
+def claim(folder: Path, study: InfluenceStudy, *, resume: bool) -> None:
+    """Write what is measured into a folder that is free, or that holds the same study when it is resumed."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, a study needs a folder; choose another --out")
+    asked = study.to_dict()
+    if (folder / STUDY).exists():
+        if not resume:
+            raise RunFolderError(f"{folder} holds a study already; add --resume to go on, or choose another --out")
+        if read_study(folder)["study"] != asked:
+            raise RunFolderError(f"{folder} holds another study than the one asked for; choose another --out")
+        return
+    tree = {"study": asked, "provenance": provenance()}
+    write_atomically(folder / STUDY, json.dumps(tree, indent=2).encode() + b"\n")
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """What a study measures and where it ran; ``RunFolderError`` when that cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads((folder / STUDY).read_text())
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{folder / STUDY} cannot be read ({error!r}); measure into another --out") from None
+    return found
+
+
+def whole_blocks(path: Path, block: int, targets: int) -> int:
+    """How many targets are measured; what a killed run left of a block is cut off."""
+    if not path.exists():
+        return 0
+    with path.open("rb+") as file:
+        ends = [0]
+        lines = 0
+        while True:
+            part = list(islice(file, block))
+            lines += len(part)
+            if not part or not part[-1].endswith(b"\n") or (len(part) < block and lines < targets):
+                break
+            ends.append(file.tell())
+        file.truncate(ends[-1])
+    return min((len(ends) - 1) * block, targets)
+
+
+def _digest(texts: Sequence[TokenizedText]) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())
+    return {
+        "documents": len(texts),
+        "tokens": sum(len(text.tokens) for text in texts),
+        "sha256": digest.hexdigest(),
+    }
