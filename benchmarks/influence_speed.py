@@ -1,7 +1,8 @@
 """What influence costs, beside captum and longppl: ratios measured in one run, on one model with random weights.
 
 A Llama of 12 layers, 256 wide, with GPT-2's vocabulary size; 1,024 far and 32 near tokens. ``leave one out``: all far
-tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like ours.
+tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by another),
+timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like ours.
 ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its pass
 over the whole text taken off). ``memory``: the largest memory in use beyond the loaded model, in processes of their
 own, beside a plain forward of the same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time.

@@ -2,7 +2,8 @@
 
 ``python benchmarks/which_table.py runs/which_parity runs/which_copy runs/which_addition`` prints a table per task and
 draws ``docs/which.png``. A cell holds the exact match at 1, 2, 5, 10 and 100 times the training length over all
-seeds; ``·`` was not measured, because no seed had an exact match at the length before.
+seeds; ``·`` was not measured, because no seed had an exact match at the length before. Of several results folders of
+one task the later ones take the place of the earlier, cell by cell: those that were given more steps.
 """
 
 import sys
@@ -31,14 +32,21 @@ def shares(runs: Rows) -> list[float | None]:
     return found
 
 
+def verdict(runs: Rows) -> str:
+    """Why a cell has no numbers; empty when it has."""
+    if not runs:
+        return "IDs not read"
+    best = max(row["fitted"] for row in runs)
+    steps = max(row["steps"] for row in runs)
+    return "" if best >= FITTED else f"never fits ({best:.2f} after {steps:,})"
+
+
 def cell(runs: Rows) -> str:
     """Five numbers, and what does not fit."""
-    if not runs:
-        return ""
+    if why := verdict(runs):
+        return why
     fits = {row["seed"]: row["fitted"] for row in runs}
     fitted = sum(value >= FITTED for value in fits.values())
-    if fitted == 0:
-        return f"never fits ({max(fits.values()):.2f})"
     written = " ".join("·" if share is None else f"{share:.2f}".removeprefix("0") for share in shares(runs))
     written = written.replace("1.00", "1").replace(".00", "0")
     return written if fitted == len(fits) else f"{written} ({fitted}/{len(fits)} fit)"
@@ -63,9 +71,13 @@ def draw(by_task: Mapping[str, Rows]) -> None:
         for line, encoding in enumerate(encodings):
             for place, scheme in enumerate(COLUMNS):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
-                if runs:
+                if why := verdict(runs):
+                    middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
+                    axes.text(middle, line, why.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35")
+                else:
                     part = slice(place * len(FACTORS), (place + 1) * len(FACTORS))
                     values[line, part] = [0.0 if share is None else share for share in shares(runs)]
+        axes.set_facecolor("0.9")
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
         axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(COLUMNS), fontsize=7)
@@ -73,18 +85,21 @@ def draw(by_task: Mapping[str, Rows]) -> None:
             middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
             axes.text(middle, -0.75, scheme, ha="center", fontsize=9)
             axes.axvline((place + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
-        axes.set_title(task, pad=16)
+        axes.set_title(task, pad=16, loc="left")
     figure.colorbar(image, ax=figure.axes, label="exact match", shrink=0.6)
     figure.savefig(FIGURE, dpi=130)
 
 
 def main(folders: list[Path]) -> None:
     """Print every task's table, draw all."""
-    by_task = {}
+    by_task: dict[str, list[dict[str, Any]]] = {}
     for folder in folders:
-        rows = read_rows(folder / "results.jsonl")
-        by_task[rows[0]["task"]] = rows
-        print(f"\n### {rows[0]['task']}\n")
+        rows = read_rows(folder if folder.suffix == ".jsonl" else folder / "results.jsonl")
+        known = by_task.setdefault(rows[0]["task"], [])
+        again = {(row["row"], row["seed"]) for row in rows}
+        known[:] = [row for row in known if (row["row"], row["seed"]) not in again] + rows
+    for task, rows in by_task.items():
+        print(f"\n### {task}\n")
         for line in (["encoding", *COLUMNS], ["---"] * (1 + len(COLUMNS)), *table(rows)):
             print(f"| {' | '.join(line)} |")
     draw(by_task)
