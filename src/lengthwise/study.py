@@ -15,8 +15,9 @@ from lengthwise.folder import provenance
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_rows import TargetRows
-from lengthwise.influence.targets import TokenizedText, choose_targets, cut
+from lengthwise.influence.targets import choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
+from lengthwise.tasks import TokenizedDocument
 
 STUDY, ROWS, SUMMARY = "influence.json", "influence.jsonl", "summary.json"
 
@@ -27,7 +28,7 @@ class InfluenceStudy:
 
     model: NextTokenModel
     codec: TextCodec
-    texts: Sequence[TokenizedText]
+    texts: Sequence[TokenizedDocument]
     settings: InfluenceSettings
 
     def __post_init__(self) -> None:
@@ -66,8 +67,7 @@ def measure_influence(
     What is measured is decided before anything is measured: the same arguments give the same file, however often it
     was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one.
     """
-    settings = study.settings
-    texts = study.texts if settings.piece is None else list(cut(study.texts, settings.piece))
+    settings, texts = study.settings, measured_texts(study)
     targets = choose_targets(
         texts, context=settings.near + settings.far, number=settings.num_targets, seed=settings.seed
     )
@@ -92,6 +92,12 @@ def measure_influence(
             if report is not None:
                 report(first + len(rows), len(targets))
     return True
+
+
+def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
+    """The texts, cut if that is asked for."""
+    piece = study.settings.piece
+    return study.texts if piece is None else list(cut(study.texts, piece))
 
 
 def claim(folder: Path, study: InfluenceStudy, *, resume: bool) -> None:
@@ -135,7 +141,7 @@ def whole_blocks(path: Path, block: int, targets: int) -> int:
     return min((len(ends) - 1) * block, targets)
 
 
-def _digest(texts: Sequence[TokenizedText]) -> dict[str, Any]:
+def _digest(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())

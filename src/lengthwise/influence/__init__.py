@@ -10,8 +10,7 @@ from lengthwise.influence.random_choice import RandomChoice
 from lengthwise.influence.screened import Screened
 
 MEASURES: dict[str, type[InfluenceMeasure]] = {
-    entry.name: entry
-    for entry in (AddOneIn, LeaveOneOut, Greedy, Screened, Gradient, AttentionWeight, RandomChoice)
+    entry.name: entry for entry in (AddOneIn, LeaveOneOut, Greedy, Screened, Gradient, AttentionWeight, RandomChoice)
 }
 
 __all__ = [

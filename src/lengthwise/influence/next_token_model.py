@@ -48,7 +48,7 @@ class NextTokenModel(Protocol):
         log_gates: Float[Tensor, " read"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " read"]:
-        """The gradient of an objective of the log-probabilities by what is added to the near tokens' scores of a state."""
+        """The gradient of an objective of the log-probabilities by what is added to the scores of each state."""
         ...
 
     def attention(

@@ -8,29 +8,20 @@ import numpy as np
 from lengthwise.errors import SettingError
 from lengthwise.influence.window import Window
 from lengthwise.randomness import stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizedText:
-    """A document as token numbers."""
-
-    name: str
-    tokens: np.ndarray
+from lengthwise.tasks import TokenizedDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A token of a text, by its place there."""
 
-    text: TokenizedText
+    text: TokenizedDocument
     place: int
 
     def window(self, near: int, far: int, start: Sequence[int] = ()) -> Window:
         """Its context: the ``near`` tokens before it, and the ``far`` ones before these."""
         tokens = self.text.tokens[self.place - near - far : self.place + 1].astype(np.int64)
-        return Window(
-            start=np.array(start, np.int64), far=tokens[:far], near=tokens[far:-1], target=int(tokens[-1])
-        )
+        return Window(start=np.array(start, np.int64), far=tokens[:far], near=tokens[far:-1], target=int(tokens[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +40,7 @@ class Rule:
 LONGPPL = Rule(gap=2.0, below=2.0)
 
 
-def choose_targets(texts: Sequence[TokenizedText], *, context: int, number: int | None, seed: int) -> list[Target]:
+def choose_targets(texts: Sequence[TokenizedDocument], *, context: int, number: int | None, seed: int) -> list[Target]:
     """``number`` targets (None: all there are), each place with ``context`` tokens before it equally likely.
 
     In the order of the texts. ``SettingError`` when no text is long enough.
@@ -74,7 +65,7 @@ def choose_targets(texts: Sequence[TokenizedText], *, context: int, number: int 
     ]
 
 
-def other_far(texts: Sequence[TokenizedText], target: Target, far: int, rng: np.random.Generator) -> np.ndarray:
+def other_far(texts: Sequence[TokenizedDocument], target: Target, far: int, rng: np.random.Generator) -> np.ndarray:
     """As many tokens in a row of another text, drawn at random; ``SettingError`` when there is no other."""
     others = [text for text in texts if text is not target.text and len(text.tokens) >= far]
     if not others:
@@ -87,8 +78,8 @@ def other_far(texts: Sequence[TokenizedText], target: Target, far: int, rng: np.
     return text.tokens[first : first + far].astype(np.int64)
 
 
-def cut(texts: Sequence[TokenizedText], piece: int) -> Iterator[TokenizedText]:
+def cut(texts: Sequence[TokenizedDocument], piece: int) -> Iterator[TokenizedDocument]:
     """Texts in pieces of so many tokens, each a text of its own; what is left at the end is a shorter one."""
     for text in texts:
         for first in range(0, len(text.tokens), piece):
-            yield TokenizedText(name=f"{text.name}:{first}", tokens=text.tokens[first : first + piece])
+            yield TokenizedDocument(name=f"{text.name}:{first}", tokens=text.tokens[first : first + piece])

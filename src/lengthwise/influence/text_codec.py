@@ -5,8 +5,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from lengthwise.documents import Document
 from lengthwise.errors import ModelError
-from lengthwise.influence.targets import TokenizedText
+from lengthwise.tasks import TokenizedDocument
+from lengthwise.tokenizer import Tokenizer
 
 
 @runtime_checkable
@@ -25,13 +27,30 @@ class TextCodec(Protocol):
         ...
 
 
-def tokenized(codec: TextCodec, documents: Iterable[tuple[str, str]], vocabulary_size: int) -> Iterator[TokenizedText]:
-    """Named texts as tokens; ``ModelError`` for a token that the model does not have."""
-    for name, text in documents:
-        tokens = np.asarray(codec.encode(text), dtype=np.int32)
+class PieceCodec:
+    """A tokenizer of the package's own, whose tokens stand for bytes; its texts begin with nothing."""
+
+    start: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.name = tokenizer, tokenizer.name
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The tokens of a text."""
+        return self.tokenizer.encode(text)
+
+    def token_text(self, token: int) -> str:
+        """What a token stands for by itself; of the end of a document, nothing."""
+        return self.tokenizer.pieces[token].decode("utf-8", "replace")
+
+
+def tokenized(codec: TextCodec, documents: Iterable[Document], vocabulary_size: int) -> Iterator[TokenizedDocument]:
+    """Documents as tokens; ``ModelError`` for a token that the model does not have."""
+    for document in documents:
+        tokens = np.asarray(codec.encode(document.text), dtype=np.int32)
         if len(tokens) and tokens.max() >= vocabulary_size:
             raise ModelError(
                 f"tokenizer {codec.name} makes token {tokens.max()} and the model has {vocabulary_size}; "
                 "give the tokenizer that the model was trained with"
             )
-        yield TokenizedText(name=name, tokens=tokens)
+        yield TokenizedDocument(name=document.name, tokens=tokens)

@@ -1,0 +1,61 @@
+"""Language models by name: a run of this package, or a model of transformers, with what tokenizes text for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lengthwise.errors import ModelError
+from lengthwise.folder import EXPERIMENT
+from lengthwise.influence.decoder_model import DecoderModel
+from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.text_codec import PieceCodec, TextCodec
+from lengthwise.run import load_run, pick_device
+from lengthwise.tasks import Text, TokenizedDocument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """A model, its tokenizer, and for a run of ours the task that it was trained on."""
+
+    model: NextTokenModel
+    codec: TextCodec
+    task: Text | None = None
+
+    def held_out(self, kind: str | None = None) -> list[TokenizedDocument]:
+        """The texts that a run of ours kept from training, all or of one kind."""
+        if self.task is None:
+            raise ModelError(f"what {self.model.name} was not trained on is unknown; name texts to measure on")
+        if kind is None:
+            return self.task.held_out()
+        kinds = self.task.variants()
+        if kind not in kinds:
+            raise ModelError(f"{self.model.name} has no kind of text '{kind}'; it has {', '.join(kinds) or 'one only'}")
+        named = kinds[kind]
+        assert isinstance(named, Text)
+        return named.held_out()
+
+
+def load_language_model(name: str, *, tokenizer: str | None = None, device: str = "auto") -> LanguageModel:
+    """A run folder of ours, or what `transformers` loads; ``tokenizer`` names another than the model's own.
+
+    ``ModelError`` for a model that is missing, predicts no text, or cannot be measured.
+    """
+    if (Path(name) / EXPERIMENT).is_file():
+        return _own(name, tokenizer, device)
+    try:
+        # An extra, and slow to import.
+        from lengthwise.hf.loading import load_causal_lm, load_codec  # noqa: PLC0415
+    except ImportError:
+        raise ModelError("models of transformers need that library; pip install 'lengthwise[hf]'") from None
+    model = load_causal_lm(name, device=pick_device(device))
+    return LanguageModel(model=model, codec=load_codec(name if tokenizer is None else tokenizer))
+
+
+def _own(name: str, tokenizer: str | None, device: str) -> LanguageModel:
+    run = load_run(Path(name), device=device)
+    task = run.experiment.task
+    if not isinstance(task, Text):
+        raise ModelError(f"{name} was trained on {task.name}, which is no text; give a run of the task text")
+    if tokenizer is not None:
+        raise ModelError(f"{name} has a tokenizer of its own; leave --tokenizer out")
+    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids)
+    return LanguageModel(model=model, codec=PieceCodec(task.tokenizer), task=task)

@@ -1,0 +1,68 @@
+"""What a finished study of influence says: its summary, figures and page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lengthwise.checkpoint import write_atomically
+from lengthwise.errors import SettingError
+from lengthwise.influence.figures import draw_distances, draw_recovery
+from lengthwise.influence.page import page
+from lengthwise.influence.recovery import summarize
+from lengthwise.study import ROWS, SUMMARY, InfluenceStudy, measured_texts
+
+PAGE = "influence.html"
+# Texts on the page, and tokens of each: what a browser shows without delay.
+EXCERPTS, EXCERPT_TOKENS = 12, 3000
+# Tokens shown behind the last target.
+BEHIND = 16
+
+
+def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
+    """Write summary.json, the figures and the page of a study whose rows are complete; the summary.
+
+    ``SettingError`` when no target is clear: there is no gain to recover a share of.
+    """
+    settings = study.settings
+    facts, found = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
+    if found["clear"] == 0:
+        rule = settings.rule
+        below = "" if rule.below is None else f" and a loss below {rule.below}"
+        raise SettingError(
+            f"none of {found['targets']} targets gains enough by far context (a gap over {rule.gap} nats{below}); "
+            f"lower the gap, or take more targets or longer contexts; what was measured is in {folder / ROWS}"
+        )
+    summary = {
+        **found,
+        "parameters": study.model.num_parameters,
+        "texts": facts["texts"],
+        "settings": facts["settings"],
+    }
+    write_atomically(folder / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
+    draw_recovery(summary, folder)
+    draw_distances(summary, folder, near=settings.near, far=settings.far)
+    shown = page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near)
+    write_atomically(folder / PAGE, shown.encode())
+    return summary
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / ROWS).open() as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
+    """Parts of the texts with the most measured targets in reach, by name: first token, and the texts of all."""
+    settings, places = study.settings, dict[str, list[int]]()
+    for row in _rows(folder):
+        if row["selections"]:
+            places.setdefault(row["document"], []).append(row["place"])
+    texts = {text.name: text.tokens for text in measured_texts(study)}
+    found = {}
+    for name in sorted(places, key=lambda name: -len(places[name]))[:EXCERPTS]:
+        first = max(0, places[name][0] - settings.near - settings.far)
+        last = min(places[name][-1] + BEHIND, first + max(EXCERPT_TOKENS, 2 * (settings.near + settings.far)))
+        found[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
+    return found

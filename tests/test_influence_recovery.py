@@ -1,0 +1,509 @@
+"""Recovered shares: known truths, intervals that cover them, what cannot be estimated said, and all of it drawn."""
+
+import json
+import math
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.influence import recovery
+from lengthwise.influence.figures import draw_distances, draw_recovery, draw_scale
+from lengthwise.influence.recovery import summarize
+from lengthwise.randomness import stream
+
+KS = (1, 2, 4)
+
+
+def selection(losses: Sequence[float], chosen: Sequence[tuple[int, float]] = (), **changes: Any) -> dict[str, Any]:
+    """A selection of the headline group."""
+    tokens = [{"distance": distance, "text": " x", "gain": gain} for distance, gain in chosen]
+    group = {"mode": "strict", "knows": "target", "from": "own", "measure": "greedy"}
+    return {**group, **changes, "chosen": tokens, "losses": list(losses)}
+
+
+def row(
+    short: float = 3.0, long: float = 1.0, losses: Sequence[float] = (2.5, 2.0, 1.2), **changes: Any
+) -> dict[str, Any]:
+    """A row with one selection."""
+    return {
+        "model": "tiny",
+        "document": "a",
+        "place": 100,
+        "target": 5,
+        "text": " x",
+        "kinds": ["word_start"],
+        "loss_short": short,
+        "loss_long": long,
+        "clear": True,
+        "weight": 1.0,
+        "selections": [selection(losses)],
+        **changes,
+    }
+
+
+def headline(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS, **how: Any) -> dict[str, Any]:
+    """The first group of a summary."""
+    return summarize(rows, ks, **how)["groups"][0]
+
+
+def values(estimates: Sequence[dict[str, Any]]) -> list[float | None]:
+    """The estimates without their intervals."""
+    return [each["value"] for each in estimates]
+
+
+def drawn(
+    rng: np.random.Generator, documents: int, per_document: int, measured_share: float = 1.0
+) -> list[dict[str, Any]]:
+    """Targets of documents that differ: in how many are clear, in their gaps, and in the share that one token recovers.
+
+    Over all documents the clear targets recover 0.6 of their gaps, which are 3 nats on average where they recover 0.5,
+    and 6 where they recover 0.65; the median share is that of a mixture with as many of both.
+    """
+    rows = []
+    for document in range(documents):
+        rich, size = rng.random() < 0.5, 1 + rng.poisson(per_document)
+        for _ in range(size):
+            clear = bool(rng.random() < 0.3)
+            gap = (6.0 if rich else 3.0) * rng.gamma(4) / 4 if clear else rng.normal(0.1, 0.3)
+            share = (0.65 if rich else 0.5) + rng.normal(0, 0.1)
+            gain = share * gap if clear else 0.5 * gap + 0.2 + rng.normal(0, 0.05)
+            weight = 1.0 if clear else float(rng.random() < measured_share) / measured_share
+            losses = [8 - gain]
+            rows.append(
+                row(8.0, 8.0 - gap, document=str(document), clear=clear, weight=weight)
+                | {"selections": [selection(losses)] if weight else []}
+            )
+    return rows
+
+
+def sampled(rng: np.random.Generator, share: float) -> dict[str, Any]:
+    """What becomes of a target that is measured with this probability."""
+    return {"weight": 1 / share} if rng.random() < share else {"weight": 0.0, "selections": []}
+
+
+# Of drawn documents, in expectation: 0.3 of targets are clear, with 4.5 nats each; the others have 0.1 and gain 0.25.
+CLEAR_TRUTH = (3 * 0.5 + 6 * 0.65) / 9
+ALL_TRUTH = (0.3 * (1.5 * 0.5 + 3 * 0.65) + 0.7 * 0.25) / (0.3 * 4.5 + 0.7 * 0.1)
+MEDIAN_TRUTH = 0.575
+
+
+def test_the_share_of_sums_weighs_targets_by_their_gap_and_the_median_does_not():
+    rows = [
+        row(3.0, 1.0, (2.5, 2.0, 1.0)),
+        row(9.0, 1.0, (8.0, 7.0, 3.0), document="b"),
+        row(2.0, 1.0, (1.5, 1.1, 1.0)),
+    ]
+    found = headline(rows)
+    assert values(found["ratio_of_sums"]) == pytest.approx([2 / 11, 3.9 / 11, 9 / 11])
+    assert values(found["median"]) == pytest.approx([0.25, 0.5, 1.0])
+    assert found["losses"] == {"short": pytest.approx(14 / 3), "long": 1.0, "k": pytest.approx([4.0, 10.1 / 3, 5 / 3])}
+    assert (found["targets"], found["documents"]) == (3, 2)
+
+
+def test_only_clear_targets_count_in_the_headline():
+    unclear = row(1.0, 0.99, (0.5, 0.5, 0.5), document="b", clear=False)
+    assert headline([row(), unclear])["ratio_of_sums"] == headline([row()])["ratio_of_sums"]
+
+
+@pytest.mark.parametrize("documents", [3, 12])
+def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop(documents, rng):
+    rows = drawn(rng, documents, 9)
+    found = headline(rows, [1], seed=5, resamples=200)
+    by_document = [
+        [each for each in rows if each["clear"] and each["document"] == str(name)] for name in range(documents)
+    ]
+    by_document = [each for each in by_document if each]
+    picks = stream(5, "influence documents", len(by_document)).integers(0, len(by_document), (200, len(by_document)))
+
+    def looped(statistic: Callable[[np.ndarray, np.ndarray], float]) -> list[float]:
+        resampled = []
+        for pick in picks:
+            targets = [each for place in pick for each in by_document[place]]
+            gained = np.array([each["loss_short"] - each["selections"][0]["losses"][0] for each in targets])
+            resampled.append(statistic(gained, np.array([each["loss_short"] - each["loss_long"] for each in targets])))
+        return sorted(resampled)
+
+    for name, resampled in (
+        ("ratio_of_sums", looped(lambda gained, gap: gained.sum() / gap.sum())),
+        ("median", looped(lambda gained, gap: float(np.median(gained / gap)))),
+    ):
+        (estimate,) = found[name]
+        # Few documents: the tails are smaller than 2.5%, by Student's t.
+        outside = {3: 0, 12: 2}[documents]
+        assert estimate["low"] == pytest.approx(resampled[outside])
+        assert estimate["high"] == pytest.approx(resampled[-1 - outside])
+        assert estimate["reason"] is None
+
+
+@pytest.mark.parametrize(("freedom", "bound"), [(1, 12.7062), (2, 4.3027), (10, 2.2281), (1000, 1.9623)])
+def test_the_bound_of_students_t_is_the_tabulated_one(freedom, bound):
+    assert recovery._student(freedom) == pytest.approx(bound, rel=1e-3)
+
+
+def test_intervals_cover_the_truth_of_clustered_targets_in_nine_of_ten_repetitions(rng):
+    covered = {"ratio_of_sums": 0, "median": 0, "all_targets": 0, "needs_no_far": 0}
+    for repetition in range(200):
+        summary = summarize(drawn(rng, 14, 10, measured_share=0.3), [1], seed=repetition, resamples=300)
+        (group,) = summary["groups"]
+        for name, estimate, truth in (
+            ("ratio_of_sums", group["ratio_of_sums"][0], CLEAR_TRUTH),
+            ("median", group["median"][0], MEDIAN_TRUTH),
+            ("all_targets", group["all_targets"]["ratio_of_sums"][0], ALL_TRUTH),
+            ("needs_no_far", summary["needs_no_far"], 0.7),
+        ):
+            covered[name] += estimate["low"] <= truth <= estimate["high"]
+    # And they are not so wide that they would always do.
+    assert all(180 <= count < 200 for count in covered.values()), covered
+
+
+def test_the_same_seed_gives_the_same_intervals_and_another_seed_others(rng):
+    rows = drawn(rng, 6, 9)
+    assert headline(rows, [1], seed=1) == headline(rows, [1], seed=1)
+    assert headline(rows, [1], seed=1)["ratio_of_sums"] != headline(rows, [1], seed=2)["ratio_of_sums"]
+
+
+def test_the_size_of_a_block_of_resamples_changes_nothing(rng, monkeypatch):
+    rows = drawn(rng, 6, 9)
+    whole = headline(rows, [1])
+    monkeypatch.setattr(recovery, "BLOCK", 1000)
+    assert headline(rows, [1]) == whole
+
+
+def test_one_document_gives_a_value_and_the_reason_why_it_has_no_interval():
+    found = headline([row(), row()])
+    for estimate in (*found["ratio_of_sums"], *found["median"], *found["all_targets"]["ratio_of_sums"]):
+        assert estimate["value"] is not None
+        assert (estimate["low"], estimate["high"]) == (None, None)
+        assert estimate["reason"] == "fewer than 2 documents: nothing to resample; measure more documents"
+    assert found["smallest_k"][0]["k"] == 2
+    assert found["smallest_k"][0]["reason"] == found["median"][0]["reason"]
+
+
+def test_far_context_that_helps_nothing_in_sum_gives_no_share_but_the_reason():
+    rows = [row(1.0, 2.0, document="a"), row(1.0, 1.0, document="b"), row(1.0, 0.5, document="c")]
+    found = headline(rows)
+    for estimate in (*found["ratio_of_sums"], *found["all_targets"]["ratio_of_sums"]):
+        reason = "the far context lowers no loss in sum: there is nothing to recover"
+        assert estimate == {"value": None, "low": None, "high": None, "reason": reason}
+    nothing_reached = {"share": 0.5, "k": None, "beyond": False, "low": None, "high": None, "reason": reason}
+    assert found["smallest_k"][0] == nothing_reached
+    # The one target with a gap has a share; the others are counted as left out.
+    assert found["without_gap"] == 2
+    assert found["median"][0]["value"] == pytest.approx((1.0 - 2.5) / 0.5)
+
+
+def test_gaps_that_vanish_in_some_resamples_give_no_interval_but_their_number():
+    found = headline([row(1.0, 2.0, document="a"), row(3.0, 1.0, document="b")], resamples=400)
+    (estimate, *_) = found["ratio_of_sums"]
+    assert estimate["value"] == pytest.approx(-1.0)
+    assert (estimate["low"], estimate["high"]) == (None, None)
+    lost = int(estimate["reason"].split()[1])
+    assert 60 < lost < 140
+    assert (
+        estimate["reason"]
+        == f"in {lost} of 400 resamples the far context lowers no loss in sum: there is nothing to recover"
+    )
+
+
+def test_a_group_without_clear_targets_says_so():
+    found = headline([row(clear=False, document=name) for name in "ab"])
+    assert found["losses"] is None
+    assert (found["targets"], found["documents"]) == (0, 0)
+    reason = "no clear target has this selection; measure more targets or lower the gap"
+    assert {each["reason"] for each in (*found["ratio_of_sums"], *found["median"], *found["smallest_k"])} == {reason}
+    assert found["all_targets"]["ratio_of_sums"][0]["value"] is not None
+
+
+def test_the_smallest_k_is_the_first_that_reaches_a_share_with_bounds_that_are_ks():
+    # 0.4, 0.7 and 1.0 in half of the documents, 0.6, 0.7 and 0.75 in the others.
+    rows = [
+        row(2.0, 1.0, losses, document=f"{losses}{i}")
+        for losses in ((1.6, 1.3, 1.0), (1.4, 1.3, 1.25))
+        for i in range(4)
+    ]
+    half, most, nearly_all = headline(rows)["smallest_k"]
+    assert half == {"share": 0.5, "k": 1, "beyond": False, "low": 1, "high": 2, "reason": None}
+    assert most == {"share": 0.8, "k": 4, "beyond": False, "low": 4, "high": None, "reason": None}
+    # None is more than the largest k: a result, so there is no reason.
+    assert nearly_all == {"share": 0.9, "k": None, "beyond": True, "low": 4, "high": None, "reason": None}
+
+
+def test_the_order_in_which_ks_are_given_does_not_change_the_smallest():
+    falling = headline([row(2.0, 1.0, (1.0, 1.4, 1.8), document=name) for name in "ab"], (4, 2, 1))
+    assert [each["k"] for each in falling["smallest_k"]] == [2, 4, 4]
+
+
+def test_all_targets_measured_give_the_plain_ratio_of_sums(rng):
+    rows = drawn(rng, 5, 9)
+    gained = sum(each["loss_short"] - each["selections"][0]["losses"][0] for each in rows)
+    gap = sum(each["loss_short"] - each["loss_long"] for each in rows)
+    found = headline(rows, [1])["all_targets"]
+    assert found["ratio_of_sums"][0]["value"] == pytest.approx(gained / gap)
+    assert (found["targets"], found["measured"]) == (len(rows), len(rows))
+
+
+def test_gains_on_a_line_are_recovered_exactly_from_any_sample(rng):
+    every = [
+        row(3.0, 3.0 - gap, [3.0 - (0.3 + 0.6 * gap)], clear=bool(gap > 1), document=str(n % 5))
+        for n, gap in enumerate(rng.normal(0.3, 0.6, 90))
+    ]
+    truth = headline(every, [1])["all_targets"]["ratio_of_sums"][0]["value"]
+    for share in (0.1, 0.3):
+        rows = [each if each["clear"] else each | sampled(rng, share) for each in every]
+        assert headline(rows, [1])["all_targets"]["ratio_of_sums"][0]["value"] == pytest.approx(truth)
+
+
+def test_the_estimate_over_all_targets_is_unbiased_and_nearer_than_weighted_sums(rng):
+    every = drawn(rng, 12, 10)
+    truth = headline(every, [1], resamples=2)["all_targets"]["ratio_of_sums"][0]["value"]
+    errors = []
+    for _ in range(60):
+        rows = [each | sampled(rng, 0.2) if not each["clear"] else each for each in every]
+        found = headline(rows, [1], resamples=2)["all_targets"]["ratio_of_sums"][0]["value"]
+        measured = [each for each in rows if each["weight"]]
+        gained = sum(each["weight"] * (each["loss_short"] - each["selections"][0]["losses"][0]) for each in measured)
+        gap = sum(each["weight"] * (each["loss_short"] - each["loss_long"]) for each in measured)
+        errors.append([found - truth, gained / gap - truth])
+    regressed, weighted = np.array(errors).T
+    assert abs(regressed.mean()) < 3 * regressed.std() / 60**0.5
+    assert regressed.std() < 0.5 * weighted.std()
+
+
+def test_sampled_gaps_that_are_all_alike_stand_for_the_rest_by_their_mean():
+    clear = row(4.0, 2.0, [3.0], document="a")
+    rest = [
+        row(2.0, 1.5, [2.0 - gain], clear=False, weight=2.0, document=name) for gain, name in ((0.1, "a"), (0.3, "b"))
+    ]
+    left = [row(2.0, 1.5, clear=False, weight=0.0, selections=[], document=name) for name in "ab"]
+    found = headline([clear, *rest, *left], [1])["all_targets"]
+    assert found["ratio_of_sums"][0]["value"] == pytest.approx((1.0 + 4 * 0.2) / (2.0 + 4 * 0.5))
+    assert (found["targets"], found["measured"]) == (5, 3)
+
+
+def test_no_sample_of_the_other_targets_gives_no_share_of_all_but_the_reason():
+    found = headline([row(), row(clear=False, weight=0.0, selections=[], document="b")])["all_targets"]
+    reason = "of the targets without a clear gap none is measured; measure a random share of them"
+    assert {each["reason"] for each in found["ratio_of_sums"]} == {reason}
+    assert values(found["ratio_of_sums"]) == [None] * 3
+
+
+def test_measured_targets_without_a_selection_give_no_share_of_all_but_the_reason():
+    rows = [row(), row(document="b", selections=[selection((2.0, 2.0, 2.0), knows="prediction")])]
+    found = headline(rows)
+    assert {each["reason"] for each in found["all_targets"]["ratio_of_sums"]} == {
+        "1 of the measured targets lack this selection"
+    }
+    assert found["targets"] == 1
+
+
+def test_groups_stand_apart_and_are_resampled_alike(rng):
+    rows = drawn(rng, 6, 9)
+    for each in rows:
+        each["selections"] += [{**each["selections"][0], "knows": "nothing", "measure": "random"}]
+    first, second = summarize(rows, [1])["groups"]
+    assert (first.pop("knows"), second.pop("knows")) == ("target", "nothing")
+    assert (first.pop("measure"), second.pop("measure")) == ("greedy", "random")
+    assert first == second
+
+
+def test_the_share_that_needs_no_far_context_has_an_interval_unless_all_targets_are_alike():
+    rows = [row(document=name, clear=clear) for name in "abcd" for clear in (True, False, name > "b")]
+    found = summarize(rows, KS)
+    assert found["needs_no_far"]["value"] == pytest.approx(0.5)
+    assert 0 < found["needs_no_far"]["low"] < 0.5 < found["needs_no_far"]["high"] < 1
+    assert (found["targets"], found["clear"], found["documents"], found["measured"]) == (12, 6, 4, 12)
+    alike = summarize([row(document=name) for name in "ab"], KS)["needs_no_far"]
+    assert alike == {
+        "value": 0.0,
+        "low": None,
+        "high": None,
+        "reason": "all targets are alike",
+    }
+
+
+def test_each_kind_has_its_clear_share_and_the_headlines_recovered_share():
+    rows = [
+        row(3.0, 1.0, (2.0, 1.5, 1.0), kinds=["digit", "word_start"]),
+        row(3.0, 1.0, (3.0, 3.0, 2.0), kinds=["word_start"], document="b"),
+        row(3.0, 2.9, kinds=["digit"], clear=False, document="b"),
+    ]
+    digit, word = summarize(rows, KS)["kinds"]
+    assert (digit["kind"], digit["targets"], digit["clear_share"]["value"]) == ("digit", 2, 0.5)
+    assert values(digit["headline"]["ratio_of_sums"]) == [0.5, 0.75, 1.0]
+    assert (word["kind"], word["targets"]) == ("word_start", 2)
+    assert values(word["headline"]["ratio_of_sums"]) == [0.25, 0.375, 0.75]
+
+
+def test_kinds_have_no_recovered_share_when_the_headline_was_not_measured():
+    (found,) = summarize([row(selections=[selection((1.0, 1.0, 1.0), mode="masked")])], KS)["kinds"]
+    assert found["headline"] is None
+
+
+def test_distances_are_those_of_tokens_chosen_for_clear_targets_by_gain():
+    clear = row(selections=[selection((1.0, 1.0, 1.0), chosen=[(20, 0.5), (300, 1.5), (40, -0.2)])])
+    other = row(clear=False, selections=[selection((1.0, 1.0, 1.0), chosen=[(900, 5.0)])])
+    found = headline([clear, other])["distances"]
+    assert (found["chosen"], found["gain"]) == (3, 2.0)
+    assert [each["distance"] for each in found["quantiles"]] == [20, 20, 300, 300, 300]
+    assert sum(each["gain_share"] for each in found["bins"]) == pytest.approx(1)
+
+
+def test_a_summary_is_plain_json(rng):
+    summary = summarize(drawn(rng, 3, 5), [1])
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_memory_grows_by_a_few_numbers_a_row():
+    def rows(number: int) -> Any:
+        for place in range(number):
+            chosen = [(17 + place % 64, 0.5)] * 4
+            yield row(document=str(place % 50), place=place, selections=[selection((2.5, 2.0, 1.2), chosen=chosen)])
+
+    def peak(number: int) -> int:
+        tracemalloc.start()
+        recovery._Columns(rows(number), KS)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    # A row as a dictionary takes more than 2,000 bytes.
+    assert peak(6000) - peak(1000) < 5000 * 300
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "no rows to summarize; measure at least one target"),
+        ([row(), row(model="big")], r"rows of several models \(big, tiny\); summarize each alone"),
+        (
+            [row(), row(losses=(1.0,))],
+            "row 2 has 1 losses but k takes 3 values; give the k of the run that wrote the rows",
+        ),
+        ([row(), row(long=float("nan"))], "row 2 has a loss that is not finite; measure it in float32"),
+        ([row(losses=(1.0, float("inf"), 1.0))], "row 1 has a loss that is not finite"),
+    ],
+    ids=["no rows", "two models", "other k", "short", "selection"],
+)
+def test_rows_that_cannot_be_summarized_are_refused(rows, message):
+    with pytest.raises(SettingError, match=message):
+        summarize(rows, KS)
+
+
+class Drawn:
+    """What was handed to matplotlib: lines and steps by their label, bands and bars in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: dict[str, tuple[list[float], list[float], str]] = {}
+        self.steps: dict[str, tuple[list[float], list[float]]] = {}
+        self.spans: list[tuple[list[float], list[float], list[float]]] = []
+        plot, stairs, fill_between, vlines = Axes.plot, Axes.stairs, Axes.fill_between, Axes.vlines
+
+        def plotted(axes: Axes, x: Any, y: Any, *style: str, **how: Any) -> Any:
+            self.lines[how["label"]] = (list(x), list(y), "".join(style))
+            return plot(axes, x, y, *style, **how)
+
+        def stepped(axes: Axes, values: Any, edges: Any, **how: Any) -> Any:
+            self.steps[how["label"]] = (list(edges), list(values))
+            return stairs(axes, values, edges, **how)
+
+        def filled(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
+            self.spans.append((list(x), list(low), list(high)))
+            return fill_between(axes, x, low, high, **how)
+
+        def barred(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
+            self.spans.append((list(x), list(low), list(high)))
+            return vlines(axes, x, low, high, **how)
+
+        for name, drawing in (("plot", plotted), ("stairs", stepped), ("fill_between", filled), ("vlines", barred)):
+            monkeypatch.setattr(Axes, name, drawing)
+
+
+def summary_of(*shares: float, model: str = "tiny", chosen: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
+    """Two documents alike, with the headline, a masked selection and a control that recovers nothing."""
+    losses = [2.0 - share for share in shares]
+    selections = [
+        selection(losses, chosen),
+        selection(losses, chosen, mode="masked"),
+        selection([2.0] * len(losses), knows="nothing", measure="random"),
+    ]
+    return summarize([row(2.0, 1.0, document=name, model=model, selections=selections) for name in "ab"], KS)
+
+
+def test_recovery_is_drawn_with_bands_and_controls_are_dashed(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    path = draw_recovery(summary_of(0.4, 0.6, 0.9), tmp_path)
+    assert path == tmp_path / "recovery.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "recovery.svg").read_text()
+    x, y, style = drawn.lines["knows the target (greedy, n=2)"]
+    assert (x, style) == ([1, 2, 4], "-")
+    assert y == pytest.approx([0.4, 0.6, 0.9])
+    assert drawn.lines["knows the target, all targets (n=2)"][2] == ":"
+    assert drawn.lines["control: random tokens (random, n=2)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    # Documents alike have intervals of no width.
+    assert drawn.spans[0] == ([1, 2, 4], y, y)
+
+
+def test_a_share_that_is_undefined_has_no_line_but_its_name(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw_recovery(summarize([row(1.0, 2.0, document=name) for name in "ab"], KS), tmp_path)
+    assert drawn.lines == {"knows the target (undefined)": ([], [], "")}
+
+
+def test_intervals_that_are_missing_leave_a_gap(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw_recovery(summarize([row()], KS), tmp_path)
+    assert all(map(math.isnan, drawn.spans[0][1] + drawn.spans[0][2]))
+
+
+def test_distances_are_drawn_by_gain_beside_what_even_choices_would_give(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    summary = summary_of(0.4, 0.6, 0.9, chosen=[(17, 3.0), (30, 1.0), (80, 0.0)])
+    assert draw_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
+    edges, shares = drawn.steps["strict, knows the target (chosen: 6)"]
+    assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
+    assert shares == [0.75, 0.25, 0.0, 0.0, 0.0]
+    assert drawn.steps["masked, knows the target (chosen: 6)"] == (edges, shares)
+    assert drawn.steps["drawn evenly from the far tokens"][1] == [each / 64 for each in (6, 9, 14, 18, 17)]
+
+
+@pytest.mark.parametrize("rows", [[row()], [row(clear=False, weight=0.0, selections=[])]], ids=["no gain", "no group"])
+def test_a_study_with_nothing_to_draw_has_its_figures_all_the_same(rows, tmp_path):
+    summary = summarize(rows, KS)
+    assert draw_distances(summary, tmp_path, near=16, far=64).exists()
+    assert draw_recovery(summary, tmp_path).exists()
+
+
+def test_models_are_drawn_by_their_size_with_the_smallest_k_or_beyond(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    summaries = [summary_of(0.6, 0.7, 0.9, model="big"), summary_of(0.1, 0.2, 0.5, model="small")]
+    assert draw_scale(summaries, [8_000_000, 1_000_000], tmp_path) == tmp_path / "scale.png"
+    sizes, shares, _ = drawn.lines["k = 1"]
+    assert sizes == [1_000_000, 8_000_000]
+    assert shares == pytest.approx([0.1, 0.6])
+    assert drawn.lines["50% recovered"][1] == [4, 1]
+    # Twice the largest k stands for more than that.
+    assert drawn.lines["80% recovered"][1] == [8, 4]
+
+
+def test_one_model_or_other_ks_show_no_scale(tmp_path):
+    with pytest.raises(SettingError, match="1 summaries with k 1,2,4 show no scale; give two or more"):
+        draw_scale([summary_of(0.4, 0.6, 0.9)], [10], tmp_path)
+    other = summarize([row(losses=(1.0,))], [3])
+    with pytest.raises(SettingError, match="2 summaries with k 1,2,4; 3 show no scale"):
+        draw_scale([summary_of(0.4, 0.6, 0.9), other], [10, 20], tmp_path)
+    masked = summarize([row(selections=[selection((1.0, 1.0, 1.0), mode="masked")])], KS)
+    with pytest.raises(SettingError, match="tiny has no strict selection that knows the target; measure one"):
+        draw_scale([masked, masked], [10, 20], tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    missing = Path(tmp_path / "missing")
+    with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a folder to write in"):
+        draw_recovery(summary_of(0.4, 0.6, 0.9), missing)

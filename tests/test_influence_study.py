@@ -1,0 +1,313 @@
+"""A study of influence from texts to files: rows, resuming, refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
+from tests.planted_model import PlantedModel, additive
+
+from lengthwise.documents import Document
+from lengthwise.errors import LengthwiseError, ModelError, RunFolderError, SettingError, UnknownNameError
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.influence import LeaveOneOut, RandomChoice, Screened
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut, other_far
+from lengthwise.influence.text_codec import tokenized
+from lengthwise.study import InfluenceStudy, measure_influence
+from lengthwise.study_report import report_study
+from lengthwise.tasks import TokenizedDocument
+
+WORDS = "abcdefghij"
+SMALL = InfluenceSettings(
+    near=4,
+    far=10,
+    ks=(1, 3),
+    measure=Screened(share=0.5),
+    modes=("strict", "masked"),
+    knows=("target", "prediction"),
+    num_targets=20,
+    rule=Rule(gap=0.05),
+    rest=0.5,
+    block=6,
+)
+
+
+class Letters:
+    """A token per letter; every text begins with token 1."""
+
+    name, start = "letters", (1,)
+
+    def encode(self, text: str) -> list[int]:
+        """By its place in the alphabet."""
+        return [3 + ord(letter) - ord("a") for letter in text]
+
+    def token_text(self, token: int) -> str:
+        """The letter."""
+        return chr(token - 3 + ord("a"))
+
+
+def documents(number: int = 4, length: int = 40) -> list[TokenizedDocument]:
+    rng = np.random.default_rng(0)
+    texts = [Document(name=f"text {i}", text="".join(rng.choice(list(WORDS), length))) for i in range(number)]
+    return list(tokenized(Letters(), texts, VOCABULARY))
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalLM:
+    return CausalLM(causal_model(CONFIGS["llama"]()), "tiny llama")
+
+
+def study_of(model: CausalLM, settings: InfluenceSettings = SMALL, **changed) -> InfluenceStudy:
+    return InfluenceStudy(model=model, codec=Letters(), texts=changed.pop("texts", documents()), settings=settings)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "influence.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("study")
+    assert measure_influence(study_of(model), folder / "whole")
+    return folder / "whole"
+
+
+@torch.no_grad()
+def loss_of(model: CausalLM, tokens: list[int], ids: list[int], target: int) -> float:
+    given = torch.tensor([tokens])
+    made = model.model(input_ids=given, position_ids=torch.tensor([ids]), attention_mask=torch.ones_like(given))
+    return float(-made.logits[0, -1].log_softmax(dim=-1)[target])
+
+
+def test_every_strict_loss_of_a_row_is_that_of_one_run_on_its_tokens(model, whole):
+    texts = {text.name: text.tokens for text in documents()}
+    measured = 0
+    for row in rows_of(whole):
+        tokens = [1, *texts[row["document"]][row["place"] - 14 : row["place"]].tolist()]
+        assert row["target"] == texts[row["document"]][row["place"]]
+        assert row["text"] == Letters().token_text(row["target"])
+        near = list(range(11, 15))
+        assert row["loss_long"] == pytest.approx(loss_of(model, tokens, list(range(15)), row["target"]), abs=1e-4)
+        short = [1, *(tokens[i] for i in near)]
+        assert row["loss_short"] == pytest.approx(loss_of(model, short, [0, *near], row["target"]), abs=1e-4)
+        for selection in row["selections"]:
+            if (selection["mode"], selection["from"]) != ("strict", "own") or not selection["chosen"]:
+                continue
+            for k, loss in zip((1, 3), selection["losses"], strict=True):
+                places = sorted(15 - token["distance"] for token in selection["chosen"][:k])
+                assert [tokens[15 - token["distance"]] for token in selection["chosen"]] == [
+                    Letters().encode(token["text"])[0] for token in selection["chosen"]
+                ]
+                ids = [0, *places, *near]
+                expected = loss_of(model, [tokens[i] for i in ids], ids, row["target"])
+                assert loss == pytest.approx(expected, abs=1e-4)
+                measured += 1
+    assert measured > 20
+
+
+def test_a_row_has_every_selection_and_control_that_was_asked_for(whole):
+    for row in rows_of(whole):
+        found = {(each["mode"], each["knows"], each["from"], each["measure"]) for each in row["selections"]}
+        expected = {
+            (mode, knows, source, "screened")
+            for mode in ("strict", "masked")
+            for knows in ("target", "prediction")
+            for source in ("own", "other")
+        } | {(mode, "nothing", "own", "random") for mode in ("strict", "masked")}
+        assert found == (expected if row["weight"] else set())
+        assert row["clear"] == (row["loss_short"] - row["loss_long"] > 0.05)
+        assert row["weight"] in ((1.0,) if row["clear"] else (0.0, 2.0))
+
+
+@pytest.mark.parametrize("stops", [(1,), (0, 2), (1, 1, 1)])
+def test_a_study_stopped_and_resumed_writes_the_same_file(model, whole, stops, tmp_path):
+    study, folder = study_of(model), tmp_path / "stopped"
+    for attempt, blocks in enumerate(stops):
+        done = []
+        finished = measure_influence(
+            study,
+            folder,
+            resume=attempt > 0,
+            report=lambda measured, total, done=done: done.append(measured),
+            stop=lambda done=done, blocks=blocks: len(done) >= blocks,
+        )
+        assert not finished
+    assert measure_influence(study, folder, resume=True)
+    assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("kept", [1, 300, 5000, 9999])
+def test_what_a_killed_study_wrote_of_a_block_is_written_again(model, whole, kept, tmp_path):
+    study, folder = study_of(model), tmp_path / "killed"
+    measure_influence(study, folder, stop=lambda: True)
+    (folder / "influence.jsonl").write_bytes((whole / "influence.jsonl").read_bytes()[:kept])
+    assert measure_influence(study, folder, resume=True)
+    assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
+
+
+def test_resuming_a_whole_study_changes_nothing(model, whole):
+    before = (whole / "influence.jsonl").read_bytes()
+    assert measure_influence(study_of(model), whole, resume=True)
+    assert (whole / "influence.jsonl").read_bytes() == before
+
+
+def test_a_report_has_its_summary_figures_and_page(model, whole):
+    summary = report_study(study_of(model), whole)
+    assert json.loads((whole / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    assert summary["targets"] == 20
+    assert summary["parameters"] == model.num_parameters
+    assert {"summary.json", "recovery.png", "distances.png", "influence.html"} <= {p.name for p in whole.iterdir()}
+    assert "text 0" in (whole / "influence.html").read_text()
+
+
+def test_targets_have_their_context_and_no_place_is_taken_twice():
+    texts = [TokenizedDocument(name=str(n), tokens=np.arange(n)) for n in (3, 14, 15, 30)]
+    every = choose_targets(texts, context=14, number=None, seed=0)
+    assert [(target.text.name, target.place) for target in every] == [("15", 14), *(("30", i) for i in range(14, 30))]
+    some = choose_targets(texts, context=14, number=5, seed=0)
+    places = [(target.text.name, target.place) for target in some]
+    assert len(set(places)) == 5
+    assert set(places) <= {(target.text.name, target.place) for target in every}
+    window = every[-1].window(near=4, far=10, start=(1,))
+    assert (window.far.tolist(), window.near.tolist(), window.target) == (list(range(15, 25)), [25, 26, 27, 28], 29)
+    assert window.tokens.tolist() == [1, *range(15, 29)]
+
+
+def test_the_far_tokens_of_another_text_are_in_a_row_there(rng):
+    texts = documents()
+    target = choose_targets(texts, context=14, number=1, seed=0)[0]
+    for _ in range(20):
+        far = other_far(texts, target, 10, rng).tolist()
+        assert any(
+            text is not target.text and far == text.tokens[i : i + 10].tolist() for text in texts for i in range(31)
+        )
+
+
+def test_pieces_are_the_text_in_order():
+    text = TokenizedDocument(name="a", tokens=np.arange(25))
+    pieces = list(cut([text], 10))
+    assert [piece.name for piece in pieces] == ["a:0", "a:10", "a:20"]
+    assert np.concatenate([piece.tokens for piece in pieces]).tolist() == list(range(25))
+
+
+def test_the_rule_of_longppl_asks_for_a_gap_and_for_a_small_loss():
+    assert LONGPPL.clear(4.1, 1.9)
+    assert not LONGPPL.clear(3.8, 1.9)
+    assert not LONGPPL.clear(5.0, 2.1)
+
+
+@pytest.mark.parametrize(("near", "stride"), [(4, 1), (4, 3), (7, 5), (4, 36), (39, 10)])
+def test_losses_with_short_context_are_those_of_windows_run_one_by_one(model, near, stride):
+    tokens = documents()[0].tokens
+    losses = short_context_losses(model, tokens, near=near, stride=stride)
+    assert len(losses) == len(tokens) - near
+    for place, loss in enumerate(losses, start=near):
+        first = place - near - (place - near) % stride
+        context = tokens[first:place].tolist()
+        assert near <= len(context) < near + stride
+        expected = loss_of(model, context, list(range(len(context))), int(tokens[place]))
+        assert loss == pytest.approx(expected, abs=1e-4)
+
+
+class Far(Letters):
+    """Makes a token that no model has."""
+
+    def encode(self, text: str) -> list[int]:
+        """Too large."""
+        return [VOCABULARY + 3 for _ in text]
+
+
+REFUSED = {
+    "k larger than far": (lambda: replace(SMALL, ks=(1, 11)), "k 11 is more than the 10 far tokens"),
+    "no k": (lambda: replace(SMALL, ks=()), "no numbers of far tokens"),
+    "falling k": (lambda: replace(SMALL, ks=(3, 1)), "k 3,1 are no numbers of far tokens; give rising ones"),
+    "near of nothing": (lambda: replace(SMALL, near=0), "near 0 measures nothing; use at least 1"),
+    "rest beyond one": (lambda: replace(SMALL, rest=1.5), "rest 1.5 is no share of targets; use 0 to 1"),
+    "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
+    "unknown selection": (lambda: replace(SMALL, knows=("all",)), "unknown selection 'all'"),
+    "no mode": (lambda: replace(SMALL, modes=()), "no mode is named; choose among strict, masked"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_settings_that_measure_nothing_are_refused_in_one_line(case):
+    build, message = REFUSED[case]
+    with pytest.raises((SettingError, UnknownNameError), match=message) as caught:
+        build()
+    assert "\n" not in str(caught.value)
+
+
+def refused(study: InfluenceStudy, folder: Path) -> str:
+    with pytest.raises(LengthwiseError) as caught:
+        measure_influence(study, folder)
+    assert not folder.exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_texts_that_are_too_short_are_refused(model, tmp_path):
+    message = refused(study_of(model, texts=documents(length=14)), tmp_path / "out")
+    assert "the longest has 14 tokens, and a target needs 14 before it; give longer texts" in message
+
+
+def test_a_context_beyond_the_models_positions_is_refused(model):
+    with pytest.raises(
+        SettingError, match=rf"need 105 positions and tiny llama has {POSITIONS}; use a far of at most 91"
+    ):
+        study_of(model, replace(SMALL, far=100))
+
+
+def test_a_single_text_has_no_other_to_compare_with(model, tmp_path):
+    with pytest.raises(SettingError, match=r"no other text has 10 tokens .*--piece.*--controls random"):
+        measure_influence(study_of(model, texts=documents(number=1)), tmp_path / "out")
+
+
+def test_a_tokenizer_that_does_not_fit_the_model_is_refused():
+    with pytest.raises(ModelError, match=r"tokenizer letters makes token 100 and the model has 97"):
+        list(tokenized(Far(), [Document(name="a", text="abc")], VOCABULARY))
+
+
+def test_a_threshold_that_no_target_passes_is_told_and_loses_nothing(model, tmp_path):
+    study = study_of(model, replace(SMALL, rule=Rule(gap=50.0)))
+    measure_influence(study, tmp_path / "out")
+    with pytest.raises(SettingError, match=r"none of 20 targets gains enough .* over 50.0 nats\); lower the gap"):
+        report_study(study, tmp_path / "out")
+    assert len(rows_of(tmp_path / "out")) == 20
+
+
+def test_a_folder_with_a_study_is_not_written_over(model, whole, tmp_path):
+    with pytest.raises(RunFolderError, match=r"holds a study already; add --resume to go on"):
+        measure_influence(study_of(model), whole)
+    with pytest.raises(RunFolderError, match=r"holds another study than the one asked for"):
+        measure_influence(study_of(model, replace(SMALL, seed=1)), whole, resume=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"is a file, a study needs a folder"):
+        measure_influence(study_of(model), tmp_path / "file")
+
+
+def test_a_planted_dependence_is_found_in_texts(tmp_path):
+    far, near = 10, 4
+    # The model knows far tokens by their IDs; without a start token these are their places.
+    planted = PlantedModel(additive({2: 1.5, 6: 0.8}), far)
+    codec = type("Plain", (Letters,), {"start": ()})()
+    texts = [TokenizedDocument(name=str(n), tokens=np.full(30, 7)) for n in range(3)]
+    settings = replace(SMALL, near=near, far=far, measure=LeaveOneOut(), modes=("strict",), controls=(), ks=(1, 2))
+    study = InfluenceStudy(model=planted, codec=codec, texts=texts, settings=settings)
+    measure_influence(study, tmp_path / "out")
+    summary = report_study(study, tmp_path / "out")
+    for row in rows_of(tmp_path / "out"):
+        assert [token["distance"] for token in row["selections"][0]["chosen"]] == [12, 8]
+    shares = [share["value"] for share in summary["groups"][0]["ratio_of_sums"]]
+    assert shares == pytest.approx([1.5 / 2.3, 1.0], abs=1e-4)
+
+
+def test_random_choices_alone_ask_no_measure(model, tmp_path):
+    settings = replace(SMALL, measure=RandomChoice(), modes=("strict",), knows=("target",), controls=())
+    measure_influence(study_of(model, settings), tmp_path / "out")
+    for row in rows_of(tmp_path / "out"):
+        assert all(len(each["chosen"]) == 3 for each in row["selections"])
