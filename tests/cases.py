@@ -10,7 +10,7 @@ from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, PositionScheme
-from lengthwise.tasks import TASKS, Addition, Copy, Parity, Reverse, Task
+from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, Parity, Reverse, Task
 
 NUM_POSITION_IDS = 256
 
@@ -33,6 +33,9 @@ SETTINGS: dict[str, Task] = {
     "reverse-2": Reverse(num_symbols=2),
     **ADDITIONS,
 }
+
+# Tasks with one right answer to every prompt, and an end token behind it.
+ANSWERED = {name: task for name, task in SETTINGS.items() if not isinstance(task, GradedByLoss)}
 
 # What an encoding does only beyond its training range or a window, it does among a few dozen IDs with these.
 EARLY = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}

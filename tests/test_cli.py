@@ -3,17 +3,22 @@
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lengthwise import cli
-from lengthwise.encodings import ENCODINGS
+from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.errors import UntrainedDistanceWarning
-from lengthwise.positions import SCHEMES, Sequential
+from lengthwise.example import Examples
+from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
+from lengthwise.progress import ProgressLine
 from lengthwise.recipes import COMPARISONS, RECIPES
 from lengthwise.run import load_run
 from lengthwise.tasks import TASKS, Parity, Task
@@ -33,6 +38,48 @@ class Uncoupled(Parity):
 
 class Borrowed(Sequential):
     """A scheme of one's own with the name of another one."""
+
+
+class NoDataclass(PositionScheme):
+    """A scheme of one's own whose settings nobody can list."""
+
+    name = "no_dataclass"
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """The token index."""
+        return Sequential().assign(examples, rng, training=training)
+
+
+@dataclass(frozen=True)
+class AssignsNothing(PositionScheme):
+    """A scheme of one's own without the one thing that makes it one."""
+
+    name = "assigns_nothing"
+
+
+@dataclass(frozen=True)
+class SaysLittle:
+    """A scheme of one's own that inherits nothing, and does not say what it is."""
+
+    name = "says_little"
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """The token index."""
+        return Sequential().assign(examples, rng, training=training)
+
+
+@dataclass(frozen=True)
+class Counted(Sequential):
+    """A scheme of one's own."""
+
+    name = "counted"
+
+
+@dataclass(frozen=True)
+class OwnNoPE(NoPE):
+    """An encoding of one's own."""
+
+    name = "own_nope"
 
 
 class NeedsArguments(Parity):
@@ -165,6 +212,47 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
     )
 
 
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when a training step is reported."""
+
+    def report(self: ProgressLine, row: dict[str, Any]) -> None:
+        if row["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressLine, "trained", report)
+
+
+@pytest.mark.parametrize("task", ["copy", "test_cli:Uncoupled"])
+def test_a_run_with_classes_of_ones_own_is_gone_on_with_by_the_command_that_it_was_left_with(
+    task, runs, capsys, monkeypatch
+):
+    own = ["--scheme", "test_cli:Counted", "--encoding", "test_cli:OwnNoPE"]
+    settings = ["--train-lengths", "2:3", "--seed", "5"]
+    flags = ["train", "--task", task, *own, *settings, *QUICK, "--out"]
+    asked([*flags, "whole"], capsys)
+    with monkeypatch.context() as patch:
+        interrupt_at(10, patch)
+        with pytest.raises(SystemExit):
+            cli.main([*flags, "stopped"])
+    command = capsys.readouterr().err.splitlines()[-1].split("lengthwise ")[1]
+    named = [] if task == "copy" else ["--task", task]
+    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *own]
+    asked([*command.split(), "--device", "cpu"], capsys)
+    assert same_tensors(weights(runs / "stopped"), weights(runs / "whole"))
+    # Without them, the line says which are missing.
+    assert "is in no table; if it is your own, name it again (--" in refused(
+        ["train", "--resume", "--out", "stopped"], capsys
+    )
+
+
+def test_a_run_that_is_resumed_by_its_first_command_keeps_what_other_flags_had_settled(runs, capsys):
+    flags = ["train", "--task", "parity", "--scheme", "sequential", "--encoding", "nope"]
+    asked([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
+    before = tree(runs)
+    asked([*flags, "--resume", "--out", "new"], capsys)
+    assert tree(runs) == before
+
+
 def test_resuming_a_finished_run_says_the_same_again(runs, capsys):
     before = tree(runs)
     document = json.loads(asked(["train", "--resume", "--out", "run", "--json"], capsys)[0])
@@ -230,7 +318,8 @@ def test_generate_shows_each_token_with_its_id(runs, capsys):
     flags = ["generate", "run", "--prompt", "0110", "--device", "cpu"]
     document = json.loads(asked([*flags, "--json"], capsys)[0])
     assert len(document["tokens"]) == len(document["position_ids"])
-    assert set(document) == {"tokens", "position_ids", "right"}
+    assert set(document) == {"tokens", "position_ids", "right", "expected"}
+    assert document["expected"] == ["0", "1", "0", "0", "end"]
     lines = asked(flags, capsys)[0].splitlines()
     shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.count("│") == 3]
     assert shown == [list(pair) for pair in zip(document["tokens"], map(str, document["position_ids"]), strict=True)]
@@ -251,7 +340,7 @@ def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):
     assert Path(document["figure"]).is_file()
 
 
-@pytest.mark.parametrize("verb", ["list", "train", "evaluate", "compare", "generate"])
+@pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate"])
 def test_every_verb_explains_itself(verb, capsys):
     out, err = asked([verb, "--help"], capsys)
     assert "Usage" in out
@@ -306,12 +395,52 @@ WRONG: list[tuple[list[str], str]] = [
         ["train", "--task", "copy", "--scheme", "test_cli:Borrowed"],
         "scheme 'test_cli:Borrowed' has the name 'sequential' of another one of ours; choose its own",
     ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
+        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, predicts_ids, draws_at_evaluation, assign); "
+        "name a class that has all of PositionScheme",
+    ),
+    (
+        ["train", "--task", "copy", "--encoding", "test_cli:AssignsNothing"],
+        "encoding 'test_cli:AssignsNothing' is no encoding (it has no shift_invariant, reads_order, build); "
+        "name a class that has all of EncodingSettings",
+    ),
+    (
+        ["train", "--task", "test_cli:OwnNoPE"],
+        "task 'test_cli:OwnNoPE' is no task (it has no vocabulary, separators, sample, from_prompt, variants, version)",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],
+        "scheme 'test_cli:AssignsNothing' is no scheme (it has no assign); name a class that has all",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:SaysLittle"],
+        "scheme 'test_cli:SaysLittle' is no scheme (it has no needs, real_valued, predicts_ids, ",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:NoDataclass"],
+        "scheme 'test_cli:NoDataclass' is no dataclass, so its settings cannot be saved; write @dataclass(frozen=True)",
+    ),
+    (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, "),
+    (
+        ["compare", "--task", "copy", "--rows", "test_cli:OwnNoPE/rotary"],
+        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, ",
+    ),
     (["train", "--resume", "--out", "nowhere"], "nowhere does not exist; give the folder of a run"),
     (
         ["train", "--resume", "--out", "empty"],
         "empty is no run folder (it has no experiment.json); give one that train",
     ),
     (["train", "--resume", "--out", "run", "--steps", "99"], "run holds another run than the one asked for; choose"),
+    (
+        ["train", "--resume", "--out", "run", "--encoding", "nope"],
+        "run holds another run than the one asked for; choose",
+    ),
+    (
+        ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],
+        "run holds another run than the one asked for; choose",
+    ),
+    (["train", "--resume", "--out", "nowhere", "--scheme", "coupled"], "nowhere does not exist; give the folder of a"),
     (["train", "--resume", "--out", "run", "--seed", "99"], "run holds another run than the one asked for; choose"),
     (["train", "parity", *QUICK, "--out", "run"], "run holds a run already; add --resume to go on with it, or choose"),
     (["train", "copy", *QUICK, "--resume", "--out", "run"], "run holds another run than the one asked for; choose"),
@@ -348,6 +477,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["generate", "unfinished", "--prompt", "0"], "its training has not ended; go on with train --resume"),
     (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; parity takes bits such as 0110"),
+    (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
     (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "max-new-tokens 0 writes nothing; use at least 1"),
     (["compare"], "nothing to compare; name recipes (parity"),
     (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),

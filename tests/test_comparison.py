@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from lengthwise import cli
+from lengthwise import cli, evaluation
 from lengthwise import run as run_module
 from lengthwise.comparison import Comparison, compare
 from lengthwise.encodings import Learned, NoPE
-from lengthwise.errors import PositionRangeError, RunFolderError, SettingError
+from lengthwise.errors import DivergedError, PositionRangeError, RunFolderError, SettingError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
 from lengthwise.positions import Sequential
 from lengthwise.run import FIT_EXAMPLES, evaluate, load_run
+from lengthwise.tasks import Addition
 from lengthwise.training import Trainer
 from small_runs import small_experiment, tree
 
@@ -156,6 +158,97 @@ def test_a_row_that_is_stopped_leaves_the_comparison_unfinished(tmp_path, monkey
     assert len(whole.rows) == 8
 
 
+def interrupt_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
+    """Ctrl-C in the first batch of an evaluation; the lengths of all batches that are graded."""
+    graded, grade = [], evaluation.grade
+
+    def interrupted(decoder: Any, batch: Any, **given: Any) -> Any:
+        graded.append(batch.length)
+        if graded.count(8) == 1 and batch.length == 8:
+            signal.raise_signal(number)
+        return grade(decoder, batch, **given)
+
+    monkeypatch.setattr(evaluation, "grade", interrupted)
+    return graded
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_in_an_evaluation_stops_at_the_next_batch_and_loses_that_cell_alone(number, tmp_path, monkeypatch):
+    # Length 8 is no training length: only the evaluation has it.
+    settings = EvaluationSettings(lengths=(8,), num_examples=(80,))
+    rows = {label: replace(row, evaluation=settings) for label, row in ROWS.items()}
+    whole = compared(tmp_path / "whole", rows)
+    with monkeypatch.context() as patch:
+        graded = interrupt_in_evaluation(patch, number)
+        answer = compared(tmp_path / "stopped", rows)
+    assert graded.count(8) == 1
+    assert not answer.finished
+    assert answer.rows == []
+    # What was trained is not lost.
+    assert len(list(tmp_path.glob("stopped/*/*/model.safetensors"))) == 1
+    again = compared(tmp_path / "stopped", rows)
+    assert again.finished
+    assert untimed(again.rows) == untimed(whole.rows)
+
+
+def test_ctrl_c_in_the_last_batch_of_an_evaluation_begins_no_other_row(tmp_path, monkeypatch):
+    rows = {
+        label: replace(row, evaluation=EvaluationSettings(lengths=(8,), num_examples=(1,)))
+        for label, row in ROWS.items()
+    }
+    graded = interrupt_in_evaluation(monkeypatch, signal.SIGINT)
+    answer = compared(tmp_path, rows)
+    assert graded.count(8) == 1
+    assert not answer.finished
+    assert len(list(tmp_path.glob("*/*/model.safetensors"))) == 1
+
+
+DIVERGING = small_experiment(scheme=Sequential(), learning_rate=1e30, steps=4)
+WHY = (
+    "training diverged: the loss is nan at step 4; use a smaller learning_rate (now 1e+30) or a smaller clip (now 1.0)"
+)
+
+
+def test_a_row_that_diverges_is_empty_says_why_and_ends_no_other(tmp_path):
+    told = []
+    for _ in range(2):
+        answer = compared(tmp_path, {"too fast": DIVERGING, **ROWS}, report=told.append)
+        assert answer.finished
+        assert {row["row"] for row in answer.rows} == set(ROWS)
+        assert answer.diverged == [{"row": "too fast", "seed": seed, "reason": WHY} for seed in (0, 1)]
+        assert answer.warnings[:2] == [f"too fast, seed {seed}: {WHY}" for seed in (0, 1)]
+    assert [line for line in told if "too fast" in line][:2] == [
+        f"[1/6] too fast, seed 0: {WHY}",
+        f"[2/6] too fast, seed 1: {WHY}",
+    ]
+
+
+def test_of_a_row_that_diverges_every_variant_is_named(tmp_path):
+    settings = EvaluationSettings(lengths=(4,), num_examples=(4,), variants=("uniform", "carry"))
+    sums = {"too fast": replace(DIVERGING, task=Addition(), evaluation=settings)}
+    sums["slow"] = replace(sums["too fast"], training=ROWS["PPC"].training)
+    answer = compared(tmp_path, sums, num_seeds=1)
+    assert [cell["row"] for cell in answer.diverged] == ["too fast, uniform", "too fast, carry"]
+    assert len([warning for warning in answer.warnings if "diverged" in warning]) == 1
+
+
+def test_a_comparison_whose_rows_all_diverge_ends_with_the_reason(tmp_path):
+    with pytest.raises(DivergedError, match=rf"^every row diverged, such as too fast, seed 0: {re.escape(WHY)}$"):
+        compared(tmp_path, {"too fast": DIVERGING})
+
+
+def test_the_command_line_shows_a_row_that_diverged(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "rows_of", lambda *asked: {"too fast": DIVERGING, **ROWS})
+    flags = ["compare", "parity", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    cli.main(flags)
+    printed = capsys.readouterr()
+    assert "1 diverged" in next(line for line in printed.out.splitlines() if "too fast" in line)
+    assert f"warning: too fast, seed 0: {WHY}" in printed.err.replace("\n", " ")
+    cli.main([*flags, "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["diverged"] == [{"row": "too fast", "seed": 0, "reason": WHY}]
+
+
 def test_a_comparison_does_not_change_how_many_threads_its_caller_computes_with(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     before = torch.get_num_threads()
@@ -244,15 +337,17 @@ def test_the_command_line_writes_a_comparison_its_rows_and_its_figure_and_goes_o
     no_training(monkeypatch)
     cli.main([*FLAGS, "--out", str(tmp_path), "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert document == {"results": rows, "figure": str(tmp_path / "figure.png")}
+    assert document == {"results": rows, "diverged": [], "figure": str(tmp_path / "figure.png")}
 
 
 @pytest.mark.slow
 def test_two_processes_give_the_rows_of_one(tmp_path, monkeypatch):
     # Processes of their own know nothing of a patch.
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", FIT_EXAMPLES)
-    one, two = compared(tmp_path / "one"), compared(tmp_path / "two", jobs=2)
+    experiments = {**ROWS, "too fast": DIVERGING}
+    one, two = compared(tmp_path / "one", experiments), compared(tmp_path / "two", experiments, jobs=2)
     assert untimed(two.rows) == untimed(one.rows)
     assert two.warnings == one.warnings
     assert two.finished
-    assert compared(tmp_path / "two", jobs=2).rows == two.rows
+    assert two.diverged == one.diverged
+    assert compared(tmp_path / "two", experiments, jobs=2).rows == two.rows

@@ -1,7 +1,9 @@
 """What the documents say is true: their commands run, their maps match the tree."""
 
 import importlib
+import json
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import lengthwise as lw
 from lengthwise import cli
 from lengthwise.encodings import ENCODINGS
 from lengthwise.positions import SCHEMES
@@ -52,7 +55,15 @@ def test_the_readme_has_commands_for_every_verb():
     assert verbs == {command.name for command in cli.app.registered_commands}
 
 
+def with_texts(folder):
+    """Where a reader stands: beside the folders that the README reads as texts."""
+    for name in ("docs", "src"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
 def test_every_command_of_the_readme_runs_at_its_quick_size(tmp_path, capsys):
+    with_texts(tmp_path)
     run_commands(quickly(COMMANDS), tmp_path)
     assert (tmp_path / "runs/parity/results.jsonl").exists()
     assert (tmp_path / "runs/copy/figure.png").exists()
@@ -60,7 +71,7 @@ def test_every_command_of_the_readme_runs_at_its_quick_size(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs_as_it_stands(tmp_path, capsys):
-    run_commands(COMMANDS, tmp_path)
+    run_commands(COMMANDS, with_texts(tmp_path))
 
 
 def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
@@ -80,9 +91,31 @@ def own_modules():
     sys.modules.pop("mine", None)
 
 
-@pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and "mine" not in text])
+# Pages whose commands read what the reader has: files of their own.
+WITH_FILES = {"your_own", "language_model"}
+
+
+@pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and name not in WITH_FILES])
 def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
     run_commands(quickly(commands_of(DOCS[name])), tmp_path)
+
+
+def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    for folder, ending in (("library", "py"), ("manual", "md")):
+        (tmp_path / folder).mkdir()
+        for number in range(6):
+            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(2500))
+            (tmp_path / folder / f"{number}.{ending}").write_text(" ".join(words))
+    run_commands(quickly(commands_of(DOCS["language_model"])), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "runs/language-model/results.jsonl").read_text().splitlines()]
+    assert {row["variant"] for row in rows} == {"code", "prose"}
+    assert (tmp_path / "runs/context-length/figure.png").exists()
+    capsys.readouterr()
+    (example,) = blocks("python", DOCS["language_model"])
+    exec(compile(example, "language_model.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "64", "128"]
 
 
 def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, monkeypatch, capsys, own_modules):
@@ -98,6 +131,18 @@ def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, mo
     mine = importlib.import_module("mine")
     assert {mine.Pairs.name, mine.Root.name}.isdisjoint({*SCHEMES, *ENCODINGS})
     assert all(len(part.strip().splitlines()) <= 15 for part in re.split(r"\n\n\n", module)[1:])
+
+
+@pytest.mark.parametrize("name", ["README", "your_own"])
+def test_what_a_page_imports_is_public(name):
+    lines = [line for block in blocks("python", DOCS.get(name, README)) for line in block.splitlines()]
+    assert [line for line in lines if "lengthwise" in line and line != "import lengthwise as lw"] == []
+
+
+def test_what_a_class_of_ones_own_is_made_of_is_public():
+    contracts = {"Encoding", "EncodingSettings", "EncodingSize", "PositionScheme", "Assignment", "Task", "Examples"}
+    assert contracts | {"scored_everywhere", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
+    assert all(hasattr(lw, name) for name in lw.__all__)
 
 
 @pytest.mark.parametrize(("page", "table"), [("schemes", SCHEMES), ("encodings", ENCODINGS)])

@@ -1,11 +1,14 @@
 """What a user can cause is refused in one line: what came, what the limit is, what to change."""
 
 import ast
+import math
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,6 +42,7 @@ from lengthwise.errors import (
     PositionRangeError,
     PromptError,
     SettingError,
+    TextError,
     UnknownNameError,
     UnservedTaskError,
     unknown_name,
@@ -57,7 +61,8 @@ from lengthwise.positions import (
     Skipwise,
 )
 from lengthwise.positions.scheme import places_of
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse
+from lengthwise.preparation import prepare_corpus
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse, Text
 
 SOURCE = Path(lengthwise.__file__).parent
 # Layers whose every raise has a case below.
@@ -127,8 +132,31 @@ def ask_for_entmax_without_the_library() -> None:
         DecoderSettings(weights="entmax")
 
 
+def unchecked(settings: type[Any], **given: object) -> None:
+    """Build settings as a user's process does: there nothing but the class itself checks their types."""
+    made = object.__new__(settings)
+    for part in fields(settings):
+        object.__setattr__(made, part.name, given.get(part.name, part.default))
+    made.__post_init__()
+
+
 def hook_without_its_flag(hook: str) -> None:
     type("Mine", (Encoding,), {hook: lambda self, *given: None})
+
+
+def train_on_another_corpus() -> None:
+    """A corpus whose facts are not those that a run keeps."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "text.txt").write_text("some text\n" * 9)
+        for seed in (0, 1):
+            prepare_corpus([str(path / "text.txt")], path / str(seed), vocabulary_size=260, seed=seed)
+        Text(corpus=str(path / "0"), kept=str(path / "1")).held_out()
+
+
+def build_no_encoding() -> None:
+    settings = type("Mine", (NoPE,), {"build": lambda self, size: None})()
+    LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
 
 
 CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
@@ -174,7 +202,22 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"operands 3 to 2 is no range of sums; use two numbers from 2 on, rising",
     ),
-    (lambda: Addition().from_prompt("5+"), PromptError, r"the prompt is empty; addition takes a sum such as 57\+68"),
+    (
+        lambda: Addition().from_prompt("57+"),
+        PromptError,
+        r"^number 2 of the sum '57\+' is missing; write a sum such as 57\+68$",
+    ),
+    (
+        lambda: Addition().from_prompt(" + 68 ="),
+        PromptError,
+        r"^number 1 of the sum ' \+ 68 =' is missing; write a sum such",
+    ),
+    (lambda: Addition().from_prompt(""), PromptError, r"^'' is no sum of two numbers; write one such as 57\+68$"),
+    (
+        lambda: MultiAddition().from_prompt("5+6++8"),
+        PromptError,
+        r"^number 3 of the sum '5\+6\+\+8' is missing; write a sum such as 57\+68\+9$",
+    ),
     (
         lambda: Addition().from_prompt("5+x"),
         PromptError,
@@ -325,9 +368,19 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"d_head 8 cannot be shared by 3 levels; choose a multiple",
     ),
+    (
+        build_no_encoding,
+        SettingError,
+        r"encoding nope builds an object of type NoneType, which is no Encoding; return an instance of a class that",
+    ),
     *(
-        (lambda s=s: DecoderSettings(**{s: 0}), SettingError, rf"{s} 0 builds no decoder; use at least 1")
+        (
+            lambda s=s, came=came: unchecked(DecoderSettings, **{s: came}),
+            SettingError,
+            rf"^{s} {came} builds no decoder; use a whole number of at least 1$",
+        )
         for s in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k")
+        for came in (0, -8, 2.5, 8.0, math.nan, True, "8")
     ),
     (
         lambda: DecoderSettings(d_model=10, num_heads=4),
@@ -338,6 +391,22 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: DecoderSettings(temperature=-1.0),
         SettingError,
         r"temperature -1.0 cannot scale scores; use a positive number",
+    ),
+    *(
+        (
+            lambda came=came: DecoderSettings(temperature=came),
+            SettingError,
+            rf"temperature {came} cannot scale scores; use a positive number",
+        )
+        for came in (math.nan, math.inf)
+    ),
+    *(
+        (
+            lambda came=came: DecoderSettings(entmax_alpha=came),
+            SettingError,
+            rf"^entmax_alpha {came} is no number above 1; use 1.5, or weights='softmax'$",
+        )
+        for came in (math.nan, math.inf, -math.inf, 0.5)
     ),
     (
         lambda: DecoderSettings(head="pointr"),
@@ -357,7 +426,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),
         SettingError,
-        r"entmax_alpha 1.0 is not above 1; use 1.5, or weights='softmax' for 1",
+        r"entmax_alpha 1.0 is no number above 1; use 1.5, or weights='softmax'",
     ),
     (
         ask_for_entmax_without_the_library,
@@ -416,6 +485,18 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: IndexHints(task=IndexHints()).from_prompt("01"),
         UnservedTaskError,
         r"the task index_hints declares no places to hint at; wrap one such as parity",
+    ),
+    (lambda: Text(split="test"), SettingError, r"split 'test' is unknown to text; choose one of train, held_out"),
+    (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; text takes some words to go on from"),
+    (
+        lambda: sample("text", 9999, 1),
+        SettingError,
+        r"length 9999 takes 10000 tokens and this train text has 38\d\d; use at most 38\d\d, or a corpus with more",
+    ),
+    (
+        train_on_another_corpus,
+        TextError,
+        r"corpus .* is not the one that .* was trained on .*; name that one with --corpus",
     ),
     (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is no length; lengths start at 1"),

@@ -103,6 +103,17 @@ def test_a_cell_without_runs_is_a_dash():
     assert value([]) == "-"
 
 
+def test_a_table_says_which_rows_diverged_and_for_how_many_seeds():
+    plain = table(ROWS)
+    header, body = table(ROWS, diverged=["PPC", "too fast", "too fast"])
+    assert header == plain[0]
+    assert [line[0] for line in body] == ["PPC", "NoPE", "ALiBi", "too fast"]
+    assert body[0][4] == f"{plain[1][0][4]}, 1 diverged"
+    assert body[0][:4] + body[0][5:] == plain[1][0][:4] + plain[1][0][5:]
+    assert body[1:3] == plain[1][1:]
+    assert body[3] == ["too fast", "-", "-", "-", "2 diverged", "-", "-"]
+
+
 def test_the_table_of_one_run_tells_each_lengths_first_errors():
     errors = {"median_index": 3.5, "token": 4, "id": 0, "end": 2}
     header, body = length_table([row(length=2000, exact=0.94, low=0.9, high=0.97, first_error=errors), row()])

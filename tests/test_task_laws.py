@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases import SETTINGS, serves, small_scheme
+from cases import ANSWERED, SETTINGS, serves, small_scheme
 from lengthwise.batch import Sampler
 from lengthwise.positions import SCHEMES
 from lengthwise.randomness import stream
@@ -14,6 +14,7 @@ from lengthwise.tasks import TASKS, Addition, IndexHints, Parity
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
+over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
 over_schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -66,7 +67,7 @@ def test_training_lengths_cover_both_ends_of_their_range():
     assert {sampler.batch(step).length for step in range(40)} == {2, 3, 4}
 
 
-@over_settings
+@over_answered
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_answers_reach_from_the_prompt_to_the_end_token(length, task, rng):
     examples = task.sample(length=length, size=60, rng=rng)
@@ -83,7 +84,7 @@ def test_answers_reach_from_the_prompt_to_the_end_token(length, task, rng):
     assert len(examples) == 60
 
 
-@over_settings
+@over_answered
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(length, task, rng):
     examples = task.sample(length=length, size=1_500, rng=rng)

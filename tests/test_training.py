@@ -20,6 +20,7 @@ from cases import randomize
 from lengthwise import run as run_module
 from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
+from lengthwise.errors import DivergedError
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.loss import answer_loss
 from lengthwise.position_heads import POSITION_HEADS, Increment
@@ -150,6 +151,36 @@ def test_with_every_checkpoint_damaged_training_starts_over_and_ends_alike(whole
     assert same_run(tmp_path, whole_runs["predicted"])
 
 
+# The first update is already too large: the loss of the second step is no number.
+@pytest.mark.parametrize(("log_every", "kept", "stops"), [(1, [1], 2), (5, [], 5)])
+def test_a_loss_that_is_no_number_ends_training_at_the_next_logged_step_and_keeps_the_rows_before(
+    log_every, kept, stops, tmp_path
+):
+    diverging = small_experiment(learning_rate=1e30, log_every=log_every, checkpoint_every=50)
+    logged: list[dict[str, float]] = []
+    text = (
+        rf"^training diverged: the loss is nan at step {stops}; "
+        r"use a smaller learning_rate \(now 1e\+30\) or a smaller clip \(now 1.0\)$"
+    )
+    for resume in (False, True):
+        with pytest.raises(DivergedError, match=text):
+            train(diverging, tmp_path, resume=resume, device="cpu", report=logged.append)
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == kept
+        assert all(math.isfinite(row["loss"]) for row in (*rows, *logged))
+        assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_no_checkpoint_and_no_model_is_written_of_a_decoder_that_diverged(tmp_path):
+    # Nothing is logged before the end.
+    diverging = small_experiment(learning_rate=1e30, log_every=50, checkpoint_every=4, fit_every=6, fit_threshold=0.0)
+    with pytest.raises(DivergedError, match=r"at step \d+;"):
+        train(diverging, tmp_path, device="cpu")
+    names = [path.name for path in (tmp_path / "checkpoints").glob("*")]
+    assert names == []
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_the_newest_two_checkpoints_are_kept(whole_runs):
     names = sorted(path.name for path in (whole_runs["predicted"] / "checkpoints").iterdir())
     assert names == ["step-00000008.safetensors", "step-00000012.safetensors"]
@@ -211,7 +242,8 @@ def test_norms_biases_and_numbers_per_head_do_not_decay_and_matrices_do(tmp_path
     assert {id(block.project.weight), id(block.widen.weight), id(trainer.decoder.embedding)} <= decayed
     numbers = (block.log_temperature, block.length_scale.offset, block.length_scale.power)
     assert {id(p) for p in (*numbers, block.widen.bias, block.mlp_norm.weight)} <= kept
-    assert decayed.isdisjoint(kept) and decayed | kept == {id(p) for p in trainer.decoder.parameters()}
+    assert decayed.isdisjoint(kept)
+    assert decayed | kept == {id(p) for p in trainer.decoder.parameters()}
 
 
 def example(experiment: Experiment, length: int = 4, size: int = 6) -> tuple[Decoder, Batch]:

@@ -2,7 +2,9 @@
 
 from lengthwise.batch import Sampler
 from lengthwise.comparison import Comparison, compare
+from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.documents import Document, read_documents
 from lengthwise.encodings import (
     DAPE,
     ENCODINGS,
@@ -11,6 +13,9 @@ from lengthwise.encodings import (
     ALiBi,
     DAPEv2,
     DynamicNTK,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
     HardALiBi,
     KERPLELog,
     KERPLEPower,
@@ -24,28 +29,51 @@ from lengthwise.encodings import (
     Weave,
     YaRN,
 )
-from lengthwise.errors import LengthwiseError
+from lengthwise.errors import LengthwiseError, UntrainedDistanceWarning
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.generate import generate
+from lengthwise.influence import (
+    MEASURES,
+    AddOneIn,
+    AttentionWeight,
+    Gradient,
+    Greedy,
+    InfluenceMeasure,
+    LeaveOneOut,
+    RandomChoice,
+    Screened,
+)
+from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.targets import LONGPPL, Rule
+from lengthwise.influence.text_codec import TextCodec, tokenized
+from lengthwise.language_models import LanguageModel, load_language_model
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import (
     SCHEMES,
     Abacus,
+    Assignment,
     Coupled,
     MultiLevel,
+    PositionScheme,
     Predicted,
     RandomFloats,
     Randomized,
     RandomStart,
     Sequential,
     Skipwise,
+    scored_everywhere,
 )
+from lengthwise.preparation import prepare_corpus
 from lengthwise.randomness import stream
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse
+from lengthwise.study import InfluenceStudy, measure_influence
+from lengthwise.study_report import report_study
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse, Task, Text
 from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
@@ -53,6 +81,8 @@ __all__ = [
     "DAPE",
     "ENCODINGS",
     "FIRE",
+    "LONGPPL",
+    "MEASURES",
     "NTK",
     "POSITION_HEADS",
     "RECIPES",
@@ -60,45 +90,69 @@ __all__ = [
     "TASKS",
     "ALiBi",
     "Abacus",
+    "AddOneIn",
     "Addition",
     "Answer",
+    "Assignment",
+    "AttentionWeight",
     "Comparison",
+    "ContextLoss",
     "Copy",
     "Coupled",
     "DAPEv2",
     "Decoder",
     "DecoderSettings",
+    "Document",
     "DynamicNTK",
+    "Encoding",
+    "EncodingSettings",
+    "EncodingSize",
     "EvaluationSettings",
     "Examples",
     "Experiment",
+    "Gradient",
+    "Greedy",
     "HardALiBi",
     "IndexHints",
+    "InfluenceMeasure",
+    "InfluenceSettings",
+    "InfluenceStudy",
     "KERPLELog",
     "KERPLEPower",
+    "LanguageModel",
     "Learned",
+    "LeaveOneOut",
     "LengthResult",
     "LengthwiseError",
     "LinearInterpolation",
     "MultiAddition",
     "MultiLevel",
+    "NextTokenModel",
     "NoPE",
     "Parity",
     "PartialRotary",
+    "PositionScheme",
     "Predicted",
+    "RandomChoice",
     "RandomFloats",
     "RandomStart",
     "Randomized",
     "Reverse",
     "Rotary",
+    "Rule",
     "Run",
     "Sampler",
+    "Screened",
     "Sequential",
     "Sinusoidal",
     "Skipwise",
     "T5Bias",
+    "Task",
+    "Text",
+    "TextCodec",
     "Trainer",
     "TrainingSettings",
+    "UntrainedDistanceWarning",
     "Weave",
     "YaRN",
     "build_decoder",
@@ -108,9 +162,18 @@ __all__ = [
     "experiment_for",
     "generate",
     "generate_from_prompt",
+    "load_language_model",
     "load_run",
+    "loss_by_context",
+    "measure_influence",
+    "prepare_corpus",
     "quick",
+    "read_documents",
     "recipe",
+    "report_study",
+    "scored_everywhere",
+    "short_context_losses",
     "stream",
+    "tokenized",
     "train",
 ]

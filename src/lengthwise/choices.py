@@ -1,13 +1,16 @@
 """What the flags of the command line stand for: text becomes experiments, or an error that says how to write it."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from lengthwise.corpus import open_corpus
 from lengthwise.errors import SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment, look_up
 from lengthwise.positions import PositionScheme
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, recipe
+from lengthwise.tasks import Text
 
 
 def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -44,6 +47,17 @@ def varied(
     decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
     lengths = experiment.train_lengths if train_lengths is None else span(train_lengths)
     return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
+
+
+def on_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
+    """The experiment on the prepared text that was named, by its whole path: a run is used from anywhere."""
+    if corpus is None:
+        return experiment
+    task = experiment.task
+    if not isinstance(task, Text):
+        raise SettingError(f"task {task.name} reads no text; leave out --corpus, or train the recipe language_model")
+    open_corpus(corpus)
+    return replace(experiment, task=replace(task, corpus=str(corpus.absolute())))
 
 
 def tested(
@@ -116,6 +130,14 @@ def whole_number(text: str | int) -> int:
         return int(text)
     except ValueError:
         raise SettingError(f"'{text}' is no whole number; write one such as 20") from None
+
+
+def share(text: str | float) -> float:
+    """A part of a whole from the command line, or the default in its place."""
+    try:
+        return float(text)
+    except ValueError:
+        raise SettingError(f"'{text}' is no share; write one such as 0.1") from None
 
 
 def brought(**names: str | None) -> dict[str, type[Any]]:

@@ -10,19 +10,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lengthwise.choices import brought, chosen, rows_of, tested, varied, whole_number
+from lengthwise.choices import brought, chosen, on_corpus, rows_of, tested, varied
 from lengthwise.comparison import compare
 from lengthwise.encodings import ENCODINGS
-from lengthwise.errors import LengthwiseError, SettingError, UntrainedDistanceWarning, unknown_name
-from lengthwise.folder import read_experiment
-from lengthwise.interruption import interruptible
+from lengthwise.errors import (
+    LengthwiseError,
+    SettingError,
+    SkippedTextWarning,
+    UntrainedDistanceWarning,
+    unknown_name,
+)
+from lengthwise.folder import EXPERIMENT, read_experiment
+from lengthwise.influence import MEASURES
+from lengthwise.interruption import StoppedError, interruptible
 from lengthwise.positions import SCHEMES
 from lengthwise.progress import ProgressLine
 from lengthwise.recipes import COMPARISONS, RECIPES, quick
-from lengthwise.report import draw, length_table, table
+from lengthwise.report import draw, heading, length_table, table
 from lengthwise.run import evaluate, generate_from_prompt, load_run, train
 from lengthwise.tasks import TASKS
 from lengthwise.terminal import err_console, out_console, print_json, print_table, say
+from lengthwise.verbs.flags import WHOLE, Corpus, Device, EncodingName, Json, Out, Quick, SchemeName, TaskName, Variants
+from lengthwise.verbs.influence import influence
+from lengthwise.verbs.prepare import prepare
 
 
 class Verbs(TyperGroup):
@@ -43,20 +53,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-WHOLE: dict[str, Any] = {"parser": whole_number, "metavar": "INT"}
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
-SchemeName = Annotated[
-    str | None, typer.Option("--scheme", help="A position scheme's name, or module:Name of your own.")
-]
-EncodingName = Annotated[str | None, typer.Option("--encoding", help="An encoding's name, or module:Name of your own.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A size that only shows that everything runs.")]
-Variants = Annotated[
-    str | None, typer.Option("--variants", help="Named distributions of the task, such as uniform,carry.")
-]
-Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
-
 
 @app.command("list")
 def list_(
@@ -66,7 +62,7 @@ def list_(
     """Show what there is: one line and the paper each."""
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
-        for name, entries in (("tasks", TASKS), ("schemes", SCHEMES), ("encodings", ENCODINGS))
+        for name, entries in (("tasks", TASKS), ("schemes", SCHEMES), ("encodings", ENCODINGS), ("measures", MEASURES))
     }
     rows["recipes"] = [
         {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
@@ -81,6 +77,10 @@ def list_(
         return
     for name, entries in rows.items():
         print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
+
+
+app.command("prepare")(prepare)
+app.command("influence")(influence)
 
 
 @app.command("train")
@@ -98,6 +98,7 @@ def train_(
         int | None, typer.Option(**WHOLE, help="Training IDs stay below this: the longest test's largest ID and 1.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment or class.")] = None,
+    corpus: Corpus = None,
     seed: Annotated[int | None, typer.Option(**WHOLE, help="Of the data and the initial weights.")] = None,
     device: Device = "auto",
     out: Annotated[
@@ -108,8 +109,9 @@ def train_(
     as_json: Json = False,
 ) -> None:
     """Train one experiment: a recipe, or a task with a scheme and an encoding."""
-    if resume and out is not None and (name, task, scheme, encoding) == (None, None, None, None):
-        experiment = read_experiment(out)
+    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
+        experiment = read_experiment(out, brought=brought(**parts))
     else:
         experiment = chosen(name, task, scheme, encoding)
     # The flags come last: what is asked for by name is never overruled.
@@ -121,21 +123,24 @@ def train_(
         num_position_ids=num_position_ids,
         head=head,
     )
-    experiment = replace(experiment, seed=experiment.seed if seed is None else seed)
+    experiment = on_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
     with ProgressLine(err_console, experiment.training.steps) as progress, interruptible() as stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.trained, stop=stop)
     if run is None:
-        raise StoppedError(f"stopped and saved; go on with: lengthwise train --resume --out {folder}")
+        own = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
+        raise StoppedError(f"stopped and saved; go on with: lengthwise train --resume --out {folder}{own}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
     smallest, largest = run.facts["id_range"]
+    fitted = run.facts["fitted"]
+    matched = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
     out_console.print(
-        f"{run.facts['steps']} steps in {run.facts['train_seconds']:.0f} s; exact match {run.facts['fitted']:.3f} at "
-        f"length {experiment.train_lengths[1]}; IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
+        f"{run.facts['steps']} steps in {run.facts['train_seconds']:.0f} s; {matched}"
+        f"IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
         markup=False,
         highlight=False,
     )
@@ -150,6 +155,7 @@ def evaluate_(
     scheme: SchemeName = None,
     encoding: EncodingName = None,
     variants: Variants = None,
+    corpus: Corpus = None,
     decode: Annotated[
         str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
     ] = "forced",
@@ -157,8 +163,9 @@ def evaluate_(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure a run's exact match by length, with intervals, and add the rows to its results.jsonl."""
+    """Measure a run's exact match by length, or its loss by context length, and add the rows to its results.jsonl."""
     run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
+    run = replace(run, experiment=on_corpus(run.experiment, corpus))
     settings = tested(run.experiment.evaluation, lengths, num_examples, variants)
     settings = replace(settings, decode=decode, seed=seed)
     with ProgressLine(err_console) as progress:
@@ -181,6 +188,7 @@ def compare_(
     lengths: Annotated[str | None, typer.Option(help="Test lengths, such as 20,200,2000.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     variants: Variants = None,
+    corpus: Corpus = None,
     seeds: Annotated[int, typer.Option(**WHOLE, help="Seeds per row.")] = 1,
     seed: Annotated[int, typer.Option(**WHOLE, help="The first of them.")] = 0,
     jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
@@ -195,7 +203,7 @@ def compare_(
         asked = quick(experiment) if small else experiment
         asked = varied(asked, train_lengths=train_lengths, steps=steps)
         evaluation = tested(asked.evaluation, lengths, num_examples, variants)
-        experiments[label] = replace(asked, evaluation=evaluation, seed=seed)
+        experiments[label] = on_corpus(replace(asked, evaluation=evaluation, seed=seed), corpus)
     with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=say)
     for warning in comparison.warnings:
@@ -204,9 +212,10 @@ def compare_(
         raise StoppedError("stopped; what was trained is saved: the same command goes on")
     figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:
-        print_json({"results": comparison.rows, "figure": str(figure)})
+        print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    print_table("exact match by length, below it the 95% Wilson interval", *table(comparison.rows))
+    diverged = [cell["row"] for cell in comparison.diverged]
+    print_table(heading(comparison.rows), *table(comparison.rows, diverged))
     out_console.print(f"figure: {figure}", markup=False, highlight=False)
 
 
@@ -218,7 +227,7 @@ def generate_(
     scheme: SchemeName = None,
     encoding: EncodingName = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(**WHOLE, help="No more than the right answer has, by default.")
+        int | None, typer.Option(**WHOLE, help="No more than the right answer has, or of text 64, by default.")
     ] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -229,18 +238,17 @@ def generate_(
     run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
     answer = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        print_json({"tokens": answer.symbols, "position_ids": answer.position_ids, "right": answer.right})
+        shown = {"tokens": answer.symbols, "position_ids": answer.position_ids}
+        print_json({**shown, "right": answer.right, "expected": answer.expected})
         return
     # Several levels: one column each.
     levels = answer.position_ids if isinstance(answer.position_ids[0], list) else [answer.position_ids]
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
     columns = [answer.symbols, *([str(place) for place in level] for level in levels)]
     print_table("written", header, [list(row) for row in zip(*columns, strict=True)])
-    out_console.print("right" if answer.right else f"wrong; the answer is {' '.join(answer.expected)}", markup=False)
-
-
-class StoppedError(Exception):
-    """Work that was interrupted and saved."""
+    if answer.right is not None:
+        verdict = "right" if answer.right else f"wrong; the answer is {' '.join(answer.expected)}"
+        out_console.print(verdict, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -269,5 +277,5 @@ def _fail(message: str, status: int) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
-    if issubclass(category, UntrainedDistanceWarning):
+    if issubclass(category, UntrainedDistanceWarning | SkippedTextWarning):
         say(f"warning: {message}")

@@ -17,22 +17,29 @@ from typing import Any
 import torch
 
 from lengthwise.checkpoint import write_atomically
-from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
+from lengthwise.context_loss import check_contexts
+from lengthwise.errors import DivergedError, RunFolderError, SettingError, UntrainedDistanceWarning
 from lengthwise.evaluation import check_lengths
 from lengthwise.experiment import Experiment, to_dict
 from lengthwise.folder import COMPARISON, RESULTS, append_rows, provenance, read_rows
 from lengthwise.interruption import interruptible
-from lengthwise.run import check, evaluate, pick_device, train
+from lengthwise.report import outcome
+from lengthwise.run import check, evaluate, pick_device, train, variants
+from lengthwise.tasks import GradedByLoss
 
 COMPARED = "compared.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of all runs; ``warnings`` tell which rows used ID distances that training never showed."""
+    """The rows of all runs; ``warnings`` tell which used ID distances that training never showed, and which diverged.
+
+    ``diverged`` has the ``row``, the ``seed`` and the ``reason`` of each run that has no results for that reason.
+    """
 
     folder: Path
     rows: list[dict[str, Any]]
+    diverged: list[dict[str, Any]]
     warnings: list[str]
     finished: bool
 
@@ -46,6 +53,21 @@ class _Job:
     folder: Path
     device: str
     threads: int
+
+    def __str__(self) -> str:
+        return f"{self.label}, seed {self.experiment.seed}"
+
+    def row_label(self, variant: str | None) -> str:
+        """What the rows of one distribution are called."""
+        return self.label if variant is None else f"{self.label}, {variant}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """What a job ended with: rows, or the reason why there are none."""
+
+    rows: list[dict[str, Any]]
+    diverged: str | None = None
 
 
 def compare(
@@ -66,9 +88,7 @@ def compare(
         raise SettingError(f"{num_seeds} seeds run nothing; use at least 1")
     if jobs is not None and jobs < 1:
         raise SettingError(f"{jobs} jobs run nothing; use at least 1")
-    for experiment in experiments.values():
-        check(experiment)
-        check_lengths(experiment.task, experiment.scheme, experiment.encoding, experiment.evaluation)
+    _check(experiments)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
     todo = [
         _Job(
@@ -85,8 +105,12 @@ def compare(
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
     _claim(out, experiments, num_seeds)
     done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
-    order = {(job.label, job.experiment.seed): done.get(job.folder) for job in todo}
-    rows = [row for answer in order.values() if answer is not None for row in answer]
+    finished = len(done) == len(todo)
+    rows = [row for job in todo if job.folder in done for row in done[job.folder].rows]
+    failed = [(job, why) for job in todo if job.folder in done and (why := done[job.folder].diverged) is not None]
+    reasons = [f"{job}: {why}" for job, why in failed]
+    if finished and not rows:
+        raise DivergedError(f"every row diverged, such as {reasons[0]}")
     # These keep to the range of their training, whatever the widest draw was.
     drawn = {each.scheme.name for each in experiments.values() if each.scheme.draws_at_evaluation}
     (out / RESULTS).unlink(missing_ok=True)
@@ -94,54 +118,69 @@ def compare(
     return Comparison(
         folder=out,
         rows=rows,
-        warnings=_untrained(row for row in rows if row["scheme"] not in drawn),
-        finished=all(answer is not None for answer in order.values()),
+        diverged=[
+            {"row": job.row_label(variant), "seed": job.experiment.seed, "reason": why}
+            for job, why in failed
+            for variant in job.experiment.evaluation.variants or (None,)
+        ],
+        warnings=reasons + _untrained(row for row in rows if row["scheme"] not in drawn),
+        finished=finished,
     )
 
 
-Answer = list[dict[str, Any]]
+def _check(experiments: Mapping[str, Experiment]) -> None:
+    """Refuse what could not be trained or measured to the end, and rows that no table can hold together."""
+    for experiment in experiments.values():
+        check(experiment)
+        for task in variants(experiment.task, experiment.evaluation).values():
+            check_lengths(task, experiment.scheme, experiment.encoding, experiment.evaluation)
+            if isinstance(task, GradedByLoss):
+                check_contexts(task, experiment.evaluation)
+    if len({isinstance(experiment.task, GradedByLoss) for experiment in experiments.values()}) > 1:
+        raise SettingError("rows graded by loss and rows graded by exact match share no scale; compare them apart")
 
 
-def _run_here(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Path, Answer]:
-    done = {}
+def _run_here(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Path, _Cell]:
+    done: dict[Path, _Cell] = {}
     threads = torch.get_num_threads()
     try:
-        for job in todo:
-            answer = _run(job)
-            if answer is None:
-                break
-            done[job.folder] = answer
-            _tell(report, job, answer, len(done), len(todo))
+        with interruptible() as stop:
+            for job in todo:
+                cell = None if stop() else _cell(job, stop)
+                if cell is None:
+                    break
+                done[job.folder] = cell
+                _tell(report, job, cell, len(done), len(todo))
     finally:
         torch.set_num_threads(threads)
     return done
 
 
-def _run_apart(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, Answer]:
-    done: dict[Path, Answer] = {}
+def _run_apart(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, _Cell]:
+    done: dict[Path, _Cell] = {}
     # The longest budgets first, so that no core idles at the end; a fresh interpreter per worker keeps torch sane.
     todo = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, spawn, _wait_quietly) as pool, interruptible() as stop, suppress(_Stopped):
         # No more than the workers hold: a pool does not take back what waits in its queue.
         waiting = iter(todo)
-        running: dict[Future[Answer | None], _Job] = {pool.submit(_run, job): job for job in islice(waiting, workers)}
+        running: dict[Future[_Cell | None], _Job] = {pool.submit(_run, job): job for job in islice(waiting, workers)}
         while running:
             for future in _finished(running, stop):
-                job, answer = running.pop(future), future.result()
-                if answer is None:
+                job, cell = running.pop(future), future.result()
+                if cell is None:
                     raise _Stopped
-                done[job.folder] = answer
-                _tell(report, job, answer, len(done), len(todo))
+                done[job.folder] = cell
+                _tell(report, job, cell, len(done), len(todo))
                 running |= {pool.submit(_run, following): following for following in islice(waiting, 1)}
     return done
 
 
 class _Stopped(Exception):  # noqa: N818  (no error)
-    """A signal came: what runs is saved, nothing more is begun."""
+    """A signal came: what is trained is saved, nothing more is begun."""
 
 
-def _finished(running: Iterable[Future[Answer | None]], stop: Callable[[], bool]) -> Iterable[Future[Answer | None]]:
+def _finished(running: Iterable[Future[_Cell | None]], stop: Callable[[], bool]) -> Iterable[Future[_Cell | None]]:
     """The jobs that have ended by now; on a signal, the workers are asked to save, and it is over."""
     ended = wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done
     if stop():
@@ -158,32 +197,48 @@ def _wait_quietly() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _tell(report: Callable[[str], None] | None, job: _Job, answer: Answer, done: int, total: int) -> None:
-    if report is not None:
-        last = answer[-1]
-        report(
-            f"[{done}/{total}] {job.label}, seed {job.experiment.seed}: {last['steps']} steps in "
-            f"{last['train_seconds']:.0f} s, exact match {last['fitted']:.2f} at length {last['train_lengths'][1]}"
-        )
+def _tell(report: Callable[[str], None] | None, job: _Job, cell: _Cell, done: int, total: int) -> None:
+    if report is None:
+        return
+    if cell.diverged is not None:
+        report(f"[{done}/{total}] {job}: {cell.diverged}")
+        return
+    last = cell.rows[-1]
+    report(f"[{done}/{total}] {job}: {last['steps']} steps in {last['train_seconds']:.0f} s, {outcome(cell.rows)}")
 
 
-def _run(job: _Job) -> Answer | None:
-    """Train (or go on), evaluate, and answer with rows; None when interrupted."""
-    torch.set_num_threads(job.threads)
+def _run(job: _Job) -> _Cell | None:
+    """A job in a process of its own."""
     with interruptible() as stop:
+        return _cell(job, stop)
+
+
+def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
+    """Train (or go on), evaluate, and answer with rows; None when interrupted."""
+
+    def leave(*progress: int) -> None:
+        if stop():
+            raise _Stopped
+
+    torch.set_num_threads(job.threads)
+    try:
         run = train(job.experiment, job.folder, resume=True, device=job.device, stop=stop)
-        if run is None or stop():
-            return None
-        # Rows of the run's own results.jsonl may come from other evaluations.
-        rows = read_rows(job.folder / COMPARED)
-        if not rows:
-            with warnings.catch_warnings():
-                # Told once for the whole comparison, from its rows.
-                warnings.simplefilter("ignore", UntrainedDistanceWarning)
-                rows = evaluate(run, job.experiment.evaluation)
-            append_rows(job.folder / COMPARED, rows)
-    labels = [job.label if row["variant"] is None else f"{job.label}, {row['variant']}" for row in rows]
-    return [{"row": label, **row} for label, row in zip(labels, rows, strict=True)]
+    except DivergedError as error:
+        return _Cell(rows=[], diverged=str(error))
+    if run is None or stop():
+        return None
+    # Rows of the run's own results.jsonl may come from other evaluations.
+    rows = read_rows(job.folder / COMPARED)
+    if not rows:
+        with warnings.catch_warnings():
+            # Told once for the whole comparison, from its rows.
+            warnings.simplefilter("ignore", UntrainedDistanceWarning)
+            try:
+                rows = evaluate(run, job.experiment.evaluation, report=leave)
+            except _Stopped:
+                return None
+        append_rows(job.folder / COMPARED, rows)
+    return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows])
 
 
 def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:

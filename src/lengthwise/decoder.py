@@ -53,14 +53,14 @@ class DecoderSettings:
 
     def __post_init__(self) -> None:
         for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} builds no decoder; use at least 1")
+            if type(size := getattr(self, setting)) is not int or size < 1:
+                raise SettingError(f"{setting} {size} builds no decoder; use a whole number of at least 1")
         if self.d_model % self.num_heads:
             raise SettingError(f"d_model {self.d_model} is no multiple of num_heads {self.num_heads}; change either")
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
-        if self.entmax_alpha <= 1:
-            raise SettingError(f"entmax_alpha {self.entmax_alpha} is not above 1; use 1.5, or weights='softmax' for 1")
+        if not 1 < self.entmax_alpha < math.inf:
+            raise SettingError(f"entmax_alpha {self.entmax_alpha} is no number above 1; use 1.5, or weights='softmax'")
         for setting, known in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
             if getattr(self, setting) not in known:
                 raise unknown_name(setting, getattr(self, setting), known)

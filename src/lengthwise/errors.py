@@ -48,6 +48,10 @@ class TextError(LengthwiseError):
     """Text, or a prepared corpus of it, that is missing, empty, damaged or no text."""
 
 
+class DivergedError(LengthwiseError):
+    """Training whose loss is infinite or no number any more."""
+
+
 class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
 

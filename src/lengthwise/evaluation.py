@@ -131,18 +131,25 @@ def evaluate_by_length(
                 report(length, tally.trials, total)
         result = tally.result(length, settings.decode, distance)
         results.append(replace(result, wall_s=round(time.perf_counter() - started, 3)))
-        # A scheme that draws at evaluation too keeps to the range of its training.
-        if trained_distance is not None and distance > trained_distance and not scheme.draws_at_evaluation:
-            warnings.warn(
-                f"length {length} uses ID distances up to {distance}, training showed none beyond {trained_distance}; "
-                f"train with num_position_ids of at least {distance + 1}",
-                UntrainedDistanceWarning,
-                stacklevel=2,
-            )
+        warn_of_untrained(length, distance, trained_distance, scheme)
         if settings.until_none and result.exact_match == 0:
             break
     decoder.train(was_training)
     return tuple(results)
+
+
+def warn_of_untrained(
+    length: int, distance: int | float, trained_distance: int | float | None, scheme: PositionScheme
+) -> None:
+    """``UntrainedDistanceWarning`` where IDs lie further apart than training showed; None: it is not known."""
+    # A scheme that draws at evaluation too keeps to the range of its training.
+    if trained_distance is not None and distance > trained_distance and not scheme.draws_at_evaluation:
+        warnings.warn(
+            f"length {length} uses ID distances up to {distance}, training showed none beyond {trained_distance}; "
+            f"train with num_position_ids of at least {distance + 1}",
+            UntrainedDistanceWarning,
+            stacklevel=3,
+        )
 
 
 def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[Batch]:

@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lengthwise.decoder import Decoder, DecoderSettings
@@ -16,7 +18,7 @@ from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, Unk
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.randomness import stream
-from lengthwise.tasks import TASKS, Parity, Task
+from lengthwise.tasks import TASKS, GradedByLoss, KeepsFiles, Parity, Task
 from lengthwise.training import TrainingSettings
 
 
@@ -39,6 +41,7 @@ class Experiment:
 
 # What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
+CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
 PARTS: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
     "training": TrainingSettings,
@@ -68,8 +71,17 @@ def _imported(kind: str, name: str) -> type[Any]:
         ) from None
     if not isinstance(found, type) or not hasattr(found, "name"):
         raise SettingError(f"{kind} '{name}' is no {kind} class; write module:Name of one")
+    if missing := _missing(kind, found):
+        raise SettingError(
+            f"{kind} '{name}' is no {kind} (it has no {', '.join(missing)}); "
+            f"name a class that has all of {CONTRACTS[kind].__name__}"
+        )
     if TABLES[kind].get(found.name, found) is not found:
         raise SettingError(f"{kind} '{name}' has the name '{found.name}' of another one of ours; choose its own")
+    if not is_dataclass(found):
+        raise SettingError(
+            f"{kind} '{name}' is no dataclass, so its settings cannot be saved; write @dataclass(frozen=True) above it"
+        )
     try:
         found()
     except TypeError as error:
@@ -77,10 +89,28 @@ def _imported(kind: str, name: str) -> type[Any]:
     return found
 
 
+def _missing(kind: str, found: type[Any]) -> list[str]:
+    """What the contract asks for and the class does not have, or has only as the contract leaves it open."""
+    contract = CONTRACTS[kind]
+    # A summary and a paper are for what stands in a table.
+    listed = ("summary", "paper")
+    names = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in listed]
+    open_names = names if kind == "task" else ["assign", "build"]
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if not hasattr(found, name) or (name in open_names and getattr(found, name) is getattr(contract, name, None))
+    ]
+
+
 def num_levels(experiment: Experiment) -> int:
     """On how many levels the scheme gives IDs to the task's tokens."""
-    rng = stream(experiment.seed, "levels")
-    examples = experiment.task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
+    rng, task = stream(experiment.seed, "levels"), experiment.task
+    if isinstance(task, GradedByLoss):
+        # Any tokens do: a run is loaded also where its text is not.
+        examples = task.lay_out(np.zeros((1, 2), dtype=np.int64))
+    else:
+        examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
     return len(experiment.scheme.assign(examples, rng, training=False).position_ids)
 
 
@@ -103,18 +133,21 @@ def to_dict(value: Any) -> Any:
     """A frozen tree as plain JSON values; what stands in a table carries its name."""
     if is_dataclass(value) and not isinstance(value, type):
         named = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
-        return named | {part.name: to_dict(getattr(value, part.name)) for part in fields(value)}
+        # What does not compare says where something lies, not what it is.
+        return named | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
     if isinstance(value, tuple):
         return [to_dict(part) for part in value]
     return value
 
 
-def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = None) -> Experiment:
+def from_dict(
+    tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = None, folder: Path | None = None
+) -> Experiment:
     """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word.
 
     ``brought`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
     of one's own, which no file can name. A class gets the saved settings that it has too: the angles of rotary stay
-    those that were trained when a scaling takes its place.
+    those that were trained when a scaling takes its place. ``folder`` is where a task finds the files that it keeps.
     """
     brought = {} if brought is None else brought
     values: dict[str, Any] = {}
@@ -129,6 +162,8 @@ def from_dict(tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = No
                 values[part.name] = PARTS[part.name](**_tuples(value))
             else:
                 values[part.name] = tuple(value) if isinstance(value, list) else value
+        if folder is not None and isinstance(values["task"], KeepsFiles):
+            values["task"] = values["task"].kept_in(folder)
         return Experiment(**values)
     except LengthwiseError:
         raise

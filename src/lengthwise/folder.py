@@ -14,6 +14,7 @@ import torch
 from lengthwise.checkpoint import load_tensors, write_atomically
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON = "comparison.json"
@@ -34,12 +35,15 @@ def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     if (folder / COMPARISON).exists():
         raise RunFolderError(f"{folder} holds a comparison; choose another --out")
     tree = {"experiment": to_dict(experiment), "provenance": provenance()}
+    if isinstance(experiment.task, KeepsFiles):
+        for name, content in experiment.task.kept_files().items():
+            write_atomically(folder / name, content)
     write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
 
 
 def read_experiment(folder: Path, *, brought: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
-    return from_dict(_read_tree(folder), brought=brought)
+    return from_dict(_read_tree(folder), brought=brought, folder=folder)
 
 
 def _read_tree(folder: Path) -> Any:

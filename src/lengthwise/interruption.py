@@ -6,6 +6,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class StoppedError(Exception):
+    """Work that was interrupted and saved."""
+
+
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether Ctrl-C or a termination came; a second Ctrl-C interrupts at once."""

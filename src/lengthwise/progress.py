@@ -37,6 +37,16 @@ class ProgressLine:
         text = f"loss {row['loss']:.4f}  tokens {row['token_accuracy']:.3f}  IDs {row['id_accuracy']:.3f}"
         self.line.update(self.work, completed=row["step"], description=text)
 
+    def prepared(self, stage: str, done: int, total: int | None) -> None:
+        """Documents of a corpus dealt with."""
+        self.line.start()
+        self.line.update(self.work, completed=done, total=total, description=stage)
+
+    def measured(self, done: int, total: int) -> None:
+        """Targets measured."""
+        self.line.start()
+        self.line.update(self.work, completed=done, total=total, description="targets")
+
     def evaluated(self, length: int, done: int, total: int) -> None:
         """Examples graded at a length."""
         self.line.start()

@@ -1,5 +1,6 @@
-"""Result rows become a table and a figure."""
+"""Result rows become a table and a figure: exact match by length, or perplexity by context length."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,51 @@ def cells(rows: Rows) -> dict[str, dict[int, Rows]]:
     }
 
 
-def pooled(rows: Rows) -> tuple[float, float, float]:
-    """Exact match over all examples of all seeds, with its 95% Wilson interval."""
+def by_loss(rows: Rows) -> bool:
+    """Whether rows are graded by loss and not by exact match; those of one table all are or all are not."""
+    return "loss" in rows[0]
+
+
+def pooled(rows: Rows) -> tuple[float, float | None, float | None]:
+    """Exact match over all examples of all seeds, with its 95% Wilson interval.
+
+    Graded by loss, the perplexity of the seeds' mean loss. Its bounds are the means of theirs: the seeds are measured
+    on the same documents.
+    """
+    if by_loss(rows):
+        value, low, high = (_mean_exponential([row[name] for row in rows]) for name in ("loss", "low", "high"))
+        assert value is not None
+        return value, low, high
     trials = _trials(rows)
     exact = sum(round(float(row["exact_match"]) * int(row["num_examples"])) for row in rows)
     return (exact / trials, *wilson_interval(exact, trials))
 
 
-def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
+def _mean_exponential(losses: Sequence[float | None]) -> float | None:
+    known = [loss for loss in losses if loss is not None]
+    return math.exp(sum(known) / len(known)) if known else None
+
+
+def heading(rows: Rows) -> str:
+    """What a table of these rows shows."""
+    if by_loss(rows):
+        return "perplexity by context length, below it the 95% interval over documents"
+    return "exact match by length, below it the 95% Wilson interval"
+
+
+def outcome(rows: Rows) -> str:
+    """How a run turned out: whether it fitted or, graded by loss, what it lost at the longest context."""
+    last = rows[-1]
+    if by_loss(rows):
+        return f"loss {last['loss']:.3f} at context length {last['length']}"
+    return f"exact match {last['fitted']:.2f} at length {last['train_lengths'][1]}"
+
+
+def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Header and body: a row per label, a column per length, the interval below each value.
 
     ``fits`` tells what did not extrapolate from what did not fit: whether exact match at the longest training length
-    reached 0.99, and for how many seeds.
+    reached 0.99, and for how many seeds. ``diverged`` has a row's label for each seed without results.
     """
     by_label = cells(rows)
     lengths = list(next(iter(by_label.values())))
@@ -50,12 +84,17 @@ def table(rows: Rows) -> tuple[list[str], list[list[str]]]:
             f"{smallest:,}-{largest:,}",
             "-".join(f"{step:,}" for step in (steps[:1] + steps[1:][-1:])),
         ]
-        body.append([label, *facts, fit_verdict(runs), *(value(by_length[length]) for length in lengths)])
+        failed = f", {diverged.count(label)} diverged" if label in diverged else ""
+        body.append([label, *facts, fit_verdict(runs) + failed, *(value(by_length[length]) for length in lengths)])
+    for label in dict.fromkeys(label for label in diverged if label not in by_label):
+        body.append([label, "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
     return header, body
 
 
 def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     """Header and body for one run: a row per length."""
+    if by_loss(rows):
+        return _loss_table(rows)
     # Which distribution, where there are several.
     named = any(row["variant"] is not None for row in rows)
     header = [*(["variant"] if named else []), "length", "n", "exact match", "95% interval", "tokens", "IDs"]
@@ -74,6 +113,25 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     ]
 
 
+def _loss_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
+    named = any(row["variant"] is not None for row in rows)
+    header = [*(["kind"] if named else []), "context", "windows", "documents", "loss", "95% interval", "perplexity"]
+    return [*header, "bits per byte", "tokens"], [
+        [
+            *([str(row["variant"])] if named else []),
+            f"{row['shortest_context']:,}-{row['length']:,}",
+            str(row["num_examples"]),
+            str(row["num_documents"]),
+            f"{row['loss']:.4f}",
+            "-" if row["low"] is None else f"{row['low']:.4f}-{row['high']:.4f}",
+            f"{row['perplexity']:.2f}",
+            "-" if row["bits_per_byte"] is None else f"{row['bits_per_byte']:.3f}",
+            f"{row['token_accuracy']:.4f}",
+        ]
+        for row in rows
+    ]
+
+
 def _first_errors(errors: Mapping[str, Any] | None) -> str:
     if errors is None:
         return "none"
@@ -82,7 +140,9 @@ def _first_errors(errors: Mapping[str, Any] | None) -> str:
 
 
 def fit_verdict(runs: Rows) -> str:
-    """How many seeds fitted the longest training length."""
+    """How many seeds fitted the longest training length; nothing fits where there is no right answer."""
+    if by_loss(runs):
+        return "-"
     fitted = sum(row["fitted"] >= FITTED for row in runs)
     if not fitted:
         return f"did not fit ({max(row['fitted'] for row in runs):.2f})"
@@ -90,11 +150,12 @@ def fit_verdict(runs: Rows) -> str:
 
 
 def value(rows: Rows) -> str:
-    """A share, and below it its interval."""
+    """A share or a perplexity, and below it its interval."""
     if not rows:
         return "-"
-    share, low, high = pooled(rows)
-    return f"{share:.3f}\n{low:.2f}-{high:.2f}"
+    found, low, high = pooled(rows)
+    between = "-" if low is None or high is None else f"{low:.2f}-{high:.2f}"
+    return f"{found:.2f}\n{between}" if by_loss(rows) else f"{found:.3f}\n{between}"
 
 
 def _trials(rows: Rows) -> int:
@@ -102,9 +163,9 @@ def _trials(rows: Rows) -> int:
 
 
 def draw(rows: Rows, folder: Path, title: str) -> Path:
-    """Accuracy against length as ``figure.png`` and ``figure.svg``; the path of the first.
+    """Exact match or perplexity against length as ``figure.png`` and ``figure.svg``; the path of the first.
 
-    Bands reach from the lowest to the highest seed; of one seed, bars are the 95% Wilson intervals.
+    Bands reach from the lowest to the highest seed; of one seed, bars are the 95% intervals.
     """
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -126,7 +187,11 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
             axes.vlines(list(seen), low, high, color=line.get_color(), alpha=0.5, linewidth=1)
         else:
             axes.fill_between(list(seen), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
+    if by_loss(rows):
+        axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
+        axes.set_ylabel("perplexity of held-out tokens (log scale)")
+    else:
+        axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
     try:
@@ -139,10 +204,11 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
 
 def _band(runs: Rows) -> tuple[float, float]:
     if len(runs) == 1:
-        return pooled(runs)[1:]
-    shares = [float(row["exact_match"]) for row in runs]
-    return min(shares), max(shares)
+        value, low, high = pooled(runs)
+        return (value, value) if low is None or high is None else (low, high)
+    values = [pooled([row])[0] for row in runs]
+    return min(values), max(values)
 
 
 def _any_fit(by_length: Mapping[int, Rows]) -> bool:
-    return any(row["fitted"] >= FITTED for runs in by_length.values() for row in runs)
+    return any(by_loss(runs) or row["fitted"] >= FITTED for runs in by_length.values() for row in runs)

@@ -10,6 +10,8 @@ import torch
 
 from lengthwise.batch import Sampler, to_batch
 from lengthwise.checkpoint import save_tensors
+from lengthwise.conformance import check_encoding, check_scheme, check_settings
+from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
@@ -17,7 +19,7 @@ from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
 from lengthwise.generate import generate
 from lengthwise.randomness import stream
-from lengthwise.tasks import Task
+from lengthwise.tasks import GradedByLoss, Task
 from lengthwise.training import Trainer
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -29,8 +31,9 @@ FIT_EXAMPLES = 256
 class Run:
     """A trained decoder with its experiment and what training showed it.
 
-    ``facts``: ``steps``, ``fitted`` (exact match at the longest training length), ``id_range`` (smallest and largest
-    ID met in training), ``trained_distance`` (widest range of IDs within one example), ``train_seconds``.
+    ``facts``: ``steps``, ``fitted`` (exact match at the longest training length, None of a task graded by loss),
+    ``id_range`` (smallest and largest ID met in training), ``trained_distance`` (widest range of IDs within one
+    example), ``train_seconds``.
     """
 
     folder: Path
@@ -59,8 +62,9 @@ def train(
 ) -> Run | None:
     """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
 
-    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one. Every other
-    ``LengthwiseError`` comes before anything is written.
+    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one. ``DivergedError`` when the
+    loss is no number any more; what was logged before stays. Every other ``LengthwiseError`` comes before anything is
+    written.
     """
     target = pick_device(device)
     check(experiment)
@@ -78,7 +82,7 @@ def train(
     progress = trainer.progress
     facts = {
         "steps": progress.step,
-        "fitted": fit(experiment, decoder).exact_match,
+        "fitted": None if isinstance(experiment.task, GradedByLoss) else fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
         "train_seconds": round(progress.train_seconds, 3),
@@ -88,9 +92,11 @@ def train(
 
 
 def check(experiment: Experiment) -> None:
-    """Raise before the first step what would come later: no coupling, too few IDs, sizes that do not fit."""
+    """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
     longest = experiment.train_lengths[1]
     _sampler(experiment, experiment.train_lengths)
+    check_settings(experiment)
+    tried = check_scheme(experiment)
     batch = _sampler(experiment, (longest, longest)).batch(0)
     reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
     limit = experiment.encoding.num_position_ids
@@ -99,8 +105,14 @@ def check(experiment: Experiment) -> None:
             f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
             f"set its num_position_ids to at least {reached}"
         )
+    if experiment.training.fit_every is not None and isinstance(experiment.task, GradedByLoss):
+        raise SettingError(
+            f"fit_every looks for exact match, and {experiment.task.name} is graded by loss; leave it out"
+        )
     variants(experiment.task, experiment.evaluation)
-    build_decoder(experiment).check_ids(batch.tokens, batch.position_ids)
+    decoder = build_decoder(experiment)
+    decoder.check_ids(batch.tokens, batch.position_ids)
+    check_encoding(decoder, tried)
 
 
 def fit(experiment: Experiment, decoder: Decoder) -> LengthResult:
@@ -122,7 +134,10 @@ def load_run(folder: Path, *, brought: Mapping[str, Any] | None = None, device: 
     target = pick_device(device)
     experiment = read_experiment(folder, brought=brought)
     tensors, facts = read_model(folder)
+    tried = check_scheme(experiment) if brought else []
     decoder = build_decoder(experiment)
+    if brought:
+        check_encoding(decoder, tried)
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError:
@@ -138,20 +153,24 @@ def load_run(folder: Path, *, brought: Mapping[str, Any] | None = None, device: 
 def evaluate(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``."""
+    """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``.
+
+    Rows hold exact matches, or losses by context length where the task is graded by these.
+    """
     rows = []
     for variant, task in variants(run.experiment.task, settings).items():
-        results = evaluate_by_length(
-            run.decoder,
-            task,
-            run.experiment.scheme,
-            settings,
-            trained_distance=run.facts["trained_distance"],
-            report=report,
-        )
-        rows += [_row(run, result, variant) for result in results]
+        rows += [_row(run, result, variant) for result in _measured(run, task, settings, report)]
     append_rows(run.folder / RESULTS, rows)
     return rows
+
+
+def _measured(
+    run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
+) -> tuple[LengthResult | ContextLoss, ...]:
+    scheme, trained = run.experiment.scheme, run.facts["trained_distance"]
+    if isinstance(task, GradedByLoss):
+        return loss_by_context(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+    return evaluate_by_length(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
 
 
 def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
@@ -169,19 +188,21 @@ def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]
 class Answer:
     """What a run wrote after a prompt, token by token with its ID, and what it should have written.
 
+    Where the task knows no right answer, ``expected`` is empty and ``right`` None.
     ``position_ids`` has one number per token or, on several levels, one such list per level.
     """
 
     symbols: list[str]
     position_ids: list[Any]
     expected: list[str]
-    right: bool
+    right: bool | None
 
 
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
     """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
 
-    At most as many tokens are written as the right answer has, or ``max_new_tokens``.
+    At most as many tokens are written as the right answer has (running text: as the task leaves room for), or
+    ``max_new_tokens``.
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)
@@ -197,14 +218,15 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         end=task.vocabulary.index("end"),
         max_new_tokens=room,
     )
+    known = bool(examples.is_answer.any())
     right = torch.equal(written.tokens, expected)
     # The end token's ID is never asked for.
     right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])
     return Answer(
         symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
         position_ids=_flat(written.position_ids[:, 0].tolist()),
-        expected=[task.vocabulary[token] for token in expected[0].tolist()],
-        right=right,
+        expected=[task.vocabulary[token] for token in expected[0].tolist()] if known else [],
+        right=right if known else None,
     )
 
 
@@ -222,7 +244,7 @@ def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
     )
 
 
-def _row(run: Run, result: LengthResult, variant: str | None) -> dict[str, Any]:
+def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
     return {

@@ -1,6 +1,7 @@
 """Training: a trainer that stops and resumes at any step."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
-from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.loss import AnswerLoss, answer_loss
 
 PRECISIONS = ("auto", "float32", "bf16")
@@ -119,7 +120,10 @@ class Trainer:
         stop: Callable[[], bool] = lambda: False,
         fitted: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Train to the end; False when ``stop`` asked to leave earlier, with a checkpoint of where that was."""
+        """Train to the end; False when ``stop`` asked to leave earlier, with a checkpoint of where that was.
+
+        ``DivergedError`` when the loss is infinite or no number where it is logged or a checkpoint is due.
+        """
         settings, progress = self.settings, self.progress
         self.decoder.train()
         with (self.folder / "metrics.jsonl").open("ab") as metrics:
@@ -129,6 +133,7 @@ class Trainer:
                 started = time.perf_counter()
                 outcome = self.step()
                 if progress.step % settings.log_every == 0 or progress.step == settings.steps:
+                    self._check_loss(outcome)
                     row = self._row(outcome)
                     metrics.write(json.dumps(row).encode() + b"\n")
                     if report is not None:
@@ -139,6 +144,7 @@ class Trainer:
                 progress.train_seconds += time.perf_counter() - started
                 leave = stop() and not progress.finished
                 if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
+                    self._check_loss(outcome)
                     metrics.flush()
                     progress.metrics_bytes = metrics.tell()
                     self._save()
@@ -184,6 +190,14 @@ class Trainer:
         wanted = self.settings.precision
         bf16 = wanted == "bf16" or (wanted == "auto" and self.device.type == "cuda")
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
+
+    def _check_loss(self, outcome: AnswerLoss) -> None:
+        loss, settings = outcome.loss.item(), self.settings
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"training diverged: the loss is {loss} at step {self.progress.step}; use a smaller learning_rate "
+                f"(now {settings.learning_rate}) or a smaller clip (now {settings.clip})"
+            )
 
     def _row(self, outcome: AnswerLoss) -> dict[str, Any]:
         measured = {part.name: round(getattr(outcome, part.name).item(), 8) for part in fields(outcome)}

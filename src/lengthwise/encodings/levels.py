@@ -23,7 +23,7 @@ class LevelEncoding(nn.Module):
         if size.d_head % num_levels:
             raise SettingError(f"d_head {size.d_head} cannot be shared by {num_levels} levels; choose a multiple of it")
         part = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
-        self.levels = nn.ModuleList(settings.build(part) for _ in range(num_levels))
+        self.levels = nn.ModuleList(_built(settings, part) for _ in range(num_levels))
 
     @property
     def has_bias(self) -> bool:
@@ -91,3 +91,13 @@ class LevelEncoding(nn.Module):
 
     def _encodings(self) -> Sequence[Encoding]:
         return [level for level in self.levels if isinstance(level, Encoding)]
+
+
+def _built(settings: EncodingSettings, size: EncodingSize) -> Encoding:
+    built: object = settings.build(size)
+    if not isinstance(built, Encoding):
+        raise SettingError(
+            f"encoding {settings.name} builds an object of type {type(built).__name__}, which is no Encoding; "
+            "return an instance of a class that inherits from it"
+        )
+    return built

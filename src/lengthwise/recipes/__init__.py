@@ -8,6 +8,12 @@ from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment, look_up
 from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
+from lengthwise.recipes.language_model import (
+    context_length,
+    language_model,
+    language_model_large,
+    language_model_small,
+)
 from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.transcripts import copy, reverse
@@ -26,11 +32,15 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         addition_carry,
         multi_addition,
         multi_addition_given,
+        language_model,
+        language_model_small,
+        language_model_large,
     )
 }
 # A comparison is several experiments, each with the label of its row.
 COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
-    comparison.__name__: comparison for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition)
+    comparison.__name__: comparison
+    for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition, context_length)
 }
 
 
@@ -46,7 +56,10 @@ def experiment_for(task: str, scheme: str, encoding: str | None = None) -> Exper
 
     What the recipe settled (the range of IDs, the gaps, the angles of rotary) stays where it applies.
     """
-    base = RECIPES[task]() if task in RECIPES else replace(parity(), task=look_up("task", task)())
+    of_task = (made for made in (make() for make in RECIPES.values()) if made.task.name == task)
+    base = next(of_task, None)
+    if base is None:
+        base = replace(parity(), task=look_up("task", task)())
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:

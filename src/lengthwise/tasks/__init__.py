@@ -6,10 +6,24 @@ from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.reverse import Reverse
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
+from lengthwise.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints)
+    task.name: task for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text)
 }
 
-__all__ = ["TASKS", "Addition", "Copy", "IndexHints", "MultiAddition", "Parity", "Reverse", "Task"]
+__all__ = [
+    "TASKS",
+    "Addition",
+    "Copy",
+    "GradedByLoss",
+    "IndexHints",
+    "KeepsFiles",
+    "MultiAddition",
+    "Parity",
+    "Reverse",
+    "Task",
+    "Text",
+    "TokenizedDocument",
+]

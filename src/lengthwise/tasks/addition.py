@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
-from lengthwise.tasks.task import Task, check_sizes, numbers_of
+from lengthwise.tasks.task import Task, check_sizes, summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry")
@@ -83,8 +83,7 @@ class Addition:
         parts = prompt.replace(" ", "").removesuffix("=").split("+")
         if len(parts) != 2:
             raise PromptError(f"'{prompt}' is no sum of two numbers; write one such as 57+68")
-        allowed = tuple(str(digit) for digit in range(10))
-        numbers = [numbers_of(list(part), allowed, self.name, "a sum such as 57+68")[::-1] for part in parts]
+        numbers = summands(prompt, parts, self.name, "57+68")
         digits = np.zeros((2, 1, max(map(len, numbers))), dtype=np.int64)
         for operand, number in enumerate(numbers):
             digits[operand, 0, : len(number)] = number

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
-from lengthwise.tasks.task import Task, check_sizes, numbers_of
+from lengthwise.tasks.task import Task, check_sizes, summands
 
 PLUS, EQUALS, NEXT, END, CARRYING, NO_CARRY, CARRY = 10, 11, 12, 13, 14, 24, 25
 # Operand counts that evaluation names.
@@ -67,8 +67,7 @@ class MultiAddition:
         parts = prompt.replace(" ", "").removesuffix("=").split("+")
         if len(parts) < 2:
             raise PromptError(f"'{prompt}' is no sum; write one such as 57+68+9")
-        allowed = tuple(str(digit) for digit in range(10))
-        numbers = [numbers_of(list(part), allowed, self.name, "a sum such as 57+68+9")[::-1] for part in parts]
+        numbers = summands(prompt, parts, self.name, "57+68+9")
         digits = np.zeros((1, len(numbers), max(map(len, numbers))), dtype=np.int64)
         for place, number in enumerate(numbers):
             digits[0, place, : len(number)] = number

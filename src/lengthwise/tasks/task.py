@@ -1,10 +1,12 @@
 """The contract of a task: what a sequence is, and which of its tokens are computed together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
@@ -46,6 +48,44 @@ class Task(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedDocument:
+    """A whole text by its name, as token numbers."""
+
+    name: str
+    tokens: Integer[np.ndarray, " seq"]
+
+
+@runtime_checkable
+class GradedByLoss(Protocol):
+    """What a task has whose answers are not the only right ones: instead of exact match, its loss is measured."""
+
+    def token_bytes(self) -> Int[np.ndarray, " vocab"]:
+        """How many bytes of text each token stands for."""
+        ...
+
+    def held_out(self) -> Sequence[TokenizedDocument]:
+        """Documents that no training example comes from."""
+        ...
+
+    def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
+        """Parts of documents as examples."""
+        ...
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """What a task has that reads files: a run keeps those without which nobody could use what was trained."""
+
+    def kept_files(self) -> Mapping[str, bytes]:
+        """Names and contents."""
+        ...
+
+    def kept_in(self, folder: Path) -> Task:
+        """The same task, with the files that a run folder keeps."""
+        ...
+
+
 def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:
     """Refuse sizes that no sequence can have."""
     if length < smallest:
@@ -62,3 +102,11 @@ def numbers_of(symbols: list[str], allowed: tuple[str, ...], task: str, form: st
     if not symbols:
         raise PromptError(f"the prompt is empty; {task} takes {form}")
     return np.array([allowed.index(symbol) for symbol in symbols])
+
+
+def summands(prompt: str, parts: list[str], task: str, form: str) -> list[Int[np.ndarray, " digits"]]:
+    """The digits of each part of a sum, least significant first; ``PromptError`` says which of them is missing."""
+    if "" in parts:
+        raise PromptError(f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {form}")
+    digits = tuple(str(digit) for digit in range(10))
+    return [numbers_of(list(part), digits, task, f"a sum such as {form}")[::-1] for part in parts]
