@@ -482,6 +482,14 @@ WRONG: list[tuple[list[str], str]] = [
     (["compare"], "nothing to compare; name recipes (parity"),
     (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),
     (["compare", "demo", "parity"], "comparison 'demo'"),
+    (
+        ["compare", "which_copy", "--rows", "coupled/rotry"],
+        "unknown row of which_copy 'coupled/rotry'; did you mean 'coupled",
+    ),
+    (
+        ["compare", "parity", "--rows", "predicted/rotary"],
+        "recipes and --task with --rows exclude each other; give one",
+    ),
     (["compare", "parity", "--task", "parity"], "recipes and --task with --rows exclude each other; give one"),
     (["compare", "--task", "parity"], "nothing to compare; name recipes (parity"),
     (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lengthwise import cli, evaluation
+from lengthwise import choices, cli, evaluation
 from lengthwise import run as run_module
 from lengthwise.comparison import Comparison, compare
 from lengthwise.encodings import Learned, NoPE
@@ -351,3 +351,10 @@ def test_two_processes_give_the_rows_of_one(tmp_path, monkeypatch):
     assert two.finished
     assert two.diverged == one.diverged
     assert compared(tmp_path / "two", experiments, jobs=2).rows == two.rows
+
+
+def test_some_rows_of_a_named_comparison_are_those_of_the_whole():
+    whole = choices.rows_of(["which_copy"], None, None)
+    assert choices.rows_of(["which_copy"], None, "coupled/rotary, sequential/nope") == {
+        label: whole[label] for label in ("coupled/rotary", "sequential/nope")
+    }

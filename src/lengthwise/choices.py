@@ -1,5 +1,6 @@
 """What the flags of the command line stand for: text becomes experiments, or an error that says how to write it."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -74,17 +75,25 @@ def tested(
 
 
 def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
-    """The rows of a comparison by label: recipes, one named comparison, or schemes with encodings on one task."""
+    """The rows of a comparison by label: recipes, a named comparison or some of its rows, schemes with encodings."""
+    labels = None if rows is None else [part.strip() for part in rows.split(",")]
+    if len(names) == 1 and names[0] in COMPARISONS and task is None:
+        found = COMPARISONS[names[0]]()
+        return found if labels is None else {label: _found(found, label, names[0]) for label in labels}
     if names and (task is not None or rows is not None):
         raise SettingError("recipes and --task with --rows exclude each other; give one of the two")
-    if len(names) == 1 and names[0] in COMPARISONS:
-        return COMPARISONS[names[0]]()
     if names:
         return {name: _row_of(name) for name in names}
-    if task is None or rows is None:
+    if task is None or labels is None:
         known = ", ".join((*RECIPES, *COMPARISONS))
         raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
-    return {label: _row(task, label) for label in (part.strip() for part in rows.split(","))}
+    return {label: _row(task, label) for label in labels}
+
+
+def _found(rows: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
+    if label not in rows:
+        raise unknown_name(f"row of {comparison}", label, rows)
+    return rows[label]
 
 
 def _row_of(name: str) -> Experiment:

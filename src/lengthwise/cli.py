@@ -182,7 +182,9 @@ def compare_(
         list[str] | None, typer.Argument(metavar="RECIPE...", help="Recipes, or one comparison such as demo.")
     ] = None,
     task: TaskName = None,
-    rows: Annotated[str | None, typer.Option(help="With --task: scheme/encoding,scheme/encoding,...")] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="With --task: scheme/encoding,...; of a named comparison, some of its rows.")
+    ] = None,
     train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
     steps: Annotated[int | None, typer.Option(**WHOLE, help="Training steps of every row.")] = None,
     lengths: Annotated[str | None, typer.Option(help="Test lengths, such as 20,200,2000.")] = None,
