@@ -83,7 +83,7 @@ def draw(by_task: Mapping[str, Rows]) -> None:
         axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(COLUMNS), fontsize=7)
         for place, scheme in enumerate(COLUMNS):
             middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
-            axes.text(middle, -0.75, scheme, ha="center", fontsize=9)
+            axes.text(middle, 1.02, scheme, ha="center", fontsize=9, transform=axes.get_xaxis_transform())
             axes.axvline((place + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
         axes.set_title(task, pad=16, loc="left")
     figure.colorbar(image, ax=figure.axes, label="exact match", shrink=0.6)

@@ -106,7 +106,7 @@ def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatc
     for folder, ending in (("library", "py"), ("manual", "md")):
         (tmp_path / folder).mkdir()
         for number in range(6):
-            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(2500))
+            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
             (tmp_path / folder / f"{number}.{ending}").write_text(" ".join(words))
     run_commands(quickly(commands_of(DOCS["language_model"])), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "runs/language-model/results.jsonl").read_text().splitlines()]

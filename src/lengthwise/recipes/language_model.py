@@ -60,7 +60,7 @@ def context_length() -> dict[str, Experiment]:
         language_model(),
         training=replace(language_model().training, steps=1000),
         train_lengths=(TRAINED, TRAINED),
-        evaluation=EvaluationSettings(lengths=tuple(factor * TRAINED for factor in FACTORS), num_examples=(256,)),
+        evaluation=EvaluationSettings(lengths=tuple(factor * TRAINED for factor in FACTORS), num_examples=(512,)),
     )
     longest = max(FACTORS) * TRAINED
     return {
