@@ -141,11 +141,6 @@ def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop
         assert estimate["reason"] is None
 
 
-@pytest.mark.parametrize(("freedom", "bound"), [(1, 12.7062), (2, 4.3027), (10, 2.2281), (1000, 1.9623)])
-def test_the_bound_of_students_t_is_the_tabulated_one(freedom, bound):
-    assert recovery._student(freedom) == pytest.approx(bound, rel=1e-3)
-
-
 def test_intervals_cover_the_truth_of_clustered_targets_in_nine_of_ten_repetitions(rng):
     covered = {"ratio_of_sums": 0, "median": 0, "all_targets": 0, "needs_no_far": 0}
     for repetition in range(200):

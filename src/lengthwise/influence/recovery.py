@@ -4,7 +4,6 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist
 from typing import Any
 
@@ -13,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 
 from lengthwise.errors import SettingError
 from lengthwise.influence.kinds import Distances
+from lengthwise.intervals import student
 from lengthwise.randomness import stream
 
 GROUP = ("mode", "knows", "from", "measure")
@@ -123,18 +123,9 @@ def _estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined
         return found | {"reason": ONE_DOCUMENT}
     if lost := int(np.isnan(resampled).sum()):
         return found | {"reason": f"in {lost:,} of {len(resampled):,} resamples {undefined}"}
-    tail = NormalDist().cdf(-_student(documents - 1) * math.sqrt(documents / (documents - 1)))
+    tail = NormalDist().cdf(-student(documents - 1) * math.sqrt(documents / (documents - 1)))
     low, high = np.quantile(resampled, tail, method="lower"), np.quantile(resampled, 1 - tail, method="higher")
     return found | {"low": float(low), "high": float(high)}
-
-
-@cache
-def _student(freedom: int) -> float:
-    """The bound that Student's t keeps within in 95% of cases, to four digits."""
-    # With the tangent of an angle as variable, the density is a power of the cosine.
-    angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
-    mass = np.cumsum(np.cos(angle) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(angle[np.searchsorted(mass, 0.95 * mass[-1])])
 
 
 def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int = 0, resamples: int = 1000) -> Found:
