@@ -528,7 +528,10 @@ WRONG: list[tuple[list[str], str]] = [
         ["compare", "parity", *QUICK, "--out", "file/below"],
         "cannot write file/below/comparison.json (Not a directory);",
     ),
-    (["list", "taks"], "unknown list 'taks'; did you mean 'tasks'? known: encodings, recipes, schemes, tasks"),
+    (
+        ["list", "taks"],
+        "unknown list 'taks'; did you mean 'tasks'? known: encodings, measures, recipes, schemes, tasks",
+    ),
     # The parser's own.
     ([*TRAIN, "--steps", "x"], "'x'"),
     ([*TRAIN, "--seed", "1.5"], "'1.5'"),

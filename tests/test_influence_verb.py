@@ -1,0 +1,88 @@
+"""The verb influence: what it prints, and what it refuses before anything is read."""
+
+import json
+
+import pytest
+
+from lengthwise import cli
+from lengthwise.errors import SettingError, UnknownNameError
+from lengthwise.influence import AttentionWeight, Greedy, LeaveOneOut, Screened
+from lengthwise.influence.targets import LONGPPL, Rule
+from lengthwise.verbs import influence
+
+
+@pytest.mark.parametrize(
+    ("name", "screen", "expected"),
+    [
+        ("greedy", None, Greedy()),
+        ("attention", None, AttentionWeight()),
+        ("leave_one_out", 0.2, Screened(then=LeaveOneOut(), share=0.2)),
+        ("screened", 0.3, Screened(share=0.3)),
+    ],
+)
+def test_a_measure_is_screened_where_that_is_asked_for(name, screen, expected):
+    assert influence._measure(name, screen) == expected
+
+
+def test_what_scores_nothing_exactly_cannot_be_screened():
+    with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --screen out"):
+        influence._measure("attention", 0.1)
+    with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
+        influence._measure("gredy", None)
+
+
+def test_a_rule_is_known_by_its_name():
+    assert influence._rule("gap", 0.3) == Rule(gap=0.3)
+    assert influence._rule("longppl", 0.3) == LONGPPL
+    with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
+        influence._rule("longpl", 0.3)
+
+
+def test_a_table_has_a_row_per_selection_and_a_column_per_k():
+    share = {"value": 0.4, "low": 0.3, "high": 0.5, "reason": None}
+    undefined = {"value": None, "low": None, "high": None, "reason": "why"}
+    group = {
+        "mode": "strict",
+        "knows": "target",
+        "from": "own",
+        "measure": "greedy",
+        "ratio_of_sums": [share, undefined],
+        "smallest_k": [{"beyond": False, "k": 2}, {"beyond": True, "k": None}, {"beyond": False, "k": None}],
+    }
+    header, body = influence.recovery_table({"ks": [1, 2], "groups": [group]})
+    assert header == ["mode", "knows", "far tokens of", "measure", "k=1", "k=2", "k for 50 / 80 / 90%"]
+    assert body == [["strict", "target", "own text", "greedy", "0.400\n0.30-0.50", "-", "2 / more / -"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere/at/all", "text.txt"], "does not exist; give a folder that save_pretrained made"),
+        (["model", "--k", "1,x"], "--k '1,x' is no list of whole numbers"),
+        (["model", "--k", "8", "--far", "4"], "k 8 is more than the 4 far tokens"),
+        (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
+        (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["influence", *arguments])
+    told = capsys.readouterr()
+    assert left.value.code == 2
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trained = ["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick"]
+    for name, seed in (("one", "0"), ("other", "1")):
+        cli.main([*trained, "--seed", seed, "--out", name])
+    capsys.readouterr()
+    sizes = ["--near", "8", "--far", "16", "--k", "1,2", "--targets", "24", "--gap", "0.001", "--measure", "gradient"]
+    cli.main(["influence", "one", "--also", "other", *sizes, "--controls", "random", "--out", "both", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert [summary["model"] for summary in document["summaries"]] == ["one", "other"]
+    assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}
