@@ -31,6 +31,8 @@ bench: setup
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/sampler_speed.py
 	$(BIN)/python benchmarks/encoding_speed.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/influence_speed.py
 
 # Makes no environment and installs nothing: the machine may be offline.
 gpu:

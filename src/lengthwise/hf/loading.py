@@ -1,6 +1,7 @@
 """Causal language models and their tokenizers, from a folder or by their name on the hub."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,17 @@ from lengthwise.hf.causal_lm import CausalLM
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
 
 
-def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> CausalLM:
-    """A model for inference; ``ModelError`` says what is missing. No code that comes with a model is run."""
+def load_causal_lm(name: str, *, device: torch.device | None = None) -> CausalLM:
+    """A model for inference, in the precision it was saved in; ``ModelError`` says what is missing.
+
+    No code that comes with a model is run.
+    """
     _check_folder(name)
     with _quiet():
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                name, config=config, dtype=dtype or "auto", trust_remote_code=False, output_loading_info=True
+                name, config=config, dtype="auto", trust_remote_code=False, output_loading_info=True
             )
         except (OSError, ValueError, ImportError) as error:
             raise ModelError(_reason(name, error)) from None
@@ -86,15 +90,15 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-class _quiet:  # noqa: N801  (used like a function)
-    """Loading prints what belongs on no standard output."""
-
-    def __enter__(self) -> None:
-        self.before, self.bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *error: object) -> None:
-        logging.set_verbosity(self.before)
-        if self.bar:
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Loading prints what belongs on no standard output.
+    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bar:
             logging.enable_progress_bar()

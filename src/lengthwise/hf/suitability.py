@@ -12,7 +12,7 @@ from lengthwise.influence.next_token_model import NextTokenModel
 
 # Layers whose keys can be hidden one by one. A window or a chunk is full attention as long as the context fits in it.
 FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
-# What rounding may do to a log-probability (nats), by the model's precision.
+# What rounding may do to a probability, by the model's precision.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE = 0.3
 
