@@ -1,11 +1,12 @@
 """What influence costs, beside captum and longppl: ratios measured in one run, on one model with random weights.
 
-A Llama of 12 layers, 256 wide, with GPT-2's vocabulary size; 1,024 far and 32 near tokens. ``leave one out``: all far
-tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by another),
-timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like ours.
-``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its pass
-over the whole text taken off). ``memory``: the largest memory in use beyond the loaded model, in processes of their
-own, beside a plain forward of the same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time.
+A Llama of 12 layers, 256 wide, with the vocabulary size of GPT-2; 1,024 far and 32 near tokens. ``leave one out``: all
+far tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by
+another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like
+ours. ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its
+pass over the whole text taken off), also with the vocabulary size of Llama 3, which longppl's own evaluator has.
+``memory``: the largest memory in use beyond the loaded model, in processes of their own, beside a plain forward of the
+same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time.
 """
 
 import argparse
@@ -29,18 +30,20 @@ from lengthwise.influence.probe import Probe, Reading
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.window import Window
 
-LAYERS, WIDTH, HEADS, VOCABULARY, FAR, NEAR, TARGETS = 12, 256, 8, 50_257, 1024, 32, 32
+LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
+VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256
 ABLATIONS = 64
 SHORT = ((32, 32), (256, 64), (1024, 256))
 TEXT_TOKENS = 4096
+REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "influence_speed.jsonl"
 
 
-def model() -> CausalLM:
+def model(vocabulary: int = VOCABULARY) -> CausalLM:
     """Random weights: the cost does not depend on them."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=WIDTH,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
@@ -71,6 +74,12 @@ def seconds(work: Callable[[], Any]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
+
+
+def in_turns(*works: Callable[[], Any]) -> list[float]:
+    """The least of a few wall times of each, measured in turns."""
+    times = [[seconds(work) for work in works] for _ in range(REPEATS)]
+    return [min(each) for each in zip(*times, strict=True)]
 
 
 def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
@@ -122,18 +131,26 @@ def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
     """Seconds for the losses of all tokens behind the first ``near``."""
     from longppl.longppl import find_key_token  # noqa: PLC0415
 
-    tokens = np.random.default_rng(1).integers(0, VOCABULARY, TEXT_TOKENS)
+    tokens = np.random.default_rng(1).integers(0, lm.vocabulary_size, TEXT_TOKENS)
     ids, places = torch.from_numpy(tokens)[None], torch.arange(TEXT_TOKENS)
     encoded = {"input_ids": ids, "offset_mapping": torch.stack([places, places + 1], dim=-1)[None]}
-    with torch.no_grad():
-        whole = seconds(lambda: lm.model(ids))
+
+    @torch.no_grad()
+    def whole() -> None:
+        lm.model(ids)
+
     # In the tokenizer's place: longppl then reads the same random tokens.
-    reference = seconds(lambda: find_key_token("", lm.model, lambda text, **rest: encoded, near, stride)) - whole
-    own = seconds(lambda: short_context_losses(lm, tokens, near=near, stride=stride))
+    own, both, first = in_turns(
+        lambda: short_context_losses(lm, tokens, near=near, stride=stride),
+        lambda: find_key_token("", lm.model, lambda text, **rest: encoded, near, stride),
+        whole,
+    )
+    reference = both - first
     return {
         "measured": "short context",
         "near": near,
         "stride": stride,
+        "vocabulary": lm.vocabulary_size,
         "tokens": TEXT_TOKENS,
         "ours_s": own,
         "longppl_s": reference,
@@ -201,7 +218,11 @@ def main() -> None:
     measured: list[Callable[[], dict[str, Any]]] = [
         lambda: leave_one_out(lm, 1, 64 if quick else FAR),
         *([] if quick else [lambda: leave_one_out(lm, TARGETS, ABLATIONS)]),
-        *[lambda near=near, stride=stride: short_context(lm, near, stride) for near, stride in SHORT],
+        *[
+            lambda near=near, stride=stride, size=size: short_context(model(size), near, stride)
+            for size in (VOCABULARY, LARGE_VOCABULARY)
+            for near, stride in SHORT
+        ],
         lambda: {"measured": "memory", **{f"{work}_bytes": peak_of(work) for work in ("plain", "ours")}},
         *([] if quick else [lambda: screening(lm, 4)]),
     ]

@@ -34,12 +34,16 @@ class PlantedModel:
         self.reads, self.far = reads, far
         self.rows_asked = 0
 
-    def log_probs(self, tokens: Tensor, position_ids: Tensor, last: int = 1) -> Tensor:
+    def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Which far tokens a row holds is told by its IDs."""
         seen = torch.zeros(len(tokens), self.far)
         for row, ids in enumerate(position_ids):
             seen[row, ids[ids < self.far]] = 1.0
-        return self._all(seen)[:, None].expand(-1, last, -1)
+        return self._all(seen)
+
+    def losses(self, tokens: Tensor, position_ids: Tensor, targets: Tensor) -> Tensor:
+        """The same for all of the last tokens."""
+        return -self.log_probs(tokens, position_ids).gather(1, targets)
 
     def read(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """The IDs are all there is to keep."""

@@ -42,7 +42,7 @@ def test_a_saved_model_predicts_as_it_did_before(folders):
     loaded, model = load_causal_lm(str(folders / "llama")), causal_model(CONFIGS["llama"]())
     tokens = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        expected = model(tokens, attention_mask=torch.ones_like(tokens)).logits[:, -1:].log_softmax(dim=-1)
+        expected = model(tokens, attention_mask=torch.ones_like(tokens)).logits[:, -1].log_softmax(dim=-1)
     torch.testing.assert_close(loaded.log_probs(tokens, torch.arange(4)[None]), expected)
     assert (loaded.vocabulary_size, loaded.name) == (VOCABULARY, str(folders / "llama"))
 

@@ -63,7 +63,7 @@ def test_hiding_states_that_were_read_before_equals_one_masked_pass(encoding, op
 @over_options
 def test_with_all_far_tokens_hidden_the_near_ones_stand_alone(encoding, options):
     model = DecoderModel(decoder_of(encoding, options), encoding)
-    alone = model.log_probs(TOKENS[None, FAR:], IDS[None, FAR:])[0]
+    alone = model.log_probs(TOKENS[None, FAR:], IDS[None, FAR:])
     hidden = after(model, torch.zeros(1, FAR, dtype=torch.bool))
     torch.testing.assert_close(hidden, alone, rtol=0, atol=1e-4)
 

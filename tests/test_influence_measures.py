@@ -31,7 +31,7 @@ over_knows = pytest.mark.parametrize("knows", ["target", "prediction"])
 def probe_of(model: PlantedModel, mode: str = "strict", knows: str = "target") -> Probe:
     tokens = np.arange(FAR + NEAR)
     window = Window(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
-    long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0, 0]
+    long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0]
     return Probe(
         reading=Reading(model, window),
         mode=mode,

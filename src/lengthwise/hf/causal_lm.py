@@ -12,6 +12,10 @@ from transformers.cache_utils import DynamicLayer
 
 from lengthwise.hf.suitability import check_suitable, longest_context
 
+# Questions whose near tokens stand behind one another. More: a pack's keys are copied for fewer packs. Fewer: less of
+# what a token attends to is masked, being another question's. Measured: benchmarks/influence_speed.py.
+PACKED = 8
+
 
 class ReadOnlyLayer(DynamicLayer):
     """Keys and values that are attended to and never grow: near tokens of one question stay out of the next."""
@@ -25,17 +29,20 @@ class ReadOnlyLayer(DynamicLayer):
         return kept
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The kept keys and values with the new ones behind them."""
-        keys, values = self.keys, self.values
+        """The kept keys and values, the same for every row, with the new ones behind them."""
+        keys, values, rows = self.keys, self.values, len(key_states)
         assert keys is not None
         assert values is not None
-        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
+        return (
+            torch.cat([keys.expand(rows, -1, -1, -1), key_states], dim=-2),
+            torch.cat([values.expand(rows, -1, -1, -1), value_states], dim=-2),
+        )
 
 
 class CausalLM:
     """A `transformers` model for inference, on its own device and in its own precision.
 
-    Every call passes a mask made from token indexes: without one, `transformers` takes any jump in the IDs for the
+    Wherever IDs jump, a call passes a mask made from token indexes: without one, `transformers` takes the jump for the
     start of another packed text and hides what came before. Raises ``ModelError`` for a model that cannot be asked so.
     """
 
@@ -53,13 +60,24 @@ class CausalLM:
 
     @torch.no_grad()
     def log_probs(
-        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], last: int = 1
-    ) -> Float[Tensor, "rows last vocab"]:
-        """Log-probabilities (nats) after each of the ``last`` tokens; a row sees nothing but itself."""
-        seq = tokens.shape[1]
-        mask = self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
-        made = self._forward(tokens, position_ids, mask, keep=torch.arange(seq - last, seq))
-        return made.logits.float().log_softmax(dim=-1)
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities (nats) of what follows each row; a row sees nothing but itself."""
+        made = self._forward(
+            tokens, position_ids, self._causal_mask(position_ids), keep=torch.tensor([tokens.shape[1] - 1])
+        )
+        return made.logits[:, 0].float().log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def losses(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], targets: Int[Tensor, "rows last"]
+    ) -> Float[Tensor, "rows last"]:
+        """Minus the log-probabilities (nats) of the targets, which follow the last tokens."""
+        seq, last = tokens.shape[1], targets.shape[1]
+        made = self._forward(tokens, position_ids, self._causal_mask(position_ids), keep=torch.arange(seq - last, seq))
+        logits = made.logits.float()
+        wanted = targets.to(logits.device).flatten()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="none").view(targets.shape)
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> DynamicCache:
@@ -67,7 +85,7 @@ class CausalLM:
         seq, cache = len(tokens), DynamicCache(config=self.model.config)
         if seq == 0:
             return cache
-        mask = self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
+        mask = self._causal_mask(position_ids[None])
         self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([seq - 1]), cache=cache)
         cache.layers = [ReadOnlyLayer.of(layer) for layer in cache.layers]
         return cache
@@ -82,20 +100,23 @@ class CausalLM:
     ) -> Float[Tensor, "rows vocab"]:
         """Log-probabilities after the near tokens, once per row of ``visible``.
 
-        The rows' near tokens stand behind one another in one sequence, each seeing its own row alone: the states are
-        read by all of them, and no key is copied.
+        The near tokens of some rows stand behind one another in one sequence, each seeing its own row alone: they share
+        the states, whose keys are copied once for all of them.
         """
-        rows, seq = len(visible), len(near)
-        own = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * rows)
-        seen = torch.cat([visible.repeat_interleave(seq, dim=0), own], dim=1)
+        seq, packs = len(near), -(-len(visible) // PACKED)
+        packed = -(-len(visible) // packs)
+        # The last pack is filled up with the last row.
+        rows = visible[torch.arange(packs * packed).clamp(max=len(visible) - 1)].view(packs, packed, -1)
+        own = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * packed)
+        seen = torch.cat([rows.repeat_interleave(seq, dim=1), own.expand(packs, -1, -1)], dim=2)
         made = self._forward(
-            near.repeat(rows)[None],
-            position_ids.repeat(rows)[None],
-            self._mask(seen[None, None]),
-            keep=torch.arange(seq - 1, rows * seq, seq),
+            near.repeat(packed).expand(packs, -1),
+            position_ids.repeat(packed).expand(packs, -1),
+            self._mask(seen[:, None]),
+            keep=torch.arange(seq - 1, packed * seq, seq),
             cache=states,
         )
-        return made.logits[0].float().log_softmax(dim=-1)
+        return made.logits.flatten(0, 1)[: len(visible)].float().log_softmax(dim=-1)
 
     def gate_gradient(
         self,
@@ -144,10 +165,17 @@ class CausalLM:
         finally:
             self.model.set_attn_implementation(before)
 
+    def _causal_mask(self, position_ids: Int[Tensor, "rows seq"]) -> Float[Tensor, "1 1 seq seq"] | None:
+        # Where no ID jumps, `transformers` may be left to it: fused attention then skips the half that is hidden.
+        if bool((position_ids.diff() == 1).all()):
+            return None
+        seq = position_ids.shape[1]
+        return self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
+
     def _causal_after(self, read: int, near: int) -> Bool[Tensor, "1 1 near read_near"]:
         return torch.ones(1, 1, near, read + near, dtype=torch.bool).tril(read)
 
-    def _mask(self, seen: Bool[Tensor, "1 1 query key"]) -> Float[Tensor, "1 1 query key"]:
+    def _mask(self, seen: Bool[Tensor, "rows 1 query key"]) -> Float[Tensor, "rows 1 query key"]:
         # Added to the scores, as eager and fused attention both take it.
         dtype = self.model.dtype
         return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min).to(self.model.device)
@@ -156,7 +184,7 @@ class CausalLM:
         self,
         tokens: Int[Tensor, "rows seq"],
         position_ids: Int[Tensor, "rows seq"],
-        mask: Float[Tensor, "1 1 seq key"],
+        mask: Float[Tensor, "#rows 1 seq key"] | None,
         *,
         keep: Int[Tensor, " kept"],
         cache: DynamicCache | None = None,
@@ -166,7 +194,7 @@ class CausalLM:
         return self.model(
             input_ids=tokens.to(device),
             position_ids=position_ids.to(device),
-            attention_mask=mask.expand(len(tokens), -1, -1, -1),
+            attention_mask=None if mask is None else mask.expand(len(tokens), -1, -1, -1),
             past_key_values=cache,
             use_cache=cache is not None,
             logits_to_keep=keep.to(device),

@@ -38,7 +38,7 @@ def strict(
             shown = [asked[place][0].shown(asked[place][1]) for place in chosen]
             tokens = [asked[place][0].tokens[keep] for place, keep in zip(chosen, shown, strict=True)]
             ids = [keep.nonzero()[0] for keep in shown]
-            yield chosen, model.log_probs(_rows(tokens), _rows(ids))[:, -1]
+            yield chosen, model.log_probs(_rows(tokens), _rows(ids))
 
 
 def _rows(rows: list[Any]) -> Tensor:
@@ -63,7 +63,7 @@ class Masked:
     ) -> Iterator[tuple[list[int], Float[Tensor, "rows vocab"]]]:
         """As ``strict``, for choices of visible far tokens."""
         near = len(self.near)
-        at_once = max(1, min(FORWARD_TOKENS // (4 * near), FORWARD_NUMBERS // self.model.vocabulary_size))
+        at_once = max(1, min(FORWARD_TOKENS // (2 * near), FORWARD_NUMBERS // self.model.vocabulary_size))
         start = np.ones((len(visible), len(self.window.start)), bool)
         rows = torch.from_numpy(np.concatenate([start, visible], axis=1))
         for first in range(0, len(visible), at_once):

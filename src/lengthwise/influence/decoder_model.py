@@ -40,12 +40,23 @@ class DecoderModel:
 
     @torch.no_grad()
     def log_probs(
-        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], last: int = 1
-    ) -> Float[Tensor, "rows last vocab"]:
-        """Log-probabilities (nats) after each of the ``last`` tokens; a row sees nothing but itself."""
-        first = tokens.shape[1] - last
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities (nats) of what follows each row; a row sees nothing but itself."""
+        last = tokens.shape[1] - 1
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), first=last)
+        return self.decoder.token_logits(hidden)[:, 0].log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def losses(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], targets: Int[Tensor, "rows last"]
+    ) -> Float[Tensor, "rows last"]:
+        """Minus the log-probabilities (nats) of the targets, which follow the last tokens."""
+        first = tokens.shape[1] - targets.shape[1]
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), first=first)
-        return self.decoder.token_logits(hidden).log_softmax(dim=-1)
+        logits, wanted = self.decoder.token_logits(hidden), targets.to(self.device)
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
+        return losses.view(targets.shape)
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> Cache | None:

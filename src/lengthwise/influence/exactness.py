@@ -30,7 +30,7 @@ def _faults(model: NextTokenModel, rounding: float) -> list[str]:
     states = model.read(tokens[far], ids[far])
 
     def alone(keep: list[int]) -> Tensor:
-        return model.log_probs(tokens[None, keep], ids[None, keep])[0, 0]
+        return model.log_probs(tokens[None, keep], ids[None, keep])[0]
 
     def after(visible: Tensor) -> Tensor:
         return model.log_probs_after(states, tokens[near], ids[near], visible)

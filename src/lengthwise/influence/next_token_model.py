@@ -21,9 +21,15 @@ class NextTokenModel(Protocol):
     num_parameters: int
 
     def log_probs(
-        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], last: int = 1
-    ) -> Float[Tensor, "rows last vocab"]:
-        """Log-probabilities (nats) after each of the ``last`` tokens; a row sees nothing but itself."""
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities (nats) of what follows each row; a row sees nothing but itself."""
+        ...
+
+    def losses(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], targets: Int[Tensor, "rows last"]
+    ) -> Float[Tensor, "rows last"]:
+        """Minus the log-probabilities (nats) of the targets, which follow the last tokens: less memory than all."""
         ...
 
     def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> Any:

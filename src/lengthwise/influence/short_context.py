@@ -27,8 +27,7 @@ def short_context_losses(
     for starts, scored in _windows(len(tokens) - near, stride, at_once):
         rows = torch.from_numpy(np.stack([tokens[start : start + near + scored] for start in starts])).long()
         ids = torch.arange(near + scored - 1).expand(len(rows), -1)
-        log_probs = model.log_probs(rows[:, :-1], ids, last=scored).cpu()
-        found = -torch.take_along_dim(log_probs, rows[:, near:, None], dim=2)[:, :, 0]
+        found = model.losses(rows[:, :-1], ids, rows[:, near:]).cpu()
         for start, row in zip(starts, found.double().numpy(), strict=True):
             losses[start : start + scored] = row
     return losses
