@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import encoding_speed
+import influence_speed
+import numpy as np
 import torch
 from step_speed import measure
 
 import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.influence import LeaveOneOut
+from lengthwise.recipes.language_model import context_length
 from lengthwise.recipes.which import which_rest
 
 KEPT = Path("runs/gpu")
@@ -70,6 +75,44 @@ def encoding_costs(left: float) -> dict[str, Any]:
     return {"rows": [encoding_speed.measure(encoding, 9, torch.device("cuda")) for encoding in ENCODINGS]}
 
 
+def corpus() -> Path:
+    """The sources of the Python at hand, prepared once."""
+    folder = KEPT / "corpus"
+    if not (folder / "corpus.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        lw.prepare_corpus([f"code={sysconfig.get_paths()['stdlib']}"], folder, vocabulary_size=2048)
+    return folder
+
+
+def language_model(name: str, experiment: lw.Experiment) -> Part:
+    """Loss by context length of a model of source code."""
+
+    def part(left: float) -> dict[str, Any]:
+        started = time.monotonic()
+        task = lw.Text(corpus=str(corpus().resolve()))
+        there = measured(replace(experiment, task=task, seed=2000), KEPT / "language_models" / name)
+        return there(left - (time.monotonic() - started))
+
+    return part
+
+
+def influence_cost(left: float) -> dict[str, Any]:
+    """Seconds per far token of leaving each of 1,024 out, beside a plain forward of the same tokens."""
+    lm = influence_speed.model(device="cuda")
+    window = influence_speed.windows(1)[0]
+    tokens = torch.from_numpy(window.tokens)[None].cuda()
+
+    @torch.no_grad()
+    def plain() -> None:
+        lm.model(input_ids=tokens, logits_to_keep=1).logits.cpu()
+
+    def ours() -> None:
+        LeaveOneOut().choose(influence_speed.probe_of(lm, window), 8, np.random.default_rng(0))
+
+    own, forward = influence_speed.in_turns(ours, plain)
+    return {"s_per_far_token": own / influence_speed.FAR, "plain_forward_s": forward}
+
+
 PARTS: dict[str, Part] = {
     "tests": tests,
     "step_speed float32": step_speed("coupled", "float32"),
@@ -79,6 +122,16 @@ PARTS: dict[str, Part] = {
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "encoding costs": encoding_costs,
+    "influence cost": influence_cost,
+    "multi_addition seed 2000": long_evaluation("multi_addition", (5, 10, 20, 30), (256, 256, 64, 64), 2000),
+    **{
+        f"{name} seed 2000": language_model(name, lw.recipe(name))
+        for name in ("language_model_small", "language_model", "language_model_large")
+    },
+    **{
+        f"context_length {label}": language_model(label.replace(" ", "-"), experiment)
+        for label, experiment in context_length().items()
+    },
     # What the comparisons which_parity, which_copy and which_addition leave out.
     **{
         f"{task} {label}": measured(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))

@@ -39,7 +39,7 @@ REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "influence_speed.jsonl"
 
 
-def model(vocabulary: int = VOCABULARY) -> CausalLM:
+def model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
     """Random weights: the cost does not depend on them."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -52,7 +52,7 @@ def model(vocabulary: int = VOCABULARY) -> CausalLM:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     )
-    return CausalLM(LlamaForCausalLM(config), "llama")
+    return CausalLM(LlamaForCausalLM(config).to(torch.device(device)), "llama")
 
 
 def windows(number: int) -> list[Window]:

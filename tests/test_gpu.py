@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import lengthwise as lw
 from cases import small_decoder, small_scheme
+from causal_models import CONFIGS, causal_model
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation import evaluate_by_length
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.influence.context import MODES
+from lengthwise.influence.decoder_model import DecoderModel
+from lengthwise.influence.objective import TargetLoss
+from lengthwise.influence.probe import Probe, Reading
+from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.window import Window
 from lengthwise.loss import answer_loss
 from lengthwise.tasks import MultiAddition, Parity
 
@@ -81,3 +90,30 @@ def test_training_resumes_on_cuda(tmp_path):
     run = lw.train(experiment, tmp_path / "run", device="cuda", resume=True)
     assert run is not None
     assert run.facts["steps"] == experiment.training.steps
+
+
+def next_token_models(name, device):
+    """A model of that architecture, or a decoder of ours."""
+    if name in CONFIGS:
+        return CausalLM(causal_model(CONFIGS[name]()).to(device), name)
+    options = {"previous_token_mix": False, "segments": False}
+    torch.manual_seed(0)
+    return DecoderModel(small_decoder(name, Parity(), **options).to(device), name)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "rotary", "alibi"])
+def test_influence_is_the_same_on_cuda_and_cpu(name):
+    tokens = np.random.default_rng(0).integers(0, 4, 40)
+    window = Window(start=tokens[:0], far=tokens[:30], near=tokens[30:39], target=int(tokens[39]))
+    visible = np.random.default_rng(1).random((5, 30)) < 0.5
+    here, there = (next_token_models(name, device) for device in (torch.device("cpu"), CUDA))
+    for mode in MODES:
+        scores, others = (
+            Probe(
+                reading=Reading(model, window), mode=mode, objective=TargetLoss(window.target), candidates=np.arange(30)
+            ).scores(visible)
+            for model in (here, there)
+        )
+        np.testing.assert_allclose(others, scores, rtol=1e-3, atol=1e-3)
+    short = [short_context_losses(model, tokens, near=8, stride=4) for model in (here, there)]
+    np.testing.assert_allclose(short[1], short[0], rtol=1e-3, atol=1e-3)
