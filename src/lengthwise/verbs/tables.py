@@ -1,0 +1,38 @@
+"""The verb list: everything that has a name."""
+
+from typing import Annotated
+
+import typer
+
+from lengthwise.encodings import ENCODINGS
+from lengthwise.errors import unknown_name
+from lengthwise.influence import MEASURES
+from lengthwise.positions import SCHEMES
+from lengthwise.recipes import COMPARISONS, RECIPES
+from lengthwise.tasks import TASKS
+from lengthwise.terminal import print_json, print_table
+from lengthwise.verbs.flags import Json
+
+
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="tasks, schemes, encodings or recipes; all by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what there is: one line and the paper each."""
+    rows: dict[str, list[dict[str, str]]] = {
+        name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
+        for name, entries in (("tasks", TASKS), ("schemes", SCHEMES), ("encodings", ENCODINGS), ("measures", MEASURES))
+    }
+    rows["recipes"] = [
+        {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
+        for key, entry in (*RECIPES.items(), *COMPARISONS.items())
+    ]
+    if kind is not None:
+        if kind not in rows:
+            raise unknown_name("list", kind, rows)
+        rows = {kind: rows[kind]}
+    if as_json:
+        print_json(rows)
+        return
+    for name, entries in rows.items():
+        print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
