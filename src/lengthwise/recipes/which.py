@@ -18,6 +18,8 @@ ID_RANGE = 4096
 MAX_GAPS = 10
 # How many times longer than the longest training example a test is.
 FACTORS = (1, 2, 5, 10, 100)
+# The budget of a run that does not fit before.
+STEPS = 2000
 # How many times further than training showed YaRN scales, at evaluation alone.
 YARN_FACTOR = 10.0
 
@@ -60,7 +62,7 @@ def _cells(task: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experiment]
             num_layers=2, d_model=64, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),
         # What fits early ends early, what does not gets the whole budget.
-        training=TrainingSettings(steps=2000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        training=TrainingSettings(steps=STEPS, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(1, longest),
         evaluation=EvaluationSettings(
             lengths=tuple(factor * longest for factor in FACTORS), num_examples=(128, 128, 128, 64, 4), until_none=True
