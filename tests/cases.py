@@ -10,7 +10,7 @@ from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, PositionScheme
-from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, Parity, Reverse, Task
+from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, Parity, Planted, Reverse, Task
 
 NUM_POSITION_IDS = 256
 
@@ -39,6 +39,11 @@ ANSWERED = {name: task for name, task in SETTINGS.items() if not isinstance(task
 
 # What an encoding does only beyond its training range or a window, it does among a few dozen IDs with these.
 EARLY = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}
+
+
+def smallest_length(task: Task) -> int:
+    """Where the lengths of a task start."""
+    return task.smallest if isinstance(task, Planted) else 1
 
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:

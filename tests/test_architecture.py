@@ -19,7 +19,7 @@ ROWS = (
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint"),
     ("weighing", "scores", "preparation"),
     ("decoder",),
-    ("generate", "loss", "influence"),
+    ("generate", "loss", "influence", "theory"),
     ("grading", "training", "hf"),
     ("evaluation",),
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import lengthwise
+from cases import smallest_length
 from lengthwise.batch import Sampler
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import (
@@ -62,7 +63,8 @@ from lengthwise.positions import (
 )
 from lengthwise.positions.scheme import places_of
 from lengthwise.preparation import prepare_corpus
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse, Text
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse, Text
+from lengthwise.tasks.placement import ByLength, Local, Subsets, UniformShapes
 
 SOURCE = Path(lengthwise.__file__).parent
 # Layers whose every raise has a case below.
@@ -159,6 +161,164 @@ def build_no_encoding() -> None:
     LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
 
 
+FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
+
+
+def pair(gap: int) -> Local:
+    """Two tokens so far apart."""
+    return Local(shapes=((0, gap),), weights=(1.0,))
+
+
+PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    (
+        lambda: Planted(background=(0.5, 0.6, 0.0, -0.1)),
+        SettingError,
+        r"^token 3 of the background has probability -0.1; probabilities lie between 0 and 1$",
+    ),
+    (
+        lambda: Planted(background=(0.5, math.nan, 0.5, 0.0)),
+        SettingError,
+        r"^token 1 of the background has probability nan; probabilities lie between 0 and 1$",
+    ),
+    (
+        lambda: Planted(background=(0.5, 0.3, 0.0, 0.0)),
+        SettingError,
+        r"^the probabilities of the background add up to 0.8, not to 1; divide them by 0.8$",
+    ),
+    (
+        lambda: Planted(background=(0.0, 0.0, 0.0, 0.0)),
+        SettingError,
+        r"the probabilities of the background are 0 or missing, .*; give at least one a positive one",
+    ),
+    (
+        lambda: Planted(probabilities=(0.25, 0.25, 0.25, 1.25)),
+        SettingError,
+        r"planted tuple \(3, 3\) has probability 1.25; probabilities lie",
+    ),
+    (
+        lambda: Planted(labels=((1.0, 0.0), (0.0, 1.0), (0.5, 0.4), (1.0, 0.0))),
+        SettingError,
+        r"the label probabilities of planted tuple \(3, 2\) add up to 0.9, not to 1; divide them by 0.9",
+    ),
+    (
+        lambda: Planted(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
+        SettingError,
+        r"planted tuple \(2, 3\) has 1 label probabilities and the first has 2",
+    ),
+    (
+        lambda: Planted(tuples=(), probabilities=(), labels=()),
+        SettingError,
+        r"no tuple is planted; give at least one",
+    ),
+    (
+        lambda: Planted(probabilities=(0.5, 0.5)),
+        SettingError,
+        r"4 planted tuples have 2 probabilities and 4 rows of labels; give one of each for every tuple",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
+        SettingError,
+        r"planted tuple \(3, 3, 3\) has 3 tokens where the placement has 2; make them the same",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
+        SettingError,
+        r"planted tuple \(3, 4\) has a token beyond the 4 there are",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
+        SettingError,
+        r"a planted tuple is there twice; give each once with its whole probability",
+    ),
+    (lambda: Planted(background=(1 / 60,) * 60), SettingError, r"60 tokens have no letters; use at most 52"),
+    (
+        lambda: (
+            Planted(
+                background=(1 / 52,) * 52,
+                tuples=((0,) * 5,),
+                probabilities=(1.0,),
+                labels=((1.0, 0.0),),
+                placement=Subsets(num_planted=5),
+            ).tuple_law
+        ),
+        SettingError,
+        r"5 of 52 tokens make 380,204,032 tuples, more than the 4,194,304 a table holds; use fewer of either",
+    ),
+    (lambda: Planted().from_prompt("abxa"), PromptError, r"'x' cannot stand in a prompt of planted; write letters"),
+    (lambda: Planted().from_prompt("c"), PromptError, r"'c' has no room for 2 planted tokens; write at least 2"),
+    (
+        lambda: Planted().from_prompt("cabd"),
+        PromptError,
+        r"'cabd' is never drawn; write background letters around cc or cd or dc, in one of the placement's shapes",
+    ),
+    (lambda: Local(shapes=(), weights=()), SettingError, r"a placement without a shape plants nothing; give at least"),
+    (
+        lambda: Local(shapes=((0, 2, 1),), weights=(1.0,)),
+        SettingError,
+        r"shape \(0, 2, 1\) is none; write distances from the first token such as \(0, 1, 4\)",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
+        SettingError,
+        r"shape \(0, 1, 2\) has 3 tokens and the first has 2; give all the same k",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
+        SettingError,
+        r"shape \(0, 4\) reaches over 5 tokens, beyond the span of 4; leave it out or promise a larger span",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
+        SettingError,
+        r"shapes .* name one twice; give each once with its whole weight",
+    ),
+    (
+        lambda: Local(weights=(1.0,)),
+        SettingError,
+        r"2 shapes have 1 weights; give one weight for each",
+    ),
+    (
+        lambda: Local(weights=(0.5, 0.4)),
+        SettingError,
+        r"the weights of the shapes add up to 0.9, not to 1; divide them by 0.9",
+    ),
+    (lambda: Local(weights=(-0.5, 1.5)), SettingError, r"shape \(0, 1\) has probability -0.5; probabilities lie"),
+    (lambda: Local().law(1), SettingError, r"length 1 has no room for 2 planted tokens; the shortest that has is 2"),
+    (lambda: Subsets(num_planted=0), SettingError, r"0 planted tokens predict nothing; plant at least 1"),
+    (
+        lambda: Subsets(num_planted=9).law(40),
+        SettingError,
+        r"length 40 has 61523748 shapes, more than the 200000 that can be listed; use a shorter one, or samples",
+    ),
+    (
+        lambda: UniformShapes(num_planted=4, widest=3),
+        SettingError,
+        r"4 tokens do not fit a span of 3; use a larger one",
+    ),
+    (
+        lambda: ByLength(until=(8, 4), laws=(Local(), Local(), Local())),
+        SettingError,
+        r"lengths \(8, 4\) of a law by length do not increase; write them in order",
+    ),
+    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths part 2 laws, not 1"),
+    (
+        lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
+        SettingError,
+        r"laws of \[1, 2\] tokens cannot follow one another",
+    ),
+    (
+        lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
+        SettingError,
+        r"the law up to length 4 has no room below 7; leave it out or end it later",
+    ),
+    (
+        lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
+        SettingError,
+        r"the law from length 5 on has no room below 7; give it a narrower shape or begin it at 7",
+    ),
+]
+
+
 CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     *(
         (
@@ -168,8 +328,19 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         )
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores"))
     ),
-    *((lambda n=n: sample(n, 0, 1), SettingError, rf"length 0 is too short for {n}; .* start at 1") for n in TASKS),
-    *((lambda n=n: sample(n, 1, 0), SettingError, r"size 0 asks for no sequence; .* at least 1") for n in TASKS),
+    *(
+        (
+            lambda n=n, first=first: sample(n, first - 1, 1),
+            SettingError,
+            rf"length {first - 1} is too short for {n}; .* start at {first}",
+        )
+        for n, first in FIRST_LENGTHS.items()
+    ),
+    *(
+        (lambda n=n, first=first: sample(n, first, 0), SettingError, r"size 0 asks for no sequence; .* at least 1")
+        for n, first in FIRST_LENGTHS.items()
+    ),
+    *PLANTED_CASES,
     (
         lambda: Parity(coupling="nxt"),
         SettingError,

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from cases import randomize, serves, small_decoder, small_encoding, small_scheme
+from cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
 from lengthwise.attention import SHORT
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Cache, Decoder
@@ -162,7 +162,7 @@ def test_ids_beyond_a_table_are_refused_and_those_within_are_not(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 def test_every_task_that_a_scheme_serves_is_trained_and_decoded_alike(task, scheme, monkeypatch):
-    batch = batch_of(scheme, task, 1)
+    batch = batch_of(scheme, task, smallest_length(task))
     if batch is not None:
         decoder = decoder_for("rotary", task, batch)
         assert_the_cache_changes_nothing(decoder, batch, monkeypatch)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cases import ADDITIONS, ANSWERED, words
-from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, IndexHints, MultiAddition, Parity, Reverse
+from cases import ADDITIONS, ANSWERED, smallest_length, words
+from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, IndexHints, MultiAddition, Parity, Planted, Reverse
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
 over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
@@ -86,6 +86,12 @@ def written_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
     return numbered
 
 
+def written_planted(task: Planted, prompt: list[str]) -> list[str]:
+    letters = prompt[: prompt.index("=")]
+    first, second = (letter for letter in letters if letter in "cd")
+    return [*letters, "=", "0" if first == second else "1", "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -93,13 +99,14 @@ WRITTEN = {
     "addition": written_addition,
     "multi_addition": written_multi_addition,
     "index_hints": written_index_hints,
+    "planted": written_planted,
 }
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
-@over_lengths
-def test_every_sequence_is_what_plain_python_writes_after_its_prompt(length, task, rng):
-    examples = task.sample(length=length, size=40, rng=rng)
+@pytest.mark.parametrize("beyond", [0, 1, 4, 11])
+def test_every_sequence_is_what_plain_python_writes_after_its_prompt(beyond, task, rng):
+    examples = task.sample(length=smallest_length(task) + beyond, size=40, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
         symbols = words(task, tokens)
         expected = WRITTEN[task.name](task, symbols[:prompt_length])

@@ -6,9 +6,9 @@ import shlex
 import signal
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -26,7 +26,8 @@ from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwi
 from lengthwise.progress import ProgressLine
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick
 from lengthwise.run import Run, evaluate, generate_from_prompt, load_run, train
-from lengthwise.tasks import TASKS, Addition, IndexHints, MultiAddition, Parity
+from lengthwise.tasks import PLACEMENTS, TASKS, Addition, IndexHints, MultiAddition, Parity, Placement, Planted
+from lengthwise.tasks.placement import ByLength, Local, Subsets
 from lengthwise.training import TrainingSettings
 from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
@@ -139,6 +140,23 @@ PARTS = {
     **{f"scheme {name}": {"scheme": scheme()} for name, scheme in SCHEMES.items()},
     **{f"encoding {name}": {"encoding": encoding()} for name, encoding in ENCODINGS.items()},
     **{f"head {name}": {"decoder": replace(Experiment().decoder, head=name)} for name in POSITION_HEADS},
+    **{
+        f"placement {name}": {"task": Planted(placement=placement())}
+        for name, placement in PLACEMENTS.items()
+        if placement() != Planted().placement
+    },
+    "laws within a placement": {
+        "task": Planted(
+            background=(0.25, 0.75),
+            tuples=((0, 1, 1), (1, 0, 1)),
+            probabilities=(0.5, 0.5),
+            labels=((0.1, 0.9), (0.6, 0.4)),
+            placement=ByLength(
+                until=(5, 9),
+                laws=tuple(Local(shapes=((0, gap, gap + 1),), weights=(1.0,), widest=5) for gap in (1, 2, 3)),
+            ),
+        )
+    },
     "task within a task": {"task": IndexHints(task=Addition(order="most", unequal=True), num_hints=40)},
     "settings": {
         "task": Addition(order="most", zero_padding=False),
@@ -165,6 +183,37 @@ def test_a_task_within_a_task_is_looked_up_by_its_name_as_well():
     written["task"]["task"]["name"] = "adition"
     with pytest.raises(UnknownNameError, match=r"the saved task 'adition' is in no table"):
         from_dict(written)
+
+
+def test_a_placement_within_a_task_is_looked_up_by_its_name_and_so_are_the_laws_within_a_placement():
+    written = to_dict(Experiment(task=Planted(placement=ByLength())))
+    written["task"]["placement"]["laws"][1]["name"] = "locl"
+    with pytest.raises(
+        UnknownNameError, match=r"the saved laws 'locl' is in no table; if it is your own, bring a task"
+    ):
+        from_dict(written)
+    written["task"]["placement"]["name"] = "by_lenth"
+    with pytest.raises(UnknownNameError, match=r"the saved placement 'by_lenth' is in no table; if it is your own"):
+        from_dict(written)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPlacement(Subsets):
+    """In no table."""
+
+    name: ClassVar[str] = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPlanted(Planted):
+    """Builds its own placement."""
+
+    placement: Placement = field(default_factory=OwnPlacement)
+
+
+def test_a_brought_task_builds_a_placement_that_no_table_has():
+    experiment = Experiment(task=OwnPlanted(background=(0.25, 0.75, 0.0, 0.0)))
+    assert from_dict(json.loads(json.dumps(to_dict(experiment))), brought={"task": OwnPlanted}) == experiment
 
 
 def test_two_experiments_that_differ_are_saved_differently():

@@ -73,7 +73,7 @@ from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, reci
 from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Reverse, Task, Text
+from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse, Task, Text
 from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
@@ -131,6 +131,7 @@ __all__ = [
     "NoPE",
     "Parity",
     "PartialRotary",
+    "Planted",
     "PositionScheme",
     "Predicted",
     "RandomChoice",

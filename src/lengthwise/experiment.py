@@ -18,7 +18,7 @@ from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, Unk
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.randomness import stream
-from lengthwise.tasks import TASKS, GradedByLoss, KeepsFiles, Parity, Task
+from lengthwise.tasks import PLACEMENTS, TASKS, GradedByLoss, KeepsFiles, Parity, Task
 from lengthwise.training import TrainingSettings
 
 
@@ -41,6 +41,8 @@ class Experiment:
 
 # What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
+# A setting that holds an entry of a table, or a tuple of entries (a task within a task, the laws of a placement).
+WITHIN: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
 CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
 PARTS: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
@@ -159,7 +161,7 @@ def from_dict(
             elif part.name in TABLES:
                 values[part.name] = _entry(part.name, value)
             elif part.name in PARTS:
-                values[part.name] = PARTS[part.name](**_tuples(value))
+                values[part.name] = PARTS[part.name](**_settings(value))
             else:
                 values[part.name] = tuple(value) if isinstance(value, list) else value
         if folder is not None and isinstance(values["task"], KeepsFiles):
@@ -177,26 +179,27 @@ def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
     built = own()
     # Settings are passed on only where they differ: a class of one's own need not take any.
     default = json.loads(json.dumps(to_dict(built)))
-    settings = {
-        name: value for name, value in _settings(tree).items() if name in default and tree[name] != default[name]
-    }
-    return own(**settings)
+    changed = {name: value for name, value in tree.items() if name in default and value != default[name]}
+    return own(**_settings(changed))
 
 
 def _entry(kind: str, tree: Mapping[str, Any]) -> Any:
     """What stands in a table, by its saved name."""
-    if tree["name"] not in TABLES[kind]:
-        raise UnknownNameError(
-            f"the saved {kind} '{tree['name']}' is in no table; if it is your own, name it again (--{kind} module:Name)"
-        )
-    return TABLES[kind][tree["name"]](**_settings(tree))
+    name, table = tree["name"], WITHIN[kind]
+    if name not in table:
+        way_out = f"name it again (--{kind} module:Name)" if kind in TABLES else "bring a task that builds it (--task)"
+        raise UnknownNameError(f"the saved {kind} '{name}' is in no table; if it is your own, {way_out}")
+    return table[name](**_settings(tree))
 
 
 def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved settings of an entry; one of them may be an entry itself (a task within a task)."""
-    settings = _tuples({name: setting for name, setting in tree.items() if name != "name"})
-    return settings | {name: _entry(name, settings[name]) for name in settings if name in TABLES}
+    """The saved settings of an entry; some of them may be entries themselves."""
+    return {name: _setting(name, value) for name, value in tree.items() if name != "name"}
 
 
-def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+def _setting(name: str, value: Any) -> Any:
+    """JSON knows no tuples, and of an entry only what ``to_dict`` wrote."""
+    if isinstance(value, list):
+        return tuple(_setting(name, part) for part in value)
+    held = name in TABLES or (name in WITHIN and isinstance(value, Mapping))
+    return _entry(name, value) if held else value

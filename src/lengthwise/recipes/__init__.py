@@ -16,6 +16,7 @@ from lengthwise.recipes.language_model import (
 )
 from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
+from lengthwise.recipes.planted import planted
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
 
@@ -32,6 +33,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         addition_carry,
         multi_addition,
         multi_addition_given,
+        planted,
         language_model,
         language_model_small,
         language_model_large,
@@ -90,5 +92,6 @@ def quick(experiment: Experiment) -> Experiment:
             cooldown_steps=min(experiment.training.cooldown_steps, 10),
         ),
         evaluation=replace(experiment.evaluation, lengths=(4, 8), num_examples=(16,)),
-        train_lengths=(1, 4),
+        # Some tasks have no sequence of length 1.
+        train_lengths=(min(experiment.train_lengths[0], 2), 4),
     )

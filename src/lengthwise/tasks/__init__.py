@@ -5,15 +5,18 @@ from lengthwise.tasks.copy import Copy
 from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.parity import Parity
+from lengthwise.tasks.placement import PLACEMENTS, Placement
+from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.reverse import Reverse
 from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
 from lengthwise.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text)
+    task.name: task for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted)
 }
 
 __all__ = [
+    "PLACEMENTS",
     "TASKS",
     "Addition",
     "Copy",
@@ -22,6 +25,8 @@ __all__ = [
     "KeepsFiles",
     "MultiAddition",
     "Parity",
+    "Placement",
+    "Planted",
     "Reverse",
     "Task",
     "Text",

@@ -1,0 +1,85 @@
+"""What exact sums over sets of tokens cost: a window, a chain and a product, forward and backward, on one thread.
+
+The least of a few CPU times, which others on the machine disturb less than wall times. ``sets`` is how many sets of k
+tokens one sequence has, ``summed`` how many of them the structure gives weight. The bar is on the forward pass at the
+longest length.
+"""
+
+import argparse
+import json
+import time
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lengthwise.folder import append_rows, provenance
+from lengthwise.theory.sparse_attention import SparseFunctionalAttention
+
+BATCH, TOKENS, OUTPUTS = 8, 8, 2
+LENGTHS = (256, 1024, 4096)
+STRUCTURES: dict[str, dict[str, Any]] = {
+    "window": {"k": 3, "span": 9},
+    "chain": {"k": 8, "span": 7 * 16 + 1, "max_gap": 16, "score": "chain", "value": "automaton"},
+    "product": {"k": 8, "score": "product", "local": False, "value": "automaton"},
+}
+BAR_SECONDS = 0.15
+RESULTS = Path(__file__).parent / "results" / "theory_speed.jsonl"
+
+
+def summed(module: SparseFunctionalAttention, length: int) -> int:
+    """The number of sets within the span and the largest gap."""
+    if module.span is None:
+        return comb(length, module.k)
+    if module.score == "table":
+        return sum(comb(min(last, module.span - 1), module.k - 1) for last in range(length))
+    ending = [1] * length
+    for _ in range(module.k - 1):
+        ending = [sum(ending[max(0, last - (module.max_gap or length)) : last]) for last in range(length)]
+    return sum(ending)
+
+
+def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
+    """A row of the results."""
+    torch.manual_seed(0)
+    module = SparseFunctionalAttention(num_tokens=TOKENS, num_outputs=OUTPUTS, **STRUCTURES[name])
+    tokens = torch.randint(0, TOKENS, (BATCH, length))
+    forward, backward = [], []
+    for _ in range(repeats):
+        started = time.process_time()
+        loss = -module(tokens)[:, 0].mean()
+        between = time.process_time()
+        loss.backward()
+        forward.append(between - started)
+        backward.append(time.process_time() - between)
+    return {
+        "structure": name,
+        "length": length,
+        "batch": BATCH,
+        "forward_cpu_s": round(min(forward), 4),
+        "backward_cpu_s": round(min(backward), 4),
+        "sets": float(comb(length, module.k)),
+        "summed": float(summed(module, length)),
+        "within_bar": min(forward) <= BAR_SECONDS if length == LENGTHS[-1] else None,
+    }
+
+
+def main() -> None:
+    """Print and keep a row per structure and length."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="Once each, kept nowhere: to see that it works.")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in STRUCTURES:
+        for length in LENGTHS:
+            row = measure(name, length, 1 if arguments.quick else arguments.repeats)
+            print(json.dumps(row), flush=True)
+            if not arguments.quick:
+                append_rows(arguments.out, [{**row, "provenance": provenance()}])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The theory as code: planted correlations, sparse functional attention, exact risks, bounds, counterexamples."""

@@ -1,0 +1,87 @@
+"""What training on short lengths picks: exact empirical risk minimization over a finite class of predictors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from lengthwise.errors import SettingError, unknown_name
+from lengthwise.tasks.planted import Planted
+from lengthwise.theory.laplace import laplace_risks
+from lengthwise.theory.risk import Leakage, Loss, Predictor, TotalVariation, enumerated_risk
+from lengthwise.theory.tabular import TabularAttention
+
+Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray, " predictors"]]
+
+
+def averaged(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
+    """The mean over lengths: a small one allows a risk L times as large at a single length."""
+    return np.asarray(risks.mean(axis=1))
+
+
+def minimax(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
+    """The largest over lengths: what is small is small at each."""
+    return np.asarray(risks.max(axis=1))
+
+
+OBJECTIVES: dict[str, Objective] = {"averaged": averaged, "minimax": minimax}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimizer:
+    """Which predictor of a class has the smallest objective, the first among equals, and what all of them have.
+
+    ``ties`` are the numbers of all predictors as good as the ``chosen`` one, itself included: which of them training
+    finds is not decided by its risk.
+    """
+
+    chosen: int
+    ties: tuple[int, ...]
+    lengths: tuple[int, ...]
+    risks: Float[np.ndarray, "predictors lengths"]
+    objective: Float[np.ndarray, " predictors"]
+
+
+def training_lengths(longest: int) -> tuple[int, ...]:
+    """All lengths from half the longest, rounded up, to the longest: Golowich et al. 2025 (arXiv 2502.16792), (3)."""
+    if longest < 1:
+        raise SettingError(f"longest training length {longest} has no sequences; use at least 1")
+    return tuple(range((longest + 1) // 2, longest + 1))
+
+
+def exact_risks(
+    law: Planted, predictor: Predictor, lengths: Sequence[int], loss: Loss
+) -> Float[np.ndarray, " lengths"]:
+    """The exact risk at each length: any length for an attention under a linear loss, else enumerated."""
+    linear = isinstance(loss, TotalVariation | Leakage)
+    if isinstance(predictor, TabularAttention) and linear and law.placement.span is not None:
+        return laplace_risks(law, predictor, lengths, loss)
+    return np.array([enumerated_risk(law, predictor, length, loss).mean for length in lengths])
+
+
+def exact_erm(
+    law: Planted,
+    predictors: Sequence[Predictor],
+    lengths: Sequence[int],
+    loss: Loss,
+    objective: str = "averaged",
+    tolerance: float = 1e-12,
+) -> Minimizer:
+    """Minimize the population risk over a finite class, by the mean or the maximum over the lengths of training.
+
+    Objectives that differ by no more than ``tolerance`` are ties. The averaged objective: Golowich et al. 2025 (arXiv
+    2502.16792), equation (3).
+    """
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
+    if not predictors or not lengths:
+        raise SettingError(
+            f"{len(predictors)} predictors at {len(lengths)} lengths leave nothing to choose; give at least one of each"
+        )
+    risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
+    values = OBJECTIVES[objective](risks)
+    ties = np.flatnonzero(values <= values.min() + tolerance)
+    return Minimizer(
+        chosen=int(ties[0]), ties=tuple(ties.tolist()), lengths=tuple(lengths), risks=risks, objective=values
+    )
