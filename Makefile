@@ -25,12 +25,13 @@ check: setup
 	$(BIN)/mypy
 
 slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 bench: setup
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/sampler_speed.py
 	$(BIN)/python benchmarks/encoding_speed.py
+	$(BIN)/python benchmarks/theory_speed.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/influence_speed.py
 

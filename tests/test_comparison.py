@@ -24,6 +24,7 @@ from lengthwise.positions import Sequential
 from lengthwise.run import FIT_EXAMPLES, evaluate, load_run
 from lengthwise.tasks import Addition
 from lengthwise.training import Trainer
+from lengthwise.verbs import compare as compare_verb
 from small_runs import small_experiment, tree
 
 ROWS = {
@@ -238,7 +239,7 @@ def test_a_comparison_whose_rows_all_diverge_ends_with_the_reason(tmp_path):
 
 
 def test_the_command_line_shows_a_row_that_diverged(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "rows_of", lambda *asked: {"too fast": DIVERGING, **ROWS})
+    monkeypatch.setattr(compare_verb, "rows_of", lambda *asked: {"too fast": DIVERGING, **ROWS})
     flags = ["compare", "parity", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     cli.main(flags)
     printed = capsys.readouterr()
