@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from lengthwise.errors import LengthwiseError, SkippedTextWarning, UntrainedDistanceWarning, unknown_name
 from lengthwise.interruption import StoppedError
 from lengthwise.terminal import say
+from lengthwise.verbs.certify import certify
 from lengthwise.verbs.compare import compare_
 from lengthwise.verbs.evaluate import evaluate_, generate_
 from lengthwise.verbs.influence import influence
@@ -46,6 +47,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "compare": compare_,
     "generate": generate_,
     "influence": influence,
+    "certify": certify,
 }
 for name, verb in VERBS.items():
     app.command(name)(verb)

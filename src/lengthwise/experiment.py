@@ -173,6 +173,14 @@ def from_dict(
         raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
 
 
+def entry_of(kind: str, tree: Mapping[str, Any]) -> Any:
+    """An entry of a table that a user wrote as JSON, by its name; ``SettingError`` for settings it does not have."""
+    try:
+        return _entry(kind, tree)
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        raise SettingError(f"this is no {kind} ({error}); write its settings by their names") from None
+
+
 def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(own, type):
         return own

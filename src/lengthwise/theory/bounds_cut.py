@@ -18,10 +18,12 @@ from lengthwise.tasks.placement import ShapeLaw
 from lengthwise.tasks.planted import Planted
 from lengthwise.theory.cover import GridCover, Interval, Piece, ProportionalCover
 from lengthwise.theory.extrapolation import Extrapolation
-from lengthwise.theory.risk import Leakage, Loss, Predictor, enumerated_risk
+from lengthwise.theory.risk import Leakage, Loss, Predictor, enumerated_risk, num_sequences
 from lengthwise.theory.tabular import TabularAttention, normalized
 
 CoverKind = type[GridCover] | type[ProportionalCover]
+# Sequences that all windows of an exact cut have together, at most.
+MOST_SEQUENCES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +166,15 @@ class Cut:
     needs: ClassVar[str] = "span, scores and values, all sequences of the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """By enumeration: ``SettingError`` where the trained length has too many sequences."""
-        total = 0.0
-        for term, weight in terms(case, self.cover).items():
+        """By enumeration: ``SettingError`` where the windows have too many sequences of the trained length."""
+        windows, total = terms(case, self.cover), 0.0
+        number = len(windows) * num_sequences(case.law, case.trained)
+        if number > MOST_SEQUENCES:
+            raise SettingError(
+                f"{len(windows)} windows of {case.trained} tokens have {number:,} sequences, more than the "
+                f"{MOST_SEQUENCES:,} that are enumerated; use a shorter trained length, or B0_sampled"
+            )
+        for term, weight in windows.items():
             loss = CutLoss(term.window, case.loss)
             total += weight * enumerated_risk(term.law(case.law), case.attention, case.trained, loss).mean
         return total

@@ -132,10 +132,10 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
     ``SettingError`` above ``MOST_SEQUENCES``.
     """
     sets, probability = law.placement.law(length).sets()
-    drawn = int((np.array(law.background) > 0).sum()) ** (length - law.k)
-    if drawn * len(sets) * len(law.tuples) > MOST_SEQUENCES:
+    number = len(sets) * num_sequences(law, length)
+    if number > MOST_SEQUENCES:
         raise SettingError(
-            f"length {length} has {drawn * len(sets) * len(law.tuples):,} sequences, more than the {MOST_SEQUENCES:,} "
+            f"length {length} has {number:,} sequences, more than the {MOST_SEQUENCES:,} "
             "that are enumerated; use a shorter length, laplace_risk or sampled_risk"
         )
     risk = np.zeros(len(sets))
@@ -144,6 +144,11 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
             rows = np.broadcast_to(planted, (len(tokens), law.k))
             risk[place] += weight @ loss.of(predictor, tokens, rows, labels)
     return Conditional(sets=sets, probability=probability, risk=risk)
+
+
+def num_sequences(law: Planted, length: int) -> int:
+    """How many sequences a planted set has: the backgrounds of every planted tuple."""
+    return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
 
 
 def _sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:

@@ -1,0 +1,144 @@
+"""What a certificate looks like: one JSON document, tables, and a figure of bounds and risks against length."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lengthwise.checkpoint import write_atomically
+from lengthwise.theory.certificate import LawCertificate
+from lengthwise.theory.structure import TaskCertificate
+
+CERTIFICATE = "certificate.json"
+Table = tuple[str, list[str], list[list[str]]]
+
+
+def to_json(certificate: LawCertificate | TaskCertificate) -> dict[str, Any]:
+    """Plain values; the tables of the fitted attention and the sets of a task are left out."""
+    document = asdict(certificate)
+    document.pop("predictor", None)
+    for each in document.get("structures", ()):
+        each.pop("shapes")
+    return json.loads(json.dumps(document), parse_constant=lambda name: None)
+
+
+def tables(certificate: LawCertificate | TaskCertificate) -> list[Table]:
+    """For people: the assumptions first, then what follows from them."""
+    assumed = (
+        "assumptions",
+        ["assumption", "holds", "found", "without it"],
+        [
+            [each.name, "yes" if each.holds else "NO", each.found, f"counterexample {each.counterexample}"]
+            for each in certificate.assumptions
+        ],
+    )
+    if isinstance(certificate, TaskCertificate):
+        return [assumed, _growth(certificate)]
+    return [assumed, _risks(certificate), _bounds(certificate)]
+
+
+def _growth(certificate: TaskCertificate) -> Table:
+    return (
+        f"what a local, relative head may lose beyond {certificate.trained}, up to kappa",
+        ["length", "answers", "times the risk per answer", "of the whole", "risk per answer for 90% exact"],
+        [
+            [str(each.length), str(each.answers), *map(_number, (each.per_answer, each.whole, each.needed))]
+            for each in certificate.growth
+        ],
+    )
+
+
+def _risks(certificate: LawCertificate) -> Table:
+    predicted = {each.length: each for each in certificate.predictions}
+    body = []
+    for risk in certificate.risks:
+        there = predicted.get(risk.length)
+        holding = [
+            (each.value, each.bound)
+            for each in certificate.bounds
+            if each.length == risk.length and each.value is not None
+        ]
+        best = min(holding, default=None)
+        body.append(
+            [
+                str(risk.length),
+                _number(risk.found.risk),
+                risk.found.how if risk.found.how == "exact" else f"{risk.found.low:.4f} to {risk.found.high:.4f}",
+                _number(risk.bayes.risk),
+                _number(None if there is None else there.odds),
+                _number(None if there is None else there.secant),
+                "-" if best is None else f"{_number(best[0])} ({best[1]})",
+            ]
+        )
+    header = ["length", "risk", "how", "Bayes", "predicted", "secant", "least bound"]
+    return f"a head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
+
+
+def _bounds(certificate: LawCertificate) -> Table:
+    lengths = sorted({each.length for each in certificate.bounds})
+    by_name: dict[str, dict[int, str]] = {}
+    for each in certificate.bounds:
+        told = _number(each.value) if each.refused is None else each.refused
+        by_name.setdefault(f"{each.bound} ({each.provenance})", {})[each.length] = told
+    body = []
+    for name, values in by_name.items():
+        # A reason is given once.
+        reason = len(set(values.values())) == 1
+        body.append([name, *(values[length] if not reason or length == lengths[0] else "" for length in lengths)])
+    return "bounds", ["bound", *map(str, lengths)], body
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def write(certificate: LawCertificate | TaskCertificate, folder: Path) -> Path:
+    """certificate.json and figure.png in a folder; the path of the figure."""
+    # Loading matplotlib takes a second.
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    write_atomically(folder / CERTIFICATE, json.dumps(to_json(certificate), indent=2).encode())
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = figure.subplots()
+    draw: Callable[..., None] = _draw_law if isinstance(certificate, LawCertificate) else _draw_task
+    draw(certificate, axes)
+    axes.set_xscale("log")
+    axes.set_xlabel("length")
+    axes.legend(fontsize=7)
+    figure.savefig(folder / "figure.png", dpi=160)
+    return folder / "figure.png"
+
+
+def _draw_law(certificate: LawCertificate, axes: Any) -> None:
+    lengths = [each.length for each in certificate.risks]
+    axes.plot(lengths, [each.found.risk for each in certificate.risks], "ko-", label="risk of the fitted head")
+    axes.plot(lengths, [each.bayes.risk for each in certificate.risks], "k:", label="Bayes")
+    for name, law in (("predicted", "odds"), ("secant", "secant")):
+        points = [(each.length, getattr(each, law)) for each in certificate.predictions]
+        axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
+    for name in dict.fromkeys(each.bound for each in certificate.bounds):
+        points = [
+            (each.length, each.value)
+            for each in certificate.bounds
+            if each.bound == name and each.value is not None and 0 < each.value < math.inf
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.8, label=name)
+    axes.axhline(1, color="0.7", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.set_ylabel("risk (total variation); bounds above 1 say nothing")
+
+
+def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
+    lengths = [each.length for each in certificate.structures]
+    for label, values in (
+        ("tokens per answer", [each.k for each in certificate.structures]),
+        ("reach in tokens", [each.reach for each in certificate.structures]),
+        ("reach in coupled IDs", [each.id_reach for each in certificate.structures]),
+    ):
+        if None not in values:
+            axes.plot(lengths, values, "o-", label=label)
+    axes.set_yscale("log")
+    axes.set_ylabel("tokens, or IDs")

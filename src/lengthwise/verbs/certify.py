@@ -1,0 +1,79 @@
+"""The verb certify: what the theory says of a task at lengths beyond training."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.certificate_report import tables, to_json, write
+from lengthwise.choices import numbers, span
+from lengthwise.errors import SettingError
+from lengthwise.experiment import entry_of, look_up
+from lengthwise.tasks import Planted, Task
+from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.theory.certificate import LawCertificate, certify_law
+from lengthwise.theory.structure import TaskCertificate, certify_task
+from lengthwise.verbs.flags import WHOLE, Json
+
+
+def certify(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="TASK|FILE.json", help="A task, module:Name of your own, or a planted law in a file."),
+    ],
+    lengths: Annotated[str, typer.Option(help="Such as 64,256.")] = "64,256",
+    train_lengths: Annotated[
+        str | None,
+        typer.Option(help="Shortest and longest trained, such as 1:20; room for what is planted by default."),
+    ] = None,
+    steps: Annotated[int, typer.Option(**WHOLE, help="Of fitting a head to a planted law.")] = 1000,
+    seed: Annotated[int, typer.Option(**WHOLE, help="Of the fit and of what is drawn.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for certificate.json and a figure.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the theory's assumptions on a task, and say what follows at longer lengths: bounds, predictions, risks."""
+    task, tested = _task(what), numbers(lengths, "lengths")
+    with err_console.status(f"certifying {task.name}"):
+        certificate = _certified(task, None if train_lengths is None else span(train_lengths), tested, steps, seed)
+    if as_json:
+        print_json({"task": task.name, **to_json(certificate)})
+    else:
+        for title, header, body in tables(certificate):
+            print_table(title, header, body, wrap=True)
+    if out is not None:
+        figure = write(certificate, out)
+        if not as_json:
+            out_console.print(f"figure: {figure}", markup=False, highlight=False)
+
+
+def _task(what: str) -> Task:
+    """A task of the table, of one's own, or a planted law in a file."""
+    path = Path(what)
+    if path.is_dir():
+        raise SettingError(f"'{what}' is a folder; certify takes a task or a JSON file with a planted law")
+    if path.suffix != ".json":
+        return look_up("task", what)()
+    try:
+        tree = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SettingError(f"'{what}' cannot be read as JSON ({error}); write a planted law") from None
+    if not isinstance(tree, dict):
+        raise SettingError(f"'{what}' holds no law; write an object with background, tuples, probabilities and labels")
+    return entry_of("task", {"name": "planted", **tree})
+
+
+def _certified(
+    task: Task, trained: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
+) -> LawCertificate | TaskCertificate:
+    if isinstance(task, Planted):
+        return certify_law(
+            task, trained=_room(task) if trained is None else trained, lengths=lengths, steps=steps, seed=seed
+        )
+    return certify_task(task, trained=20 if trained is None else trained[1], lengths=lengths, seed=seed)
+
+
+def _room(law: Planted) -> tuple[int, int]:
+    """Four spans, as the bounds ask for, and no less than sixteen tokens."""
+    reach = law.placement.span
+    return law.smallest, max(16, 0 if reach is None else 4 * reach)
