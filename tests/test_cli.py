@@ -541,7 +541,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["evaluate"], "RUN"),
     (["generate", "run"], "--prompt"),
     (["evaluate", "run", "unfinished"], "unfinished"),
-    (["trian"], "'trian'; did you mean 'train'? known: compare"),
+    (["trian"], "'trian'; did you mean 'train'? known: certify, compare"),
     (["--verbose"], "--verbose"),
     ([], "command"),
 ]
