@@ -74,6 +74,8 @@ from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
 from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse, Task, Text
+from lengthwise.theory.certificate import LawCertificate, certify_law
+from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
@@ -120,6 +122,7 @@ __all__ = [
     "KERPLELog",
     "KERPLEPower",
     "LanguageModel",
+    "LawCertificate",
     "Learned",
     "LeaveOneOut",
     "LengthResult",
@@ -149,6 +152,7 @@ __all__ = [
     "Skipwise",
     "T5Bias",
     "Task",
+    "TaskCertificate",
     "Text",
     "TextCodec",
     "Trainer",
@@ -157,6 +161,8 @@ __all__ = [
     "Weave",
     "YaRN",
     "build_decoder",
+    "certify_law",
+    "certify_task",
     "compare",
     "evaluate",
     "evaluate_by_length",

@@ -26,6 +26,7 @@ LOSS = TotalVariation()
 # Bounds that go through the pieces of each planted set, and up to which length they are asked for.
 PIECEWISE = {"A", "B", "B_transfer", "B_push", "B0", "B0_sampled", "B4", "B5"}
 MOST_TOKENS = 1024
+NO_RISK = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """The risk at one length, how it was found, and the risk of the Bayes predictor, which nobody can beat much."""
+    """The risk at one length and how it was found; ``bayes`` is that of the predictor with the smallest log loss."""
 
     length: int
     found: Found
@@ -60,7 +61,10 @@ class BoundValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What lengths of training alone say about the risk at another."""
+    """What lengths of training alone say about the risk at another.
+
+    ``low`` and ``high`` come from the residuals of the fit alone: too near where the true curve is no odds law.
+    """
 
     length: int
     odds: float
@@ -71,7 +75,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawCertificate:
-    """All of it; ``risks`` has the tested lengths in order, the longest trained one first."""
+    """All of it; ``risks`` has the tested lengths and the longest trained one, in order."""
 
     trained: tuple[int, int]
     assumptions: tuple[Assumption, ...]
@@ -210,7 +214,8 @@ def _predictions(law: Planted, predictor: Predictor, trained: int, lengths: Sequ
         risks = laplace_risks(law, predictor, known, LOSS)
     except SettingError:
         return
-    odds = fit_odds(known, risks, max(limit_risk(law, predictor), 1e-12))
+    # A head without any risk has no limit above 0, which the law of odds needs.
+    odds = fit_odds(known, risks, max(limit_risk(law, predictor), NO_RISK))
     for length in lengths:
         low, high = odds.interval(length)
         yield Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(known, risks, length))

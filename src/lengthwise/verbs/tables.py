@@ -15,7 +15,9 @@ from lengthwise.verbs.flags import Json
 
 
 def list_(
-    kind: Annotated[str | None, typer.Argument(help="tasks, schemes, encodings or recipes; all by default.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="tasks, schemes, encodings, measures or recipes; all by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what there is: one line and the paper each."""
