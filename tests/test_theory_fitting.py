@@ -9,7 +9,11 @@ import torch
 from lengthwise.errors import DivergedError, SettingError
 from lengthwise.randomness import stream
 from lengthwise.tasks.planted import Planted
+from lengthwise.theory.fitted import fitted
 from lengthwise.theory.fitting import History, Schedule, fit, held_out_loss
+from lengthwise.theory.growth import fit_odds, limit_risk
+from lengthwise.theory.laplace import laplace_risk, laplace_risks
+from lengthwise.theory.risk import TotalVariation
 from lengthwise.theory.sparse_attention import SparseFunctionalAttention
 
 LAW = Planted()
@@ -58,6 +62,17 @@ def test_every_structure_that_can_say_the_law_learns_it(structure, seed):
     module = attention(seed, **structure)
     fit(module, LAW, lengths=(4, 16), steps=1000, seed=seed)
     assert held_out_loss(module, LAW, length=16, size=4000, seed=seed) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_trained_on_short_sequences_grows_by_the_odds_law_far_beyond(seed):
+    short = range(8, 17)
+    trained_tables = fitted(LAW, (4, 16), steps=2000, seed=seed)
+    odds = fit_odds(short, laplace_risks(LAW, trained_tables, short, TotalVariation()), limit_risk(LAW, trained_tables))
+    exact = laplace_risk(LAW, trained_tables, 512, TotalVariation())
+    assert exact > 0.005
+    assert odds.at(512) == pytest.approx(exact, rel=0.1)
 
 
 def test_a_span_below_that_of_the_law_cannot_be_trained_away():
