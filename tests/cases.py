@@ -10,7 +10,18 @@ from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, PositionScheme
-from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, Parity, Planted, Reverse, Task
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    GradedByLoss,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    SparseParity,
+    Task,
+)
 
 NUM_POSITION_IDS = 256
 
@@ -31,6 +42,8 @@ SETTINGS: dict[str, Task] = {
     "parity-none": Parity(coupling="none"),
     "copy-12": Copy(num_symbols=12),
     "reverse-2": Reverse(num_symbols=2),
+    "sparse_parity-letters": SparseParity(coding="letters", window=5),
+    "recall-asked": Recall(num_queries=3),
     **ADDITIONS,
 }
 

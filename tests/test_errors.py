@@ -63,7 +63,19 @@ from lengthwise.positions import (
 )
 from lengthwise.positions.scheme import places_of
 from lengthwise.preparation import prepare_corpus
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse, Text
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    IndexHints,
+    MultiAddition,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    SparseParity,
+    Text,
+)
 from lengthwise.tasks.placement import ByLength, Local, Subsets, UniformShapes
 
 SOURCE = Path(lengthwise.__file__).parent
@@ -348,6 +360,24 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: Copy(num_symbols=0), SettingError, r"num_symbols 0 leaves nothing to copy; use at least 1"),
     (lambda: Reverse(num_symbols=-2), SettingError, r"num_symbols -2 leaves nothing to reverse; use at least 1"),
+    (lambda: SparseParity(coding="bits"), SettingError, r"coding 'bits' is unknown .* choose one of flags, letters"),
+    (lambda: SparseParity(fewest=5), SettingError, r"5 to 4 flagged bits are no range; start at 1 or more, end later"),
+    (lambda: SparseParity(num_letters=0), SettingError, r"num_letters 0 is out of range; use 1 to 26"),
+    (lambda: SparseParity(window=3), SettingError, r"a window of 3 has no room for 4 flagged bits; widen it"),
+    (lambda: SparseParity(tested=(2, 0)), SettingError, r"0 flagged bits have no parity; test 1 or more"),
+    (lambda: SparseParity().from_prompt("0110"), PromptError, r"'0110' flags no bit; write bits such as 01\*10\*1"),
+    (
+        lambda: SparseParity().from_prompt("01*2"),
+        PromptError,
+        r"'2' cannot stand in a prompt of sparse_parity; write bits such as",
+    ),
+    (lambda: Recall(num_values=0), SettingError, r"num_values 0 leaves nothing to recall; use at least 1"),
+    (lambda: Recall(num_pairs=17), SettingError, r"17 pairs need as many keys; num_keys is 16: raise it"),
+    (lambda: Recall(num_queries=5), SettingError, r"5 questions are more than the 4 pairs; ask for fewer"),
+    (lambda: Recall().from_prompt("k1 v1"), PromptError, r"'k1 v1' has no question, or no text; write a text and its"),
+    (lambda: Recall().from_prompt("k1 v1 = v1"), PromptError, r"'v1' cannot stand in a prompt of recall"),
+    (lambda: Recall().from_prompt("k1 f1 v2 = k1"), PromptError, r"has a key without a value, or a value without"),
+    (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"'k2' is asked for and is there 0 times; it must be"),
     (lambda: Addition(order="up"), SettingError, r"order 'up' is unknown .* choose one of least, most, reversed_sum"),
     (lambda: Addition(scratchpad="all"), SettingError, r"scratchpad 'all' is unknown .* choose one of none, carry"),
     (lambda: Addition(long_carry_share=1.5), SettingError, r"long_carry_share 1.5 is no share; .* from 0 to 1"),

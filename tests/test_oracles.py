@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from cases import ADDITIONS, ANSWERED, smallest_length, words
-from lengthwise.tasks import TASKS, Addition, Copy, GradedByLoss, IndexHints, MultiAddition, Parity, Planted, Reverse
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    GradedByLoss,
+    IndexHints,
+    MultiAddition,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    SparseParity,
+)
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
 over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
@@ -92,6 +104,19 @@ def written_planted(task: Planted, prompt: list[str]) -> list[str]:
     return [*letters, "=", "0" if first == second else "1", "end"]
 
 
+def written_sparse_parity(task: SparseParity, prompt: list[str]) -> list[str]:
+    given = prompt[: prompt.index("=")]
+    flagged = [symbol[0] for symbol in given if (symbol in "01" if task.coding == "letters" else symbol[1:] == "*")]
+    assert min(task.fewest, len(given)) <= len(flagged) <= task.most
+    return [*given, "=", str(flagged.count("1") % 2), "end"]
+
+
+def written_recall(task: Recall, prompt: list[str]) -> list[str]:
+    text, questions = prompt[: prompt.index("=")], prompt[prompt.index("=") + 1 : -1]
+    value_of = {key: text[place + 1] for place, key in enumerate(text) if key.startswith("k")}
+    return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -100,6 +125,8 @@ WRITTEN = {
     "multi_addition": written_multi_addition,
     "index_hints": written_index_hints,
     "planted": written_planted,
+    "sparse_parity": written_sparse_parity,
+    "recall": written_recall,
 }
 
 

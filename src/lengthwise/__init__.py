@@ -73,7 +73,20 @@ from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, reci
 from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
-from lengthwise.tasks import TASKS, Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse, Task, Text
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    IndexHints,
+    MultiAddition,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    SparseParity,
+    Task,
+    Text,
+)
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.training import Trainer, TrainingSettings
@@ -141,6 +154,7 @@ __all__ = [
     "RandomFloats",
     "RandomStart",
     "Randomized",
+    "Recall",
     "Reverse",
     "Rotary",
     "Rule",
@@ -150,6 +164,7 @@ __all__ = [
     "Sequential",
     "Sinusoidal",
     "Skipwise",
+    "SparseParity",
     "T5Bias",
     "Task",
     "TaskCertificate",

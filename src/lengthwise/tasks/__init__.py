@@ -7,12 +7,15 @@ from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
+from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
+from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
 from lengthwise.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted)
+    task.name: task
+    for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted, SparseParity, Recall)
 }
 
 __all__ = [
@@ -27,7 +30,9 @@ __all__ = [
     "Parity",
     "Placement",
     "Planted",
+    "Recall",
     "Reverse",
+    "SparseParity",
     "Task",
     "Text",
     "TokenizedDocument",
