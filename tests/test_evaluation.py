@@ -19,10 +19,11 @@ from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import ALiBi, Learned, NoPE
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, wilson_interval
+from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.grading import Graded, grade
+from lengthwise.intervals import wilson_interval
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import Coupled, Predicted, Sequential
 from lengthwise.randomness import stream

@@ -1,6 +1,5 @@
 """Exact match by length, far past the training length, with intervals and the first error of each failure."""
 
-import math
 import statistics
 import time
 import warnings
@@ -13,6 +12,7 @@ from lengthwise.decoder import Decoder
 from lengthwise.encodings import EncodingSettings
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.grading import DECODES, Graded, grade
+from lengthwise.intervals import wilson_interval
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task
@@ -90,14 +90,6 @@ class LengthResult:
     first_error: FirstErrors | None
     largest_distance: int | float
     wall_s: float
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share, 95% by default (Wilson 1927); never leaves [0, 1]."""
-    share = successes / trials
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def evaluate_by_length(

@@ -1,10 +1,18 @@
-"""Intervals of means over clusters, such as the documents that tokens come from."""
+"""Intervals of shares, and of means over clusters, such as the documents that tokens come from."""
 
 import math
 from functools import cache
 
 import numpy as np
 from jaxtyping import Float, Int
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a share, 95% by default (Wilson 1927); never leaves [0, 1]."""
+    share = successes / trials
+    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def clustered_interval(

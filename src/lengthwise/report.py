@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import RunFolderError
-from lengthwise.evaluation import wilson_interval
+from lengthwise.intervals import wilson_interval
 
 Rows = Sequence[Mapping[str, Any]]
 FITTED = 0.99
