@@ -21,7 +21,7 @@ ROWS = (
     ("decoder",),
     ("generate", "loss", "influence", "theory"),
     ("grading", "training", "hf"),
-    ("evaluation",),
+    ("evaluation", "forecast"),
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss"),
     ("conformance", "folder"),
     ("recipes", "run", "study"),

@@ -137,7 +137,7 @@ def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
         ("law.json", '{"colour": 1}', "this is no task"),
         ("law.json", '{"placement": {"name": "nowhere"}}', "'nowhere' is in no table"),
         ("missing.json", None, "cannot be read as JSON"),
-        ("", None, "is a folder"),
+        ("", None, "is no run folder"),
         ("pariti", None, "did you mean 'parity'"),
     ],
 )

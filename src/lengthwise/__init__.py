@@ -33,6 +33,7 @@ from lengthwise.errors import LengthwiseError, UntrainedDistanceWarning
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.generate import generate
 from lengthwise.influence import (
     MEASURES,
@@ -70,7 +71,7 @@ from lengthwise.positions import (
 from lengthwise.preparation import prepare_corpus
 from lengthwise.randomness import stream
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
-from lengthwise.run import Answer, Run, evaluate, generate_from_prompt, load_run, train
+from lengthwise.run import Answer, Run, certify_run, evaluate, generate_from_prompt, load_run, train
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
 from lengthwise.tasks import (
@@ -159,6 +160,7 @@ __all__ = [
     "Rotary",
     "Rule",
     "Run",
+    "RunCertificate",
     "Sampler",
     "Screened",
     "Sequential",
@@ -177,6 +179,7 @@ __all__ = [
     "YaRN",
     "build_decoder",
     "certify_law",
+    "certify_run",
     "certify_task",
     "compare",
     "evaluate",

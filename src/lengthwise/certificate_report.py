@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.checkpoint import write_atomically
+from lengthwise.forecast.assumptions import REACHED
+from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.theory.certificate import LawCertificate
 from lengthwise.theory.structure import TaskCertificate
 
 CERTIFICATE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
+Certificate = LawCertificate | TaskCertificate | RunCertificate
 
 
-def to_json(certificate: LawCertificate | TaskCertificate) -> dict[str, Any]:
+def to_json(certificate: Certificate) -> dict[str, Any]:
     """Plain values; the tables of the fitted attention and the sets of a task are left out."""
     document = asdict(certificate)
     document.pop("predictor", None)
@@ -24,7 +27,7 @@ def to_json(certificate: LawCertificate | TaskCertificate) -> dict[str, Any]:
     return json.loads(json.dumps(document), parse_constant=lambda name: None)
 
 
-def tables(certificate: LawCertificate | TaskCertificate) -> list[Table]:
+def tables(certificate: Certificate) -> list[Table]:
     """For people: the assumptions first, then what follows from them."""
     assumed = (
         "assumptions",
@@ -36,7 +39,28 @@ def tables(certificate: LawCertificate | TaskCertificate) -> list[Table]:
     )
     if isinstance(certificate, TaskCertificate):
         return [assumed, _growth(certificate)]
+    if isinstance(certificate, RunCertificate):
+        return [assumed, _forecasts(certificate), _horizon(certificate)]
     return [assumed, _risks(certificate), _bounds(certificate)]
+
+
+def _forecasts(certificate: RunCertificate) -> Table:
+    header = ["length", "foretold", "90% interval", "by IDs alone", "by number of tokens alone", "leakage"]
+    body = [
+        [
+            str(each.length),
+            f"{each.accuracy:.2f}",
+            f"{each.low:.2f} to {each.high:.2f}",
+            *(f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
+        ]
+        for each in certificate.forecasts
+    ]
+    return f"right answers, token by token, beyond {certificate.trained[1]}", header, body
+
+
+def _horizon(certificate: RunCertificate) -> Table:
+    told = "nothing is foretold" if certificate.horizon is None else str(certificate.horizon)
+    return "horizon", [f"accuracy of {REACHED} up to length", "beyond"], [[told, certificate.limited_by]]
 
 
 def _growth(certificate: TaskCertificate) -> Table:
@@ -94,7 +118,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def write(certificate: LawCertificate | TaskCertificate, folder: Path) -> Path:
+def write(certificate: Certificate, folder: Path) -> Path:
     """certificate.json and figure.png in a folder; the path of the figure."""
     # Loading matplotlib takes a second.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -102,8 +126,7 @@ def write(certificate: LawCertificate | TaskCertificate, folder: Path) -> Path:
     write_atomically(folder / CERTIFICATE, json.dumps(to_json(certificate), indent=2).encode())
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
-    draw: Callable[..., None] = _draw_law if isinstance(certificate, LawCertificate) else _draw_task
-    draw(certificate, axes)
+    _DRAW[type(certificate)](certificate, axes)
     axes.set_xscale("log")
     axes.set_xlabel("length")
     axes.legend(fontsize=7)
@@ -142,3 +165,22 @@ def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
             axes.plot(lengths, values, "o-", label=label)
     axes.set_yscale("log")
     axes.set_ylabel("tokens, or IDs")
+
+
+def _draw_run(certificate: RunCertificate, axes: Any) -> None:
+    lengths = [each.length for each in certificate.forecasts]
+    low, high = [each.low for each in certificate.forecasts], [each.high for each in certificate.forecasts]
+    axes.fill_between(lengths, low, high, alpha=0.2, label="90% interval")
+    axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="foretold")
+    axes.plot(lengths, [each.positions for each in certificate.forecasts], ":", label="by IDs alone")
+    axes.plot(lengths, [each.crowd for each in certificate.forecasts], "--", label="by number of tokens alone")
+    axes.plot([certificate.trained[1]], [certificate.fidelity.whole], "ks", label="longest trained")
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylabel("right answers, token by token")
+
+
+_DRAW: dict[type, Callable[..., None]] = {
+    LawCertificate: _draw_law,
+    TaskCertificate: _draw_task,
+    RunCertificate: _draw_run,
+}

@@ -148,7 +148,9 @@ class Block(nn.Module):
         if self.settings.length_scaling == "none":
             return 1.0
         visible = torch.arange(keys - seq + 1, keys + 1, device=device)
-        if looking.added is not None:
+        if looking.counted is not None:
+            visible = looking.counted[:, None]
+        elif looking.added is not None:
             visible = (visible - looking.added.isneginf().tril(keys - seq).sum(dim=-1))[:, None]
         log = (visible + 1).log()[..., None]
         return log if self.length_scale is None else self.length_scale(log)
@@ -198,15 +200,20 @@ class Decoder(nn.Module):
         *,
         first: int = 0,
         looking: Looking = PLAINLY,
-    ) -> tuple[Float[Tensor, "batch asked d_model"], Cache]:
+        kept: Int[Tensor, "rows kept"] | None = None,
+    ) -> tuple[Float[Tensor, "rows asked d_model"], Cache]:
         """Hidden states of the given tokens, which follow those in the cache, and the cache with them added.
 
         ``position_ids``: (batch, seq), or (level, batch, seq) with several levels; ``PositionIDError`` for IDs of
         another shape or kind, negative or beyond the encoding's table. Where only hidden states from token index
         ``first`` on are read, the last block computes no others. ``looking`` hides keys or watches weights; ``first``
-        is 0 with it.
+        is 0 with it. ``kept``: the only token indexes that are read on from the embeddings, rising in each of its rows;
+        with ``times`` as many rows as ``tokens``, those of one sequence follow one another.
         """
         x, grown = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
+        if kept is not None:
+            sequence = torch.arange(len(kept), device=kept.device)[:, None] // (len(kept) // len(tokens))
+            x, grown.position_ids = x[sequence, kept], grown.position_ids[:, sequence, kept]
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[layer], cache.values[layer])
             asked = first if layer == len(self.blocks) - 1 else 0

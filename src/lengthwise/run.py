@@ -1,6 +1,6 @@
 """The verbs as functions that return data: train, load, evaluate, and one-off generation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, S
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
+from lengthwise.forecast.certificate import RunCertificate, certify_decoder
+from lengthwise.forecast.subject import Subject
 from lengthwise.generate import generate
 from lengthwise.randomness import stream
 from lengthwise.tasks import GradedByLoss, Task
@@ -162,6 +164,26 @@ def evaluate(
         rows += [_row(run, result, variant) for result in _measured(run, task, settings, report)]
     append_rows(run.folder / RESULTS, rows)
     return rows
+
+
+def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
+    """Which assumptions of the theory a run keeps, and how accurate it will be at ``lengths``; see ``RunCertificate``.
+
+    ``SettingError`` for a task that does not say what its answers depend on, and for a decoder in whose attention no
+    token can stand for several.
+    """
+    experiment = run.experiment
+    first, last = run.facts["id_range"]
+    subject = Subject(
+        decoder=run.decoder,
+        task=experiment.task,
+        scheme=experiment.scheme,
+        encoding=experiment.encoding,
+        trained=experiment.train_lengths,
+        id_range=(first, last),
+        seed=seed,
+    )
+    return certify_decoder(subject, lengths)
 
 
 def _measured(

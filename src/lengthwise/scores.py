@@ -17,11 +17,13 @@ class Looking:
     """What one looks at a decoder with: keys hidden by what is added to the scores, weights watched layer by layer.
 
     ``added``: (1 or batch, query, key), for all heads and layers; minus infinity hides a key. ``watch`` gets every
-    layer's weights (batch, heads, query, key). A length scale counts the keys that are not hidden.
+    layer's weights (batch, heads, query, key). A length scale counts the keys that are not hidden, or as many as
+    ``counted`` says: (batch, query).
     """
 
     added: Float[Tensor, "#batch query key"] | None = None
     watch: Callable[[Tensor], None] | None = None
+    counted: Float[Tensor, "batch query"] | None = None
 
 
 PLAINLY = Looking()

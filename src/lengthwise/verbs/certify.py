@@ -1,28 +1,41 @@
-"""The verb certify: what the theory says of a task at lengths beyond training."""
+"""The verb certify: what the theory says of a task, and of a trained run, at lengths beyond training."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lengthwise.certificate_report import tables, to_json, write
+from lengthwise.certificate_report import Certificate, tables, to_json, write
 from lengthwise.choices import numbers, span
 from lengthwise.errors import SettingError
 from lengthwise.experiment import entry_of, look_up
+from lengthwise.run import certify_run, load_run
 from lengthwise.tasks import Planted, Task
 from lengthwise.terminal import err_console, out_console, print_json, print_table
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.verbs.flags import WHOLE, Json
 
+# Lengths that are asked about by default: of a task, and of a run as multiples of the longest that it was trained on.
+LENGTHS = (64, 256)
+TIMES = (2, 4, 16)
+
 
 def certify(
     what: Annotated[
         str,
-        typer.Argument(metavar="TASK|FILE.json", help="A task, module:Name of your own, or a planted law in a file."),
+        typer.Argument(
+            metavar="TASK|FILE.json|RUN",
+            help="A task, module:Name of your own, a planted law in a file, or the folder of a run.",
+        ),
     ],
-    lengths: Annotated[str, typer.Option(help="Such as 64,256.")] = "64,256",
+    lengths: Annotated[
+        str | None,
+        typer.Option(help="64,256 by default; of a run 2, 4 and 16 times the longest trained."),
+    ] = None,
     train_lengths: Annotated[
         str | None,
         typer.Option(help="Shortest and longest trained, such as 1:20; room for what is planted by default."),
@@ -32,12 +45,26 @@ def certify(
     out: Annotated[Path | None, typer.Option("--out", help="A folder for certificate.json and a figure.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the theory's assumptions on a task, and say what follows at longer lengths: bounds, predictions, risks."""
-    task, tested = _task(what), numbers(lengths, "lengths")
-    with err_console.status(f"certifying {task.name}"):
-        certificate = _certified(task, None if train_lengths is None else span(train_lengths), tested, steps, seed)
+    """Check the theory's assumptions on a task or a trained run, and say what follows at longer lengths."""
+    asked = None if lengths is None else numbers(lengths, "lengths")
+    path = Path(what)
+    if path.is_dir():
+        if train_lengths is not None:
+            raise SettingError("--train-lengths is for tasks; a run was trained on its own")
+        run = load_run(path, device="cpu")
+        longest = run.experiment.train_lengths[1]
+        tested = asked or tuple(times * longest for times in TIMES)
+        _check_longer(tested, longest)
+        name = run.experiment.task.name
+        work: Callable[[], Certificate] = partial(certify_run, run, tested, seed=seed)
+    else:
+        task, tested = _task(path), asked or LENGTHS
+        name = task.name
+        work = partial(_certified, task, None if train_lengths is None else span(train_lengths), tested, steps, seed)
+    with err_console.status(f"certifying {what}"):
+        certificate = work()
     if as_json:
-        print_json({"task": task.name, **to_json(certificate)})
+        print_json({"task": name, **to_json(certificate)})
     else:
         for title, header, body in tables(certificate):
             print_table(title, header, body, wrap=True)
@@ -47,11 +74,18 @@ def certify(
             out_console.print(f"figure: {figure}", markup=False, highlight=False)
 
 
-def _task(what: str) -> Task:
+def _check_longer(lengths: tuple[int, ...], longest: int) -> None:
+    """A certificate is about lengths beyond training."""
+    for length in lengths:
+        if length <= longest:
+            raise SettingError(
+                f"length {length} is no longer than the {longest} of training; use larger ones, or lengthwise evaluate"
+            )
+
+
+def _task(path: Path) -> Task:
     """A task of the table, of one's own, or a planted law in a file."""
-    path = Path(what)
-    if path.is_dir():
-        raise SettingError(f"'{what}' is a folder; certify takes a task or a JSON file with a planted law")
+    what = str(path)
     if path.suffix != ".json":
         return look_up("task", what)()
     try:

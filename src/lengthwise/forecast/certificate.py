@@ -1,0 +1,168 @@
+"""What can be said of a trained decoder at longer lengths: which assumptions it keeps, and how accurate it will be."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lengthwise.errors import LengthwiseError, SettingError
+from lengthwise.forecast.asking import Questions
+from lengthwise.forecast.assumptions import REACHED, TOLERANCE, measured_assumptions
+from lengthwise.forecast.probes import Needs, probe
+from lengthwise.forecast.subject import QUESTIONS, Fidelity, Subject, measure_fidelity
+from lengthwise.forecast.thinning import crowd
+from lengthwise.intervals import wilson_interval
+from lengthwise.randomness import stream
+from lengthwise.theory.certificate import Assumption
+
+# Questions that the probes are asked of.
+PROBED = 48
+# What is added to both ends of an interval, and for how much of what thinning is off at the longest trained length:
+# nine intervals of ten held on the runs they were chosen on; benchmarks/forecast.md has those on others.
+MARGIN, PER_DIFFERENCE = 0.05, 3.0
+# Doublings of the trained length in which a horizon is looked for.
+DOUBLINGS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The accuracy per answer at a length, foretold; ``low`` to ``high`` is meant to hold nine times of ten.
+
+    ``positions`` is what the IDs of that length do by themselves, ``crowd`` what its number of tokens does;
+    ``leakage`` the attention off what an answer needs, of the layer and head where it is least.
+    """
+
+    length: int
+    accuracy: float
+    low: float
+    high: float
+    positions: float
+    crowd: float
+    leakage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCertificate:
+    """All of it; ``forecasts`` is empty where ``refused`` says why.
+
+    ``horizon`` is the longest length looked at with an accuracy of ``REACHED`` at it and at all shorter ones, None
+    where nothing is foretold; ``limited_by`` says what the next one fails by.
+    """
+
+    trained: tuple[int, int]
+    needs: Needs
+    assumptions: tuple[Assumption, ...]
+    fidelity: Fidelity
+    forecasts: tuple[Forecast, ...]
+    horizon: int | None
+    limited_by: str
+    refused: str | None
+
+
+def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
+    """Foretell the accuracy at ``lengths`` from passes of no more tokens than the longest training length has.
+
+    A pass reads a sequence of the length asked about with most tokens left out, those that stay at their own IDs and
+    with the weight of those that they stand for (``thin``). ``SettingError`` for a task that does not say what its
+    answers depend on, and for a decoder whose attention is no softmax of one score per key.
+    """
+    _check(subject)
+    subject.decoder.eval()
+    home = subject.questions(subject.longest)
+    room = home.batch.tokens.shape[1]
+    fidelity = measure_fidelity(subject, home, room)
+    needs = probe(subject.decoder, subject.questions(subject.longest, PROBED))
+    refused = _refusal(fidelity)
+    look = _looking(subject, home, room, fidelity)
+    tested = sorted({length for length in lengths if length > subject.longest})
+    horizon, limited_by = (None, refused) if refused is not None else _horizon(subject, look)
+    return RunCertificate(
+        trained=subject.trained,
+        needs=needs,
+        assumptions=tuple(measured_assumptions(subject, home, needs, fidelity, max((subject.longest, *tested)))),
+        fidelity=fidelity,
+        forecasts=() if refused is not None else tuple(look(length) for length in tested),
+        horizon=horizon,
+        limited_by=limited_by,
+        refused=refused,
+    )
+
+
+def _check(subject: Subject) -> None:
+    task, weights = subject.task, subject.decoder.settings.weights
+    if task.sample(length=subject.longest, size=1, rng=stream(0)).support is None:
+        raise SettingError(
+            f"task {task.name} does not say which tokens its answers depend on (support), so nothing can be foretold "
+            "of it; use a task that does"
+        )
+    if weights != "softmax":
+        raise SettingError(
+            f"weights '{weights}' are no softmax, so that no token can stand for several; train with 'softmax'"
+        )
+    if subject.encoding.reads_order:
+        raise SettingError(
+            f"the encoding {subject.encoding.name} looks at neighbouring tokens or counts them, so that none can be "
+            "left out; use one that reads IDs alone"
+        )
+
+
+def _refusal(fidelity: Fidelity) -> str | None:
+    if fidelity.whole < REACHED:
+        return f"{fidelity.whole:.2f} of the answers are right at the longest trained length: train until it fits"
+    if fidelity.difference > TOLERANCE:
+        return (
+            f"thinning does not tell what this decoder does: at the longest trained length it makes "
+            f"{min(fidelity.half, fidelity.quarter):.2f} out of {fidelity.whole:.2f}; evaluate it at the lengths "
+            "themselves"
+        )
+    return None
+
+
+def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -> Callable[[int], Forecast]:
+    """What foretells one length."""
+
+    def look(length: int) -> Forecast:
+        questions = subject.questions(length)
+        thinned = subject.thinned(questions, length, room)
+        asked = subject.ask(questions, thinned)
+        plain = subject.ask(questions, replace(thinned, stands_for=np.ones_like(thinned.stands_for)))
+        times = questions.batch.tokens.shape[1] / room
+        crowded = subject.ask(home, crowd(home.needed, home.answer - 1, times))
+        margin = MARGIN + PER_DIFFERENCE * fidelity.difference
+        right, single = float(asked.right.mean()), float(asked.single.mean())
+        low, _ = wilson_interval(round(min(right, single) * QUESTIONS), QUESTIONS)
+        _, high = wilson_interval(round(max(right, single) * QUESTIONS), QUESTIONS)
+        return Forecast(
+            length=length,
+            accuracy=right,
+            low=max(0.0, low - margin),
+            high=min(1.0, high + margin),
+            positions=float(plain.right.mean()),
+            crowd=float(crowded.right.mean()),
+            leakage=float(asked.leakage.min()),
+        )
+
+    return look
+
+
+def _horizon(subject: Subject, look: Callable[[int], Forecast]) -> tuple[int, str]:
+    """The last of the doublings that is reached, and what the next one fails by."""
+    reached = subject.longest
+    for _ in range(DOUBLINGS):
+        try:
+            ahead = look(2 * reached)
+        except LengthwiseError as error:
+            return reached, str(error)
+        if ahead.accuracy < REACHED:
+            return reached, _limit(ahead)
+        reached = ahead.length
+    return reached, f"nothing was found up to {reached}, the longest length looked at"
+
+
+def _limit(ahead: Forecast) -> str:
+    told = f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone, {ahead.crowd:.2f} by its number of tokens alone"
+    if min(ahead.positions, ahead.crowd) >= REACHED:
+        return f"IDs and number of tokens together ({told})"
+    if ahead.positions < ahead.crowd:
+        return f"IDs or distances that training did not show ({told})"
+    return f"attention diluted by more tokens ({told})"

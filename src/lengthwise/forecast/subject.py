@@ -1,0 +1,71 @@
+"""A trained decoder that is asked about its longer lengths, and how far thinning tells what it does."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lengthwise.decoder import Decoder
+from lengthwise.encodings import EncodingSettings
+from lengthwise.forecast.asking import DRAWS, Asked, Questions, ask, draw_questions
+from lengthwise.forecast.thinning import Thinned, thin
+from lengthwise.positions import PositionScheme
+from lengthwise.randomness import stream
+from lengthwise.tasks import Task
+
+# Questions per length.
+QUESTIONS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A trained decoder with what it was trained on; ``id_range`` are the smallest and the largest ID of training."""
+
+    decoder: Decoder
+    task: Task
+    scheme: PositionScheme
+    encoding: EncodingSettings
+    trained: tuple[int, int]
+    id_range: tuple[int | float, int | float]
+    seed: int = 0
+
+    @property
+    def longest(self) -> int:
+        """The longest length of training."""
+        return self.trained[1]
+
+    def questions(self, length: int, number: int = QUESTIONS) -> Questions:
+        """Some answers of that length; the same for the same seed."""
+        return draw_questions(self.task, self.scheme, length, number, self.seed)
+
+    def thinned(self, questions: Questions, length: int, room: int) -> Thinned:
+        """Each question with its draws."""
+        rng = stream(self.seed, "forecast draws", length, room)
+        needed = [each for each in questions.needed for _ in range(DRAWS)]
+        return thin(needed, np.repeat(questions.answer - 1, DRAWS), room, rng)
+
+    def ask(self, questions: Questions, thinned: Thinned) -> Asked:
+        """What comes of them."""
+        return ask(self.decoder, questions, thinned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How thinning does where it can be checked: the longest trained length, read whole and as part of its tokens."""
+
+    whole: float
+    half: float
+    quarter: float
+
+    @property
+    def difference(self) -> float:
+        """The larger of the two."""
+        return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
+
+
+def measure_fidelity(subject: Subject, home: Questions, room: int) -> Fidelity:
+    """At the longest trained length."""
+    shares = [
+        float(subject.ask(home, subject.thinned(home, subject.longest, room // part)).right.mean())
+        for part in (1, 2, 4)
+    ]
+    return Fidelity(whole=shares[0], half=shares[1], quarter=shares[2])

@@ -1,0 +1,282 @@
+"""Forecasts from thinned sequences: what stays, what it weighs, and what is said of a decoder."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cases import small_decoder, small_scheme
+from lengthwise import cli
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.encodings import ENCODINGS, NoPE, Rotary
+from lengthwise.errors import SettingError
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.forecast import probes
+from lengthwise.forecast.asking import Questions, ask, draw_questions
+from lengthwise.forecast.certificate import certify_decoder
+from lengthwise.forecast.subject import Fidelity, Subject
+from lengthwise.forecast.thinning import MARGIN, STRETCH, Thinned, crowd, thin
+from lengthwise.grading import grade
+from lengthwise.positions import Sequential
+from lengthwise.recipes import COMPARISONS, recipe
+from lengthwise.run import certify_run, evaluate, train
+from lengthwise.scores import Looking
+from lengthwise.tasks import Addition, IndexHints, Parity, Recall, SparseParity
+from small_runs import small_experiment
+
+
+def whole(questions: Questions) -> Thinned:
+    """Nothing is left out."""
+    return thin(questions.needed, questions.answer - 1, 10_000, np.random.default_rng(0))
+
+
+def test_what_is_needed_stays_with_its_neighbours_and_the_last_token(rng):
+    needed = [np.array([3, 40]), np.array([199])]
+    thinned = thin(needed, np.array([120, 300]), 43, rng)
+    for row, (tokens, end) in enumerate(zip(needed, (120, 300), strict=True)):
+        kept = thinned.kept[row, : thinned.last[row] + 1]
+        assert (np.diff(kept) > 0).all()
+        assert kept[-1] == end
+        near = (np.append(tokens, end)[:, None] + np.arange(-MARGIN, MARGIN + 1)).clip(0, end)
+        assert set(near.ravel()) <= set(kept)
+        assert (thinned.stands_for[row, np.isin(thinned.kept[row], near)] == 1).all()
+        assert len(kept) <= 43 + STRETCH
+        assert (thinned.kept[row, thinned.last[row] :] == end).all()
+
+
+def test_a_sum_over_what_stays_has_the_sum_over_all_tokens_as_its_mean(rng):
+    draws = 4000
+    values = rng.normal(size=101) ** 2
+    thinned = thin([np.array([7, 50])] * draws, np.full(draws, 100), 30, rng)
+    inside = np.arange(thinned.kept.shape[1]) <= thinned.last[:, None]
+    sums = (values[thinned.kept] * thinned.stands_for * inside).sum(axis=1)
+    assert sums.mean() == pytest.approx(values.sum(), abs=4 * sums.std() / np.sqrt(draws))
+    assert sums.std() > 1
+
+
+def test_a_sequence_with_room_stays_whole(rng):
+    thinned = thin([np.array([1])], np.array([9]), 10, rng)
+    assert thinned.kept.tolist() == [list(range(10))]
+    assert (thinned.stands_for == 1).all()
+    assert (thinned.added_scores() == 0).all()
+
+
+def test_of_its_own_run_a_token_sees_each_once_and_of_others_as_many_as_they_stand_for():
+    thinned = Thinned(
+        kept=np.array([[0, 1, 8]]),
+        stands_for=np.array([[5.0, 5.0, 1.0]]),
+        stretch=np.array([[0, 0, 2]]),
+        last=np.array([2]),
+    )
+    five = np.log(5)
+    np.testing.assert_allclose(thinned.added_scores(), [[[0, 0, 0], [0, 0, 0], [five, five, 0]]])
+
+
+@pytest.mark.parametrize("scheme", ["sequential", "coupled", "predicted", "multilevel"])
+@pytest.mark.parametrize("task", [Parity(), Addition(), Recall(num_queries=2)], ids=lambda task: task.name)
+def test_of_whole_sequences_it_finds_what_grading_finds(scheme, task):
+    ids = 256 if scheme == "predicted" else None
+    decoder = small_decoder("rotary", task, num_predicted_ids=ids)
+    questions = draw_questions(task, small_scheme(scheme), 5, 64, seed=0)
+    asked = ask(decoder, questions, whole(questions))
+    graded = grade(decoder, questions.batch, end=task.vocabulary.index("end"), decode="forced")
+    right = graded.token_right & (graded.id_right | ~graded.id_scored)
+    first = int(questions.batch.prompt_length.min())
+    expected = right[torch.arange(64), torch.from_numpy(questions.answer) - first]
+    assert asked.right.tolist() == expected.tolist()
+    assert asked.single[:, 0].tolist() == expected.tolist()
+    assert not expected.all()
+    # Random weights hit an ID as well as a token where there are few of both.
+    assert expected.any() or task != Parity()
+    assert asked.leakage.shape == (2, 2)
+    assert (asked.leakage > 0).all()
+    assert (asked.leakage < 1).all()
+
+
+@pytest.mark.parametrize("scaling", ["none", "learned"])
+@torch.no_grad()
+def test_a_token_that_stands_for_three_weighs_as_much_as_three(scaling):
+    settings = DecoderSettings(num_layers=1, d_model=16, num_heads=2, length_scaling=scaling, segments=False)
+    torch.manual_seed(0)
+    decoder = Decoder(settings, NoPE(), vocabulary_size=4).eval()
+    for parameter in decoder.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape))
+    long = torch.tensor([[0, 1, 1, 1, 2]])
+    expected = decoder(long, torch.arange(5)[None])[0][:, -1]
+    stands_for = torch.tensor([[1.0, 3.0, 1.0]])
+    looking = Looking(added=stands_for.log()[:, None].expand(1, 3, 3), counted=stands_for.cumsum(dim=1))
+    kept = torch.tensor([[0, 1, 4]])
+    found = decoder(long, torch.arange(5)[None], looking=looking, kept=kept)[0][:, -1]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_kept_tokens_have_the_embeddings_and_ids_of_the_whole_sequence():
+    task = Parity()
+    decoder = small_decoder("rotary", task, previous_token_mix=True)
+    questions = draw_questions(task, Sequential(), 6, 3, seed=1)
+    tokens, ids = questions.batch.tokens, questions.batch.position_ids
+    kept = torch.tensor([[0, 4, 7]] * 6)
+    found, grown = decoder(tokens, ids, kept=kept)
+    hidden = torch.full((1, tokens.shape[1], tokens.shape[1]), -torch.inf)
+    hidden[:, :, [0, 4, 7]] = 0
+    hidden.diagonal(dim1=1, dim2=2).zero_()
+    counted = torch.zeros(3, tokens.shape[1])
+    counted[:, [0, 4, 7]] = torch.tensor([1.0, 2.0, 3.0])
+    expected, _ = decoder(tokens, ids, looking=Looking(added=hidden, counted=counted))
+    torch.testing.assert_close(found[::2], expected[:, [0, 4, 7]], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found[::2], found[1::2], atol=1e-6, rtol=0)
+    assert grown.position_ids[0].tolist() == kept.tolist()
+
+
+def test_in_a_crowd_nothing_is_left_out_and_the_rest_weighs_more():
+    crowded = crowd([np.array([2]), np.array([2])], np.array([15, 9]), 3.0)
+    assert crowded.kept[0].tolist() == list(range(16))
+    assert crowded.kept[1].tolist() == [*range(10), *[9] * 6]
+    # Runs of four; what is needed and the last token stay with two neighbours on both sides.
+    assert crowded.stands_for[0].tolist() == [1.0] * 8 + [3.0] * 4 + [1.0] * 4
+    assert crowded.stands_for[1].tolist() == [1.0] * 12 + [3.0] * 4
+    assert crowded.last.tolist() == [15, 9]
+
+
+@pytest.mark.parametrize(("pair", "k", "reach"), [((2, 5), 2, 7), ((7,), 1, 2), ((), 0, 1)])
+def test_the_probe_finds_how_many_tokens_an_answer_needs(pair, k, reach, monkeypatch):
+    def probability(decoder, tokens, position_ids, hidden, target):
+        return np.where(hidden[:, list(pair)].any(axis=1), 0.2, 0.95) - 0.001 * hidden.sum(axis=1)
+
+    monkeypatch.setattr(probes, "_probabilities", probability)
+    task = SparseParity()
+    questions = draw_questions(task, Sequential(), 8, 20, seed=0)
+    questions = replace(questions, answer=np.full(20, 9))
+    found = probes.probe(small_decoder("nope", task), questions)
+    assert (found.k, found.reach, found.id_reach) == (k, reach, reach)
+
+
+def test_the_probe_says_when_no_few_tokens_are_enough(monkeypatch):
+    monkeypatch.setattr(probes, "_probabilities", lambda *asked: 1.0 - 0.2 * asked[3].sum(axis=1))
+    monkeypatch.setattr(probes, "MOST", 4)
+    task = SparseParity()
+    found = probes.probe(small_decoder("nope", task), draw_questions(task, Sequential(), 20, 8, seed=0))
+    assert found.k is None
+
+
+@torch.no_grad()
+def test_hidden_tokens_change_nothing_where_they_have_no_weight():
+    """Against the decoder without them; counted as if they were there."""
+    task = SparseParity()
+    decoder = small_decoder("rotary", task, length_scaling="none", previous_token_mix=False)
+    questions = draw_questions(task, Sequential(), 8, 1, seed=0)
+    tokens, ids = questions.batch.tokens[:, :9], questions.batch.position_ids[:, :, :9]
+    hidden = np.zeros((2, 9), dtype=bool)
+    hidden[1, [1, 4]] = True
+    found = probes._probabilities(decoder, tokens, ids, hidden, 1)
+    rest = [0, 2, 3, 5, 6, 7, 8]
+    for row, part in enumerate((list(range(9)), rest)):
+        expected = decoder.token_logits(decoder(tokens[:, part], ids[:, :, part])[0])[0, -1].softmax(dim=-1)[1]
+        assert found[row] == pytest.approx(float(expected), abs=1e-5)
+
+
+def subject(task, decoder, encoding=None, scheme=None) -> Subject:
+    return Subject(
+        decoder=decoder,
+        task=task,
+        scheme=scheme or Sequential(),
+        encoding=encoding or Rotary(),
+        trained=(1, 6),
+        id_range=(0, 14),
+    )
+
+
+def test_of_a_decoder_that_does_not_fit_nothing_is_foretold():
+    task = Parity()
+    found = certify_decoder(subject(task, small_decoder("rotary", task)), [12, 24])
+    assert found.forecasts == ()
+    assert found.horizon is None
+    assert found.refused is not None
+    assert "train until it fits" in found.refused
+    told = {each.name: each for each in found.assumptions}
+    assert not told["fits the trained lengths"].holds
+    assert not told["IDs met in training"].holds
+    assert told["IDs met in training"].found == "0 to 50 at 24, 0 to 14 in training"
+    assert told["relativity"].holds
+
+
+def test_where_thinning_is_off_at_the_trained_length_nothing_is_foretold():
+    assert Fidelity(whole=1.0, half=0.95, quarter=0.8).difference == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "encoding", "message"),
+    [
+        (IndexHints(), {}, "rotary", r"task index_hints does not say which tokens .* use a task that does"),
+        (Parity(), {"weights": "entmax"}, "rotary", r"weights 'entmax' are no softmax, .*; train with 'softmax'"),
+        (
+            Parity(),
+            {},
+            "dape_v2",
+            r"the encoding dape_v2 looks at neighbouring tokens .*; use one that reads IDs alone",
+        ),
+    ],
+)
+def test_what_cannot_be_thinned_is_refused(task, settings, encoding, message):
+    decoder = small_decoder(encoding, task, **settings)
+    with pytest.raises(SettingError, match=message):
+        certify_decoder(subject(task, decoder, encoding=ENCODINGS[encoding]()), [12])
+
+
+def test_the_verb_says_of_a_run_what_it_keeps_and_why_nothing_is_foretold(tmp_path, capsys):
+    train(small_experiment(), tmp_path / "run")
+    flags = ["certify", str(tmp_path / "run"), "--lengths", "8,6"]
+    cli.main([*flags, "--json", "--out", str(tmp_path / "out")])
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["task"] == "parity"
+    assert shown["trained"] == [1, 4]
+    assert shown["forecasts"] == []
+    assert [each["name"] for each in shown["assumptions"]][:2] == ["fits the trained lengths", "sparsity"]
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["refused"] == shown["refused"]
+    assert (tmp_path / "out" / "figure.png").stat().st_size > 0
+    cli.main(flags)
+    assert "nothing is foretold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--lengths", "4"], "length 4 is no longer than the 4 of training; use larger ones, or lengthwise evaluate"),
+        (["--train-lengths", "1:8"], "--train-lengths is for tasks; a run was trained on its own"),
+    ],
+)
+def test_what_a_run_cannot_be_asked_is_one_line(flags, line, tmp_path, capsys):
+    train(small_experiment(), tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["certify", str(tmp_path), *flags])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_reaches_far_is_foretold_to_and_one_that_fails_is_foretold_to_fail(tmp_path):
+    """Parity with IDs given, on one hand; copying by token index, whose IDs end with training, on the other."""
+    far = train(replace(recipe("parity_coupled"), seed=7), tmp_path / "far")
+    near = train(_copy_by_index(), tmp_path / "near")
+    assert far is not None
+    assert near is not None
+    reached = certify_run(far, (80, 320))
+    assert [each.accuracy for each in reached.forecasts] == [1.0, 1.0]
+    assert reached.needs.k == 1
+    assert reached.horizon == 1280
+    failed = certify_run(near, (40,))
+    measured = evaluate(near, EvaluationSettings(lengths=(40,), num_examples=(256,)))[0]["token_accuracy"]
+    assert failed.horizon == 20
+    assert "IDs or distances that training did not show" in failed.limited_by
+    assert failed.forecasts[0].low <= measured <= failed.forecasts[0].high < 0.9
+
+
+def _copy_by_index() -> Experiment:
+    experiment = COMPARISONS["which_copy"]()["sequential/rotary"]
+    return replace(experiment, seed=6001, training=replace(experiment.training, steps=3000))
