@@ -33,7 +33,7 @@ from lengthwise.influence.window import Window
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
 VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256
 ABLATIONS = 64
-SHORT = ((32, 32), (256, 64), (1024, 256))
+SHORT = ((32, 8), (32, 16), (32, 32), (256, 64), (1024, 256))
 TEXT_TOKENS = 4096
 REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "influence_speed.jsonl"

@@ -70,6 +70,8 @@ def test_a_condition_that_fails_is_named(placement, missing):
     law = Planted(background=(1.0, 0.0), tuples=pairs, probabilities=(1.0,), labels=((1.0, 0.0),), placement=placement)
     found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
     assert [each.name for each in found.assumptions if not each.holds] == missing
+    refused = {each.bound for each in found.bounds if each.value is None}
+    assert not missing or {"F0", "F1", "F2", "B_push"} <= refused
 
 
 @pytest.mark.parametrize("task", [Parity(), Copy(), Reverse()], ids=["parity", "copy", "reverse"])

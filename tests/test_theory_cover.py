@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from tests.planted_laws import random_law
 
 from lengthwise.tasks.placement import Local, UniformShapes
 from lengthwise.tasks.planted import Planted
@@ -16,9 +17,13 @@ COVERS = {"grid": GridCover, "proportional": ProportionalCover}
 ALIKE = {joints: np.ones((1, 1)) for joints in product((False, True), repeat=2)}
 
 
+# So many spans a cover asks for.
+ROOM = {GridCover: 2, ProportionalCover: 3}
+
+
 def random_cover(kind, rng):
     span = int(rng.integers(1, 6))
-    trained = int(rng.integers(3 * span, 3 * span + 12))
+    trained = int(rng.integers(ROOM[kind] * span, ROOM[kind] * span + 12))
     return kind(tested=int(trained + rng.integers(0, 40)), trained=trained, span=span)
 
 
@@ -201,3 +206,36 @@ def test_covers_without_room_are_refused():
 
 def test_runs_that_touch_are_one():
     assert merged((0, 2), (2, 2), (2, 5), (6, 6), (7, 9)) == ((0, 5), (7, 9))
+
+
+def law_given(law: Planted, length: int, planted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All sequences in order, and ``P(x, y | S)`` by what the law itself says of sets."""
+    tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
+    sets, weights = law.set_weights(tokens)
+    _, probability = law.placement.law(length).sets()
+    row = int(np.flatnonzero((sets == planted).all(axis=1))[0])
+    mu = np.array(law.background)
+    joint = weights[:, row] / probability[row] * np.where(mu == 0, 1.0, mu)[tokens].prod(axis=1)
+    return tokens, joint[:, None] * law.label_law[law.codes(tokens[:, planted])]
+
+
+@pytest.mark.parametrize(("num_tokens", "k", "span"), [(3, 1, 1), (3, 2, 3), (2, 3, 4)])
+def test_deleting_any_tokens_beside_the_planted_ones_leaves_the_law_of_the_shorter_length(num_tokens, k, span, rng):
+    for _ in range(20):
+        law = random_law(rng, num_tokens, k, span)
+        sets, _ = law.placement.law(7).sets()
+        planted = sets[rng.integers(len(sets))]
+        size = int(rng.integers(int(planted[-1] - planted[0]) + 1, 7))
+        others = rng.choice(np.setdiff1d(np.arange(7), planted), size=size - k, replace=False)
+        kept = np.sort(np.append(planted, others))
+        shorter = np.searchsorted(kept, planted)
+        tokens, whole = law_given(law, 7, planted)
+        # The set moves together where tokens between its own are deleted: its shape has to be one of the law's.
+        shapes, _ = law.placement.law(size).sets()
+        if not (shapes == shorter).all(axis=1).any():
+            continue
+        _, short = law_given(law, size, shorter)
+        left = np.zeros_like(short)
+        np.add.at(left, tokens[:, kept] @ num_tokens ** np.arange(size - 1, -1, -1), whole)
+        assert whole.sum() == pytest.approx(1, abs=1e-12)
+        assert np.abs(left - short).max() <= 1e-12

@@ -177,8 +177,9 @@ def test_every_algorithm_gives_what_listing_all_sets_gives(name, kind):
 
 
 @over_steady
-def test_what_comes_after_a_prefix_is_what_the_prefix_alone_gives(name):
-    module = build(CASES[name], "zeros")
+@over_kinds
+def test_what_comes_after_a_prefix_is_what_the_prefix_alone_gives(name, kind):
+    module = build(CASES[name], kind)
     asked = read(name, 20)
     prefixes = plain(module(**asked, all_prefixes=True))
     for length in range(1, 21):

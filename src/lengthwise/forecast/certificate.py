@@ -28,7 +28,7 @@ DOUBLINGS = 6
 class Forecast:
     """The accuracy per answer at a length, foretold; ``low`` to ``high`` is meant to hold nine times of ten.
 
-    ``positions`` is what the IDs of that length do by themselves, ``crowd`` what its number of tokens does;
+    ``single`` is what one thinning alone makes of it, which errs more often, ``positions`` what the IDs of that length do by themselves, ``crowd`` what its number of tokens does;
     ``leakage`` the attention off what an answer needs, of the layer and head where it is least.
     """
 
@@ -36,6 +36,7 @@ class Forecast:
     accuracy: float
     low: float
     high: float
+    single: float
     positions: float
     crowd: float
     leakage: float
@@ -137,6 +138,7 @@ def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -
             accuracy=right,
             low=max(0.0, low - margin),
             high=min(1.0, high + margin),
+            single=single,
             positions=float(plain.right.mean()),
             crowd=float(crowded.right.mean()),
             leakage=float(asked.leakage.min()),
