@@ -28,8 +28,9 @@ DOUBLINGS = 6
 class Forecast:
     """The accuracy per answer at a length, foretold; ``low`` to ``high`` is meant to hold nine times of ten.
 
-    ``single`` is what one thinning alone makes of it, which errs more often, ``positions`` what the IDs of that length do by themselves, ``crowd`` what its number of tokens does;
-    ``leakage`` the attention off what an answer needs, of the layer and head where it is least.
+    ``single`` is what one thinning alone makes of it, which errs more often; ``positions`` is what the IDs of that
+    length do by themselves, ``crowd`` what its number of tokens does; ``leakage`` the attention off what an answer
+    needs, of the layer and head where it is least.
     """
 
     length: int
