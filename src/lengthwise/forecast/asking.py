@@ -153,9 +153,7 @@ def _rows(thinned: Thinned, rows: slice) -> Thinned:
     )
 
 
-def _outside(
-    kept: Int[np.ndarray, "rows kept"], needed: list[Int[np.ndarray, " _"]]
-) -> Float[Tensor, "rows kept"]:
+def _outside(kept: Int[np.ndarray, "rows kept"], needed: list[Int[np.ndarray, " _"]]) -> Float[Tensor, "rows kept"]:
     """1 at kept tokens that are not needed, 0 at the others."""
     inside = np.stack([np.isin(row, tokens) for row, tokens in zip(kept, needed, strict=True)])
     return torch.from_numpy(1.0 - inside).float()
