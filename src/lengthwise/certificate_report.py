@@ -45,7 +45,7 @@ def tables(certificate: Certificate) -> list[Table]:
 
 
 def _forecasts(certificate: RunCertificate) -> Table:
-    header = ["length", "foretold", "90% interval", "by IDs alone", "by number of tokens alone", "leakage"]
+    header = ["length", "foretold", "interval", "by IDs alone", "by number of tokens alone", "leakage"]
     body = [
         [
             str(each.length),
@@ -170,7 +170,7 @@ def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
 def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     lengths = [each.length for each in certificate.forecasts]
     low, high = [each.low for each in certificate.forecasts], [each.high for each in certificate.forecasts]
-    axes.fill_between(lengths, low, high, alpha=0.2, label="90% interval")
+    axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
     axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="foretold")
     axes.plot(lengths, [each.positions for each in certificate.forecasts], ":", label="by IDs alone")
     axes.plot(lengths, [each.crowd for each in certificate.forecasts], "--", label="by number of tokens alone")

@@ -18,7 +18,7 @@ from lengthwise.theory.certificate import Assumption
 # Questions that the probes are asked of.
 PROBED = 48
 # What is added to both ends of an interval, and for how much of what thinning is off at the longest trained length:
-# nine intervals of ten held on the runs they were chosen on; benchmarks/forecast.md has those on others.
+# chosen on twenty runs of docs/which.md, and not judged on others yet (benchmarks/forecast.py does).
 MARGIN, PER_DIFFERENCE = 0.05, 3.0
 # Doublings of the trained length in which a horizon is looked for.
 DOUBLINGS = 6
