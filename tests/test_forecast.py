@@ -14,7 +14,7 @@ from lengthwise.encodings import ENCODINGS, NoPE, Rotary
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
-from lengthwise.forecast import probes
+from lengthwise.forecast import certificate, probes
 from lengthwise.forecast.asking import Questions, ask, draw_questions
 from lengthwise.forecast.certificate import certify_decoder
 from lengthwise.forecast.subject import Fidelity, Subject
@@ -204,8 +204,10 @@ def test_of_a_decoder_that_does_not_fit_nothing_is_foretold():
     assert told["relativity"].holds
 
 
-def test_where_thinning_is_off_at_the_trained_length_nothing_is_foretold():
-    assert Fidelity(whole=1.0, half=0.95, quarter=0.8).difference == pytest.approx(0.2)
+@pytest.mark.parametrize(("half", "quarter", "told"), [(0.95, 0.8, "0.80 out of 1.00"), (0.95, 0.92, None)])
+def test_where_thinning_is_off_at_the_trained_length_nothing_is_foretold(half, quarter, told):
+    refused = certificate._refusal(Fidelity(whole=1.0, half=half, quarter=quarter))
+    assert refused is None if told is None else refused is not None and told in refused
 
 
 @pytest.mark.parametrize(

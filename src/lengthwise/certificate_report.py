@@ -40,7 +40,7 @@ def tables(certificate: Certificate) -> list[Table]:
     if isinstance(certificate, TaskCertificate):
         return [assumed, _growth(certificate)]
     if isinstance(certificate, RunCertificate):
-        return [assumed, _forecasts(certificate), _horizon(certificate)]
+        return [assumed, *([_forecasts(certificate)] if certificate.forecasts else []), _horizon(certificate)]
     return [assumed, _risks(certificate), _bounds(certificate)]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -62,21 +63,22 @@ class RunCertificate:
 
 
 def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
-    """Foretell the accuracy at ``lengths`` from passes of no more tokens than the longest training length has.
+    """Foretell the accuracy at ``lengths`` from passes of about as many tokens as the longest training length has.
 
     A pass reads a sequence of the length asked about with most tokens left out, those that stay at their own IDs and
-    with the weight of those that they stand for (``thin``). ``SettingError`` for a task that does not say what its
-    answers depend on, and for a decoder whose attention is no softmax of one score per key.
+    with the weight of those that they stand for (``thin``). ``SettingError`` for a length within training, for a task
+    that does not say what its answers depend on, and for a decoder whose attention is no softmax of one score per key.
     """
-    _check(subject)
+    _check(subject, lengths)
     subject.decoder.eval()
     home = subject.questions(subject.longest)
     room = home.batch.tokens.shape[1]
     fidelity = measure_fidelity(subject, home, room)
     needs = probe(subject.decoder, subject.questions(subject.longest, PROBED))
     refused = _refusal(fidelity)
-    look = _looking(subject, home, room, fidelity)
-    tested = sorted({length for length in lengths if length > subject.longest})
+    # A horizon asks about some of the same lengths.
+    look = cache(_looking(subject, home, room, fidelity))
+    tested = sorted(set(lengths))
     horizon, limited_by = (None, refused) if refused is not None else _horizon(subject, look)
     return RunCertificate(
         trained=subject.trained,
@@ -90,7 +92,13 @@ def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
     )
 
 
-def _check(subject: Subject) -> None:
+def _check(subject: Subject, lengths: Sequence[int]) -> None:
+    for length in lengths:
+        if length <= subject.longest:
+            raise SettingError(
+                f"length {length} is no longer than the {subject.longest} of training; use larger ones, or lengthwise "
+                "evaluate"
+            )
     task, weights = subject.task, subject.decoder.settings.weights
     if task.sample(length=subject.longest, size=1, rng=stream(0)).support is None:
         raise SettingError(

@@ -7,7 +7,7 @@ import numpy as np
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import EncodingSettings
 from lengthwise.forecast.asking import DRAWS, Asked, Questions, ask, draw_questions
-from lengthwise.forecast.thinning import Thinned, thin
+from lengthwise.forecast.thinning import Thinned, crowd, thin
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task
@@ -50,7 +50,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """How thinning does where it can be checked: the longest trained length, read whole and as part of its tokens."""
+    """How thinning does where it can be checked: the longest trained length, read whole and as part of its tokens.
+
+    What an answer needs stays with its neighbours, so that a quarter of a short sequence may be more than that.
+    """
 
     whole: float
     half: float
@@ -64,8 +67,6 @@ class Fidelity:
 
 def measure_fidelity(subject: Subject, home: Questions, room: int) -> Fidelity:
     """At the longest trained length."""
-    shares = [
-        float(subject.ask(home, subject.thinned(home, subject.longest, room // part)).right.mean())
-        for part in (1, 2, 4)
-    ]
-    return Fidelity(whole=shares[0], half=shares[1], quarter=shares[2])
+    whole = subject.ask(home, crowd(home.needed, home.answer - 1, 1.0))
+    half, quarter = (subject.ask(home, subject.thinned(home, subject.longest, room // part)) for part in (2, 4))
+    return Fidelity(whole=float(whole.right.mean()), half=float(half.right.mean()), quarter=float(quarter.right.mean()))

@@ -54,7 +54,6 @@ def certify(
         run = load_run(path, device="cpu")
         longest = run.experiment.train_lengths[1]
         tested = asked or tuple(times * longest for times in TIMES)
-        _check_longer(tested, longest)
         name = run.experiment.task.name
         work: Callable[[], Certificate] = partial(certify_run, run, tested, seed=seed)
     else:
@@ -72,15 +71,6 @@ def certify(
         figure = write(certificate, out)
         if not as_json:
             out_console.print(f"figure: {figure}", markup=False, highlight=False)
-
-
-def _check_longer(lengths: tuple[int, ...], longest: int) -> None:
-    """A certificate is about lengths beyond training."""
-    for length in lengths:
-        if length <= longest:
-            raise SettingError(
-                f"length {length} is no longer than the {longest} of training; use larger ones, or lengthwise evaluate"
-            )
 
 
 def _task(path: Path) -> Task:
