@@ -28,6 +28,7 @@ ROWS = (
     ("choices", "comparison", "study_report", "language_models", "certificate_report"),
     ("verbs",),
     ("cli",),
+    ("__main__",),
 )
 ROW_OF = {name: row for row, names in enumerate(ROWS) for name in names}
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager", "data"}

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -643,3 +645,8 @@ def test_a_damaged_experiment_is_refused(damage, runs, capsys):
 
 def test_an_own_task_is_a_task():
     assert isinstance(Uncoupled(), Task)
+
+
+def test_the_package_runs_as_a_module():
+    ran = subprocess.run([sys.executable, "-m", "lengthwise", "list", "tasks"], check=True, capture_output=True)
+    assert b"parity" in ran.stdout
