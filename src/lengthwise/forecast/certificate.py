@@ -18,9 +18,9 @@ from lengthwise.theory.certificate import Assumption
 
 # Questions that the probes are asked of.
 PROBED = 48
-# What is added to both ends of an interval, and for how much of what thinning is off at the longest trained length:
-# chosen on twenty runs of docs/which.md, and not judged on others yet (benchmarks/forecast.py does).
-MARGIN, PER_DIFFERENCE = 0.05, 3.0
+# What is added to both ends of an interval: this, and so many times what thinning is off at the longest trained length;
+# chosen on runs of docs/which.md (benchmarks/forecast.md says how, and how it did on others).
+MARGIN, PER_DIFFERENCE = 0.03, 3.0
 # Doublings of the trained length in which a horizon is looked for.
 DOUBLINGS = 6
 
@@ -138,10 +138,10 @@ def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -
         plain = subject.ask(questions, replace(thinned, stands_for=np.ones_like(thinned.stands_for)))
         times = questions.batch.tokens.shape[1] / room
         crowded = subject.ask(home, crowd(home.needed, home.answer - 1, times))
-        margin = MARGIN + PER_DIFFERENCE * fidelity.difference
         right, single = float(asked.right.mean()), float(asked.single.mean())
-        low, _ = wilson_interval(round(min(right, single) * QUESTIONS), QUESTIONS)
-        _, high = wilson_interval(round(max(right, single) * QUESTIONS), QUESTIONS)
+        # Where the mean over thinnings answers otherwise than one of them, the noise of thinning decides.
+        margin = MARGIN + PER_DIFFERENCE * fidelity.difference + abs(right - single)
+        low, high = wilson_interval(round(right * QUESTIONS), QUESTIONS)
         return Forecast(
             length=length,
             accuracy=right,
