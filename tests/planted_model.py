@@ -28,7 +28,8 @@ def copies(first: int, second: int) -> Reads:
 class PlantedModel:
     """A ``NextTokenModel`` that knows far tokens by their position IDs."""
 
-    name, vocabulary_size, num_positions, num_parameters = "planted", VOCABULARY, None, 0
+    name, vocabulary_size, num_parameters = "planted", VOCABULARY, 0
+    num_positions = trained_distance = None
 
     def __init__(self, reads: Reads, far: int) -> None:
         self.reads, self.far = reads, far

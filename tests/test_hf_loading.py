@@ -8,7 +8,7 @@ import transformers
 from tests.causal_models import CONFIGS, VOCABULARY, causal_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from lengthwise.errors import ModelError
+from lengthwise.errors import ModelError, UnknownNameError
 from lengthwise.hf.loading import HFCodec, load_causal_lm, load_codec
 
 
@@ -32,6 +32,8 @@ def folders(tmp_path_factory) -> Path:
     llama.model.save_pretrained(root / "headless")
     sizes = {"vocab_size": 50, "d_model": 8, "d_kv": 4, "num_layers": 1, "num_heads": 1, "d_ff": 8}
     transformers.T5Model(transformers.T5Config(**sizes)).save_pretrained(root / "t5")
+    small = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    transformers.BertForMaskedLM(transformers.BertConfig(**small, intermediate_size=8)).save_pretrained(root / "bert")
     (root / "empty").mkdir()
     (root / "damaged").mkdir()
     (root / "damaged" / "config.json").write_text("{")
@@ -54,6 +56,7 @@ def test_a_saved_model_predicts_as_it_did_before(folders):
         ("missing", r"does not exist; give a folder that save_pretrained made, or a name on the hub"),
         ("headless", r"lacks its language-modelling head; give a model that was saved with one"),
         ("t5", r"is no causal model with a language-modelling head; give one that is"),
+        ("bert", r"is no causal model: a token changes what is predicted before it"),
         ("damaged", r"cannot be loaded \(.*\); give a folder"),
     ],
 )
@@ -66,6 +69,22 @@ def test_what_is_no_causal_language_model_is_refused_in_one_line(folders, folder
 def test_a_model_without_a_tokenizer_is_refused(folders):
     with pytest.raises(ModelError, match=r"headless has no tokenizer that can be loaded .*; name one with --tokenizer"):
         load_codec(str(folders / "headless"))
+
+
+def test_a_token_behind_every_text_is_no_start():
+    ended = letters(begins=False)
+    post = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
+    ended.backend_tokenizer.post_processor = post
+    assert ended("a")["input_ids"][-1] == 0
+    assert HFCodec(ended, "letters").start == ()
+
+
+def test_weights_of_half_precision_are_measured_in_float32_unless_asked_otherwise(tmp_path):
+    causal_model(CONFIGS["llama"]()).bfloat16().save_pretrained(tmp_path)
+    assert load_causal_lm(str(tmp_path)).model.dtype == torch.float32
+    assert load_causal_lm(str(tmp_path), dtype="bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(UnknownNameError, match=r"unknown dtype 'float64'"):
+        load_causal_lm(str(tmp_path), dtype="float64")
 
 
 @pytest.mark.parametrize("begins", [True, False])

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from lengthwise.errors import RunFolderError, SettingError
 from lengthwise.influence import recovery
@@ -111,7 +113,7 @@ def test_only_clear_targets_count_in_the_headline():
     assert headline([row(), unclear])["ratio_of_sums"] == headline([row()])["ratio_of_sums"]
 
 
-@pytest.mark.parametrize("documents", [3, 12])
+@pytest.mark.parametrize("documents", [6, 12])
 def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop(documents, rng):
     rows = drawn(rng, documents, 9)
     found = headline(rows, [1], seed=5, resamples=200)
@@ -135,7 +137,7 @@ def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop
     ):
         (estimate,) = found[name]
         # Few documents: the tails are smaller than 2.5%, by Student's t.
-        outside = {3: 0, 12: 2}[documents]
+        outside = {6: 0, 12: 2}[documents]
         assert estimate["low"] == pytest.approx(resampled[outside])
         assert estimate["high"] == pytest.approx(resampled[-1 - outside])
         assert estimate["reason"] is None
@@ -175,7 +177,7 @@ def test_one_document_gives_a_value_and_the_reason_why_it_has_no_interval():
     for estimate in (*found["ratio_of_sums"], *found["median"], *found["all_targets"]["ratio_of_sums"]):
         assert estimate["value"] is not None
         assert (estimate["low"], estimate["high"]) == (None, None)
-        assert estimate["reason"] == "fewer than 2 documents: nothing to resample; measure more documents"
+        assert estimate["reason"] == "fewer than 5 documents: too few to resample; measure more documents"
     assert found["smallest_k"][0]["k"] == 2
     assert found["smallest_k"][0]["reason"] == found["median"][0]["reason"]
 
@@ -194,12 +196,14 @@ def test_far_context_that_helps_nothing_in_sum_gives_no_share_but_the_reason():
 
 
 def test_gaps_that_vanish_in_some_resamples_give_no_interval_but_their_number():
-    found = headline([row(1.0, 2.0, document="a"), row(3.0, 1.0, document="b")], resamples=400)
+    # Gaps of -1 five times, and one of 5.5: where that is not drawn, nothing is there to recover.
+    rows = [row(1.0, 2.0, document=name) for name in "abcde"]
+    found = headline([*rows, row(6.5, 1.0, document="f")], resamples=400)
     (estimate, *_) = found["ratio_of_sums"]
-    assert estimate["value"] == pytest.approx(-1.0)
+    assert estimate["value"] is not None
     assert (estimate["low"], estimate["high"]) == (None, None)
     lost = int(estimate["reason"].split()[1])
-    assert 60 < lost < 140
+    assert 90 < lost < 190
     assert (
         estimate["reason"]
         == f"in {lost} of 400 resamples the far context lowers no loss in sum: there is nothing to recover"
@@ -308,11 +312,12 @@ def test_groups_stand_apart_and_are_resampled_alike(rng):
 
 
 def test_the_share_that_needs_no_far_context_has_an_interval_unless_all_targets_are_alike():
-    rows = [row(document=name, clear=clear) for name in "abcd" for clear in (True, False, name > "b")]
+    rows = [row(document=name, clear=clear) for name in "abcdef" for clear in (True, False, name > "c")]
     found = summarize(rows, KS)
     assert found["needs_no_far"]["value"] == pytest.approx(0.5)
     assert 0 < found["needs_no_far"]["low"] < 0.5 < found["needs_no_far"]["high"] < 1
-    assert (found["targets"], found["clear"], found["documents"], found["measured"]) == (12, 6, 4, 12)
+    assert (found["targets"], found["clear"], found["documents"], found["measured"]) == (18, 9, 6, 18)
+    assert found["clear_documents"] == 6
     alike = summarize([row(document=name) for name in "ab"], KS)["needs_no_far"]
     assert alike == {
         "value": 0.0,
@@ -391,7 +396,9 @@ def test_rows_that_cannot_be_summarized_are_refused(rows, message):
 
 
 class Drawn:
-    """What was handed to matplotlib: lines and steps by their label, bands and bars in order."""
+    """What was handed to matplotlib: lines and steps by their label, bands and bars in order, the last figure."""
+
+    figure: Figure
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: dict[str, tuple[list[float], list[float], str]] = {}
@@ -415,19 +422,40 @@ class Drawn:
             self.spans.append((list(x), list(low), list(high)))
             return vlines(axes, x, low, high, **how)
 
+        save = Figure.savefig
+
+        def saved(figure: Figure, *path: Any, **how: Any) -> None:
+            self.figure = figure
+            save(figure, *path, **how)
+
+        monkeypatch.setattr(Figure, "savefig", saved)
         for name, drawing in (("plot", plotted), ("stairs", stepped), ("fill_between", filled), ("vlines", barred)):
             monkeypatch.setattr(Axes, name, drawing)
 
+    def laid_out(self) -> Figure:
+        """The last figure, its texts where they are at its own resolution, which is not that of the file."""
+        self.figure.draw_without_rendering()
+        return self.figure
+
+    def title(self) -> str:
+        """What the figure says above its panels, without line breaks."""
+        (heading,) = self.figure.texts
+        return heading.get_text().replace("\n", " ")
+
+    def notes(self, panel: int = 0) -> list[str]:
+        """What is written beside points of a panel."""
+        return [each.get_text() for each in self.figure.axes[panel].texts]
+
 
 def summary_of(*shares: float, model: str = "tiny", chosen: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-    """Two documents alike, with the headline, a masked selection and a control that recovers nothing."""
+    """Five documents alike, with the headline, a masked selection and a control that recovers nothing."""
     losses = [2.0 - share for share in shares]
     selections = [
         selection(losses, chosen),
         selection(losses, chosen, mode="masked"),
         selection([2.0] * len(losses), knows="nothing", measure="random"),
     ]
-    return summarize([row(2.0, 1.0, document=name, model=model, selections=selections) for name in "ab"], KS)
+    return summarize([row(2.0, 1.0, document=name, model=model, selections=selections) for name in "abcde"], KS)
 
 
 def test_recovery_is_drawn_with_bands_and_controls_are_dashed(tmp_path, monkeypatch):
@@ -436,11 +464,11 @@ def test_recovery_is_drawn_with_bands_and_controls_are_dashed(tmp_path, monkeypa
     assert path == tmp_path / "recovery.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "recovery.svg").read_text()
-    x, y, style = drawn.lines["knows the target (greedy, n=2)"]
+    x, y, style = drawn.lines["knows the target (greedy, n=5 in 5 documents)"]
     assert (x, style) == ([1, 2, 4], "-")
     assert y == pytest.approx([0.4, 0.6, 0.9])
-    assert drawn.lines["knows the target, all targets (n=2)"][2] == ":"
-    assert drawn.lines["control: random tokens (random, n=2)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    assert drawn.lines["knows the target, all 5 targets (5 measured)"][2] == ":"
+    assert drawn.lines["control: random tokens (random, n=5 in 5 documents)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
     # Documents alike have intervals of no width.
     assert drawn.spans[0] == ([1, 2, 4], y, y)
 
@@ -461,10 +489,11 @@ def test_distances_are_drawn_by_gain_beside_what_even_choices_would_give(tmp_pat
     drawn = Drawn(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, chosen=[(17, 3.0), (30, 1.0), (80, 0.0)])
     assert draw_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
-    edges, shares = drawn.steps["strict, knows the target (chosen: 6)"]
+    edges, shares = drawn.steps["strict, knows the target: 15 tokens chosen for 5 clear targets in 5 documents"]
     assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
     assert shares == [0.75, 0.25, 0.0, 0.0, 0.0]
-    assert drawn.steps["masked, knows the target (chosen: 6)"] == (edges, shares)
+    masked = "masked, knows the target: 15 tokens chosen for 5 clear targets in 5 documents"
+    assert drawn.steps[masked] == (edges, shares)
     assert drawn.steps["drawn evenly from the far tokens"][1] == [each / 64 for each in (6, 9, 14, 18, 17)]
 
 
@@ -482,9 +511,9 @@ def test_models_are_drawn_by_their_size_with_the_smallest_k_or_beyond(tmp_path, 
     sizes, shares, _ = drawn.lines["k = 1"]
     assert sizes == [1_000_000, 8_000_000]
     assert shares == pytest.approx([0.1, 0.6])
-    assert drawn.lines["50% recovered"][1] == [4, 1]
+    assert drawn.lines["50% recovered"][:2] == (sizes, [4, 1])
     # Twice the largest k stands for more than that.
-    assert drawn.lines["80% recovered"][1] == [8, 4]
+    assert drawn.lines["80% recovered"][:2] == (sizes, [8, 4])
 
 
 def test_one_model_or_other_ks_show_no_scale(tmp_path):
@@ -502,3 +531,113 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
     missing = Path(tmp_path / "missing")
     with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a folder to write in"):
         draw_recovery(summary_of(0.4, 0.6, 0.9), missing)
+
+
+# What is no formula must not be read as one, which matplotlib does between two $.
+LONG = "/home/me/runs/" + "a_model_with_a_long_name_" * 5 + r"$\no$$\formula$"
+
+
+@pytest.mark.parametrize("path", [LONG, "/work/runs/small"], ids=["long", "short"])
+def test_all_that_is_written_lies_within_its_figure(path, tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    summary = summary_of(0.4, 7.0, -5.0, model=path, chosen=[(17, 3.0), (30, 1.0)])
+    alone = {**summary, "groups": summary["groups"][:1]}
+    drawings: list[Callable[[], Path]] = [
+        lambda: draw_recovery(summary, tmp_path),
+        lambda: draw_recovery(alone, tmp_path),
+        lambda: draw_distances(summary, tmp_path, near=16, far=64),
+        lambda: draw_scale([summary, summary_of(0.1, 0.2, 0.5, model="other")], [10_000, 12_000], tmp_path),
+    ]
+    for draw in drawings:
+        draw()
+        figure, page = drawn.laid_out(), drawn.figure.bbox
+        inner = [each for axes in figure.axes for each in (*axes.texts, axes.get_legend())]
+        for each in (*figure.texts, *inner):
+            box = each.get_window_extent()
+            assert page.x0 <= box.x0 <= box.x1 <= page.x1, each
+            assert page.y0 <= box.y0 <= box.y1 <= page.y1, each
+
+
+def test_titles_name_the_last_part_of_the_models_path(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    summary = summary_of(0.4, 0.6, 0.9, model="/work/runs/small")
+    draw_recovery(summary, tmp_path)
+    assert drawn.title() == "small: 5 of 5 targets with a clear gap 95% intervals over documents"
+    draw_distances(summary, tmp_path, near=16, far=64)
+    assert drawn.title() == "small: distances of the chosen tokens, near 16, far 64"
+
+
+def test_points_beyond_the_edge_are_told_there_by_their_share(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw_recovery(summary_of(0.5, 12.25, -7.5), tmp_path)
+    # Shares of the clear targets and, as all are clear, of all: each in its own row.
+    assert drawn.notes() == ["▲ 12.25", "▼ -7.5", "▲ 12.25 (all)", "▼ -7.5 (all)"]
+    assert drawn.notes(1) == drawn.notes(0)
+    assert len({each.xyann for each in drawn.figure.axes[0].texts}) == 4
+    assert "cut at the edges, ▲▼: shares beyond" in drawn.title()
+
+
+def test_shares_somewhat_above_one_are_drawn_whole(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw_recovery(summary_of(1.2, 2.4, 2.9), tmp_path)
+    assert drawn.notes() == []
+    low, high = drawn.figure.axes[0].get_ylim()
+    assert low < 0
+    assert high > 2.9
+    assert "cut" not in drawn.title()
+
+
+def test_labels_count_the_documents_of_their_group_and_the_measured_of_all_targets(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    clear = [row(document=name, selections=[selection((2.5, 2.0, 1.2), [(17, 1.0)])]) for name in "aab"]
+    sampled = row(2.0, 1.9, (2.0, 1.9, 1.9), document="c", clear=False, weight=2.0)
+    left_out = [row(2.0, 1.9, document=name, clear=False, weight=0.0, selections=[]) for name in "de"]
+    summary = summarize([*clear, sampled, *left_out], KS)
+    draw_recovery(summary, tmp_path)
+    assert set(drawn.lines) == {
+        "knows the target (greedy, n=3 in 2 documents)",
+        "knows the target, all 6 targets (4 measured)",
+    }
+    draw_distances(summary, tmp_path, near=16, far=64)
+    assert "strict, knows the target: 3 tokens chosen for 3 clear targets in 2 documents" in drawn.steps
+
+
+def test_one_k_shows_its_interval_as_a_bar(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw_recovery(summarize([row(losses=(2.0,), document=name) for name in "abcde"], [4]), tmp_path)
+    assert drawn.spans == [([4], [0.5], [0.5])] * 2
+
+
+def test_models_are_named_above_their_points_without_overlap(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    models = ["hub/large", "mine/small", "runs/base", "runs/small"]
+    summaries = [summary_of(0.4, 0.6, 0.9, model=model) for model in models]
+    draw_scale(summaries, [9_000_000, 1_010_000, 1_000_000, 1_000_000], tmp_path)
+    named = [text for text in drawn.laid_out().axes[0].texts if "(" in text.get_text()]
+    # As many parts as tell the two small ones apart; numbers tell the points of one size apart.
+    assert [text.get_text() for text in named] == [
+        "1: runs/base (1,000,000)",
+        "2: runs/small (1,000,000)",
+        "mine/small (1,010,000)",
+        "hub/large (9,000,000)",
+    ]
+    assert [text.xy[0] for text in named] == [1_000_000, 1_000_000, 1_010_000, 9_000_000]
+    # Without the line that leads to its point.
+    boxes = [Text.get_window_extent(text) for text in named]
+    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    assert drawn.notes().count("1") == drawn.notes().count("2") == len(KS)
+    assert "runs/base 5 in 5" in drawn.title()
+
+
+def test_legends_lie_below_the_data(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    summaries = [summary_of(0.4, 0.6, 0.9, model=model, chosen=[(17, 3.0)]) for model in ("one", "other")]
+    drawings: list[Callable[[], Path]] = [
+        lambda: draw_recovery(summaries[0], tmp_path),
+        lambda: draw_distances(summaries[0], tmp_path, near=16, far=64),
+        lambda: draw_scale(summaries, [10, 20], tmp_path),
+    ]
+    for draw in drawings:
+        draw()
+        for axes in drawn.laid_out().axes:
+            assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0

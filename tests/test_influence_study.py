@@ -1,6 +1,7 @@
 """A study of influence from texts to files: rows, resuming, refusals."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,14 @@ from tests.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
 from tests.planted_model import PlantedModel, additive
 
 from lengthwise.documents import Document
-from lengthwise.errors import LengthwiseError, ModelError, RunFolderError, SettingError, UnknownNameError
+from lengthwise.errors import (
+    LengthwiseError,
+    ModelError,
+    RunFolderError,
+    SettingError,
+    UnknownNameError,
+    UntrainedDistanceWarning,
+)
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence import LeaveOneOut, RandomChoice, Screened
 from lengthwise.influence.settings import InfluenceSettings
@@ -191,7 +199,7 @@ def test_the_far_tokens_of_another_text_are_in_a_row_there(rng):
 def test_pieces_are_the_text_in_order():
     text = TokenizedDocument(name="a", tokens=np.arange(25))
     pieces = list(cut([text], 10))
-    assert [piece.name for piece in pieces] == ["a:0", "a:10", "a:20"]
+    assert [(piece.name, piece.first) for piece in pieces] == [("a", 0), ("a", 10), ("a", 20)]
     assert np.concatenate([piece.tokens for piece in pieces]).tolist() == list(range(25))
 
 
@@ -229,8 +237,10 @@ REFUSED = {
     "near of nothing": (lambda: replace(SMALL, near=0), "near 0 measures nothing; use at least 1"),
     "rest beyond one": (lambda: replace(SMALL, rest=1.5), "rest 1.5 is no share of targets; use 0 to 1"),
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
-    "unknown selection": (lambda: replace(SMALL, knows=("all",)), "unknown selection 'all'"),
+    "unknown selection": (lambda: replace(SMALL, knows=("all",)), "unknown value of knows 'all'"),
     "no mode": (lambda: replace(SMALL, modes=()), "no mode is named; choose among strict, masked"),
+    "gap below nothing": (lambda: Rule(gap=-1.0), "a gap of -1.0 nats tells no target from others; use 0 or more"),
+    "no gap": (lambda: Rule(gap=float("nan")), "a gap of nan nats"),
 }
 
 
@@ -263,8 +273,38 @@ def test_a_context_beyond_the_models_positions_is_refused(model):
 
 
 def test_a_single_text_has_no_other_to_compare_with(model, tmp_path):
-    with pytest.raises(SettingError, match=r"no other text has 10 tokens .*--piece.*--controls random"):
+    with pytest.raises(SettingError, match=r"no other text has 10 tokens .*; give more texts, or .*--controls random"):
         measure_influence(study_of(model, texts=documents(number=1)), tmp_path / "out")
+    # Another piece of it is no other text.
+    pieces = study_of(model, replace(SMALL, piece=20), texts=documents(number=1))
+    with pytest.raises(SettingError, match=r"no other text has 10 tokens"):
+        measure_influence(pieces, tmp_path / "pieces")
+
+
+def test_places_of_pieces_are_those_of_the_whole_text(model, tmp_path):
+    study = study_of(model, replace(SMALL, piece=20, num_targets=None))
+    measure_influence(study, tmp_path / "out")
+    rows = rows_of(tmp_path / "out")
+    texts = {text.name: text.tokens for text in study.texts}
+    assert {row["document"] for row in rows} == set(texts)
+    assert all(row["target"] == texts[row["document"]][row["place"]] for row in rows)
+    # Each piece of 20 tokens has six that stand behind a whole context.
+    assert sorted({row["place"] for row in rows}) == [*range(14, 20), *range(34, 40)]
+    report_study(study, tmp_path / "out")
+
+
+def test_a_text_that_is_named_twice_is_refused(model):
+    with pytest.raises(SettingError, match=r"text text 1 is there twice; name each once"):
+        study_of(model, texts=[*documents(), documents()[1]])
+
+
+def test_contexts_beyond_the_ids_of_training_are_warned_of():
+    planted = PlantedModel(additive({2: 1.5}), 10)
+    planted.trained_distance = 14
+    codec = type("Plain", (Letters,), {"start": ()})()
+    InfluenceStudy(model=planted, codec=codec, texts=documents(), settings=replace(SMALL, far=11))
+    with pytest.warns(UntrainedDistanceWarning, match=r"length 16 .* distances up to 15, training of planted .* 14"):
+        InfluenceStudy(model=planted, codec=codec, texts=documents(), settings=replace(SMALL, far=12))
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused():
@@ -275,19 +315,29 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_refused():
 def test_a_threshold_that_no_target_passes_is_told_and_loses_nothing(model, tmp_path):
     study = study_of(model, replace(SMALL, rule=Rule(gap=50.0)))
     measure_influence(study, tmp_path / "out")
-    with pytest.raises(SettingError, match=r"none of 20 targets gains enough .* over 50.0 nats\); lower the gap"):
+    with pytest.raises(SettingError, match=r"none of 20 targets of .* over 50.0 nats\), as .*summary.json says; lower"):
         report_study(study, tmp_path / "out")
     assert len(rows_of(tmp_path / "out")) == 20
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["needs_no_far"]["value"] == 1.0
 
 
 def test_a_folder_with_a_study_is_not_written_over(model, whole, tmp_path):
     with pytest.raises(RunFolderError, match=r"holds a study already; add --resume to go on"):
         measure_influence(study_of(model), whole)
-    with pytest.raises(RunFolderError, match=r"holds another study than the one asked for"):
+    with pytest.raises(RunFolderError, match=r"holds another study than the one asked for: settings.seed differ"):
         measure_influence(study_of(model, replace(SMALL, seed=1)), whole, resume=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"is a file, a study needs a folder"):
         measure_influence(study_of(model), tmp_path / "file")
+
+
+def test_a_damaged_row_is_named(model, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
+    rows = (tmp_path / "out" / "influence.jsonl").read_text().splitlines()
+    rows[4] = rows[4][:50]
+    (tmp_path / "out" / "influence.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(RunFolderError, match=r"line 5 of .*influence.jsonl is no JSON; measure into another --out"):
+        report_study(study_of(model), tmp_path / "out")
 
 
 def test_a_planted_dependence_is_found_in_texts(tmp_path):

@@ -1,6 +1,7 @@
 """The verb influence: what it prints, and what it refuses before anything is read."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,10 @@ def test_what_scores_nothing_exactly_cannot_be_screened():
 
 def test_a_rule_is_known_by_its_name():
     assert influence._rule("gap", 0.3) == Rule(gap=0.3)
-    assert influence._rule("longppl", 0.3) == LONGPPL
+    assert influence._rule("gap", None) == Rule()
+    assert influence._rule("longppl", None) == LONGPPL
+    with pytest.raises(SettingError, match=r"rule longppl has a gap of its own, 2.0 nats; leave --gap 0.3 out"):
+        influence._rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
         influence._rule("longpl", 0.3)
 
@@ -62,6 +66,9 @@ def test_a_table_has_a_row_per_selection_and_a_column_per_k():
         (["model", "--k", "8", "--far", "4"], "k 8 is more than the 4 far tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
+        (["model", "--controls", "none,random"], "--controls none,random names controls and none; use either"),
+        (["model", "--targets", "10,20"], "--targets 10,20 is no number of targets; use one, or all"),
+        (["./model", "--also", "other"], "./model does not exist; give a folder that save_pretrained made"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -82,6 +89,10 @@ def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeyp
         cli.main([*trained, "--seed", seed, "--out", name])
     capsys.readouterr()
     sizes = ["--near", "8", "--far", "16", "--k", "1,2", "--targets", "24", "--gap", "0.001", "--measure", "gradient"]
+    with pytest.raises(SystemExit):
+        cli.main(["influence", "one", "--also", "./missing", *sizes, "--out", "both"])
+    assert "./missing does not exist" in capsys.readouterr().err
+    assert not Path("both").exists()
     cli.main(["influence", "one", "--also", "other", *sizes, "--controls", "random", "--out", "both", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert [summary["model"] for summary in document["summaries"]] == ["one", "other"]

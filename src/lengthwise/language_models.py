@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from lengthwise.errors import ModelError
 from lengthwise.folder import EXPERIMENT
@@ -34,20 +35,38 @@ class LanguageModel:
         return named.held_out()
 
 
-def load_language_model(name: str, *, tokenizer: str | None = None, device: str = "auto") -> LanguageModel:
+def load_language_model(
+    name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str = "float32"
+) -> LanguageModel:
     """A run folder of ours, or what `transformers` loads; ``tokenizer`` names another than the model's own.
 
+    ``dtype`` is float32, or bfloat16 or float16 for a model of `transformers` that is too large otherwise.
     ``ModelError`` for a model that is missing, predicts no text, or cannot be measured.
     """
-    if (Path(name) / EXPERIMENT).is_file():
+    if _is_own(name):
         return _own(name, tokenizer, device)
+    loading = _loading()
+    model = loading.load_causal_lm(name, device=pick_device(device), dtype=dtype)
+    return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
+
+
+def check_there(name: str) -> None:
+    """``ModelError`` unless there is a run folder, or a model of `transformers`, of this name: nothing is loaded."""
+    if not _is_own(name):
+        _loading().check_there(name)
+
+
+def _is_own(name: str) -> bool:
+    return (Path(name) / EXPERIMENT).is_file()
+
+
+def _loading() -> ModuleType:
     try:
         # An extra, and slow to import.
-        from lengthwise.hf.loading import load_causal_lm, load_codec  # noqa: PLC0415
+        from lengthwise.hf import loading  # noqa: PLC0415
     except ImportError:
         raise ModelError("models of transformers need that library; pip install 'lengthwise[hf]'") from None
-    model = load_causal_lm(name, device=pick_device(device))
-    return LanguageModel(model=model, codec=load_codec(name if tokenizer is None else tokenizer))
+    return loading
 
 
 def _own(name: str, tokenizer: str | None, device: str) -> LanguageModel:
@@ -57,5 +76,6 @@ def _own(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"{name} was trained on {task.name}, which is no text; give a run of the task text")
     if tokenizer is not None:
         raise ModelError(f"{name} has a tokenizer of its own; leave --tokenizer out")
-    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids)
+    trained = run.facts["trained_distance"]
+    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained)
     return LanguageModel(model=model, codec=PieceCodec(task.tokenizer), task=task)

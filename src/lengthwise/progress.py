@@ -29,7 +29,11 @@ class ProgressLine:
     ) -> None:
         # An error stands alone, without the bar and without the blank line that Progress.stop prints.
         self.line.live.transient = error is not None
+        shown = self.line.live.is_started and error is None
         self.line.live.stop()
+        if shown and not self.line.console.is_interactive:
+            # In a file the last state of the bar ends no line by itself.
+            self.line.console.print()
 
     def trained(self, row: dict[str, Any]) -> None:
         """A logged training step: loss and accuracies."""

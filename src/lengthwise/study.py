@@ -3,14 +3,15 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lengthwise.checkpoint import write_atomically
-from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
 from lengthwise.folder import provenance
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
@@ -38,6 +39,17 @@ class InfluenceStudy:
                 f"near {near} and far {far} need {start + near + far} positions and {model.name} has "
                 f"{model.num_positions}; use a far of at most {model.num_positions - near - start}"
             )
+        distance, trained = start + near + far - 1, model.trained_distance
+        if trained is not None and distance > trained:
+            warnings.warn(
+                f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, training of "
+                f"{model.name} showed none beyond {trained}: far context may cost more than it gains",
+                UntrainedDistanceWarning,
+                stacklevel=2,
+            )
+        names = [text.name for text in self.texts]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SettingError(f"text {twice[0]} is there twice; name each once")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything that the rows depend on, the texts by their digest."""
@@ -67,7 +79,7 @@ def measure_influence(
     What is measured is decided before anything is measured: the same arguments give the same file, however often it
     was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one.
     """
-    settings, texts = study.settings, measured_texts(study)
+    out, settings, texts = Path(out), study.settings, measured_texts(study)
     targets = choose_targets(
         texts, context=settings.near + settings.far, number=settings.num_targets, seed=settings.seed
     )
@@ -108,11 +120,26 @@ def claim(folder: Path, study: InfluenceStudy, *, resume: bool) -> None:
     if (folder / STUDY).exists():
         if not resume:
             raise RunFolderError(f"{folder} holds a study already; add --resume to go on, or choose another --out")
-        if read_study(folder)["study"] != asked:
-            raise RunFolderError(f"{folder} holds another study than the one asked for; choose another --out")
+        found = read_study(folder)["study"]
+        # However its path is written, a model is the same one.
+        for each in (found, asked):
+            each["model"]["name"] = os.path.realpath(each["model"]["name"])
+        if other := sorted(_differences(found, asked)):
+            raise RunFolderError(
+                f"{folder} holds another study than the one asked for: {', '.join(other)} differ; choose another --out"
+            )
         return
     tree = {"study": asked, "provenance": provenance()}
     write_atomically(folder / STUDY, json.dumps(tree, indent=2).encode() + b"\n")
+
+
+def _differences(found: Any, asked: Any, name: str = "") -> Iterator[str]:
+    """The names of what is not the same in two trees."""
+    if isinstance(found, dict) and isinstance(asked, dict):
+        for key in {**found, **asked}:
+            yield from _differences(found.get(key), asked.get(key), f"{name}.{key}" if name else key)
+    elif found != asked:
+        yield name
 
 
 def read_study(folder: Path) -> dict[str, Any]:

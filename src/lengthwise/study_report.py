@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.checkpoint import write_atomically
-from lengthwise.errors import SettingError
+from lengthwise.errors import RunFolderError, SettingError
 from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.page import page
 from lengthwise.influence.recovery import summarize
-from lengthwise.study import ROWS, SUMMARY, InfluenceStudy, measured_texts
+from lengthwise.study import ROWS, SUMMARY, InfluenceStudy
 
 PAGE = "influence.html"
 # Texts on the page, and tokens of each: what a browser shows without delay.
@@ -22,17 +22,10 @@ BEHIND = 16
 def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
     """Write summary.json, the figures and the page of a study whose rows are complete; the summary.
 
-    ``SettingError`` when no target is clear: there is no gain to recover a share of.
+    ``SettingError`` when no target is clear: there is no gain to recover a share of, and summary.json says so.
     """
     settings = study.settings
     facts, found = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
-    if found["clear"] == 0:
-        rule = settings.rule
-        below = "" if rule.below is None else f" and a loss below {rule.below}"
-        raise SettingError(
-            f"none of {found['targets']} targets gains enough by far context (a gap over {rule.gap} nats{below}); "
-            f"lower the gap, or take more targets or longer contexts; what was measured is in {folder / ROWS}"
-        )
     summary = {
         **found,
         "parameters": study.model.num_parameters,
@@ -40,6 +33,14 @@ def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
         "settings": facts["settings"],
     }
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
+    if found["clear"] == 0:
+        rule = settings.rule
+        below = "" if rule.below is None else f" and a loss below {rule.below}"
+        raise SettingError(
+            f"none of {found['targets']} targets of {study.model.name} gains enough by far context (a gap over "
+            f"{rule.gap} nats{below}), as {folder / SUMMARY} says; lower the gap, or take more targets or longer "
+            "contexts, in another --out"
+        )
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
     shown = page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near)
@@ -49,8 +50,13 @@ def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     with (folder / ROWS).open() as file:
-        for line in file:
-            yield json.loads(line)
+        for number, line in enumerate(file, start=1):
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise RunFolderError(
+                    f"line {number} of {folder / ROWS} is no JSON; measure into another --out"
+                ) from None
 
 
 def excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
@@ -59,7 +65,7 @@ def excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Seq
     for row in _rows(folder):
         if row["selections"]:
             places.setdefault(row["document"], []).append(row["place"])
-    texts = {text.name: text.tokens for text in measured_texts(study)}
+    texts = {text.name: text.tokens for text in study.texts}
     found = {}
     for name in sorted(places, key=lambda name: -len(places[name]))[:EXCERPTS]:
         first = max(0, places[name][0] - settings.near - settings.far)

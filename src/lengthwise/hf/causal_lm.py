@@ -55,6 +55,8 @@ class CausalLM:
         config = model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size)
         self.num_positions = longest_context(config)
+        # What it was trained on is not known.
+        self.trained_distance: int | float | None = None
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         check_suitable(self, model)
 

@@ -15,6 +15,8 @@ FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked
 # What rounding may do to a probability, by the model's precision.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE = 0.3
+# What a later token may do to earlier logits, as a share of the largest of them: rounding alone.
+AHEAD, COARSE_AHEAD = 1e-4, 0.02
 
 
 def longest_context(config: Any) -> int | None:
@@ -40,7 +42,21 @@ def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
             f"{model.name} takes no {' and no '.join(missing)}; influence needs a model that takes both, such as "
             "Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
         )
+    if _sees_ahead(inner):
+        raise ModelError(
+            f"{model.name} is no causal model: a token changes what is predicted before it; give one that writes from "
+            "left to right, such as a Llama or GPT-2"
+        )
     check_exact(model, ROUNDING.get(inner.dtype, COARSE))
+
+
+@torch.no_grad()
+def _sees_ahead(inner: Any) -> bool:
+    """Whether another last token changes what the first one gets, without a mask, as a model is trained."""
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=inner.device)
+    first = inner(input_ids=tokens, use_cache=False).logits[:, 0].float()
+    allowed = AHEAD if inner.dtype in ROUNDING else COARSE_AHEAD
+    return bool((first[0] - first[1]).abs().max() > allowed * first.abs().max())
 
 
 def _missing_arguments(inner: Any) -> list[str]:

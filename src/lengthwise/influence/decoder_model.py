@@ -24,8 +24,15 @@ class DecoderModel:
     was before it. What reads the number of tokens, such as a length scale, counts those visible.
     """
 
-    def __init__(self, decoder: Decoder, name: str, num_positions: int | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        name: str,
+        num_positions: int | None = None,
+        trained_distance: int | float | None = None,
+    ) -> None:
         self.decoder, self.name, self.num_positions = decoder.eval(), name, num_positions
+        self.trained_distance = trained_distance
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self.device = decoder.embedding.device

@@ -23,7 +23,9 @@ BLOCK = 1 << 22  # numbers in one block of resamples
 NO_CLEAR = "no clear target has this selection; measure more targets or lower the gap"
 NO_GAP = "the far context lowers no loss in sum: there is nothing to recover"
 NO_SAMPLE = "of the targets without a clear gap none is measured; measure a random share of them"
-ONE_DOCUMENT = "fewer than 2 documents: nothing to resample; measure more documents"
+# Resampled intervals of fewer documents hold their value far less often than they say.
+FEWEST = 5
+FEW_DOCUMENTS = f"fewer than {FEWEST} documents: too few to resample; measure more documents"
 
 Counts = Int[np.ndarray, "resamples documents"]
 Statistic = Callable[[Counts], Float[np.ndarray, "resamples values"]]
@@ -107,7 +109,7 @@ class _Bootstrap:
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
         at_once = max(1, BLOCK // max(documents, width, 1))
-        for first in range(0, self.resamples if documents > 1 else 0, at_once):
+        for first in range(0, self.resamples if documents >= FEWEST else 0, at_once):
             rows = min(at_once, self.resamples - first)
             drawn = rng.integers(0, documents, size=(rows, documents)) + documents * np.arange(rows)[:, None]
             yield np.bincount(drawn.ravel(), minlength=rows * documents).reshape(rows, documents)
@@ -119,8 +121,8 @@ def _estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined
     found: Found = {"value": value, "low": None, "high": None, "reason": None}
     if math.isnan(value):
         return found | {"value": None, "reason": undefined}
-    if documents < 2:
-        return found | {"reason": ONE_DOCUMENT}
+    if documents < FEWEST:
+        return found | {"reason": FEW_DOCUMENTS}
     if lost := int(np.isnan(resampled).sum()):
         return found | {"reason": f"in {lost:,} of {len(resampled):,} resamples {undefined}"}
     tail = NormalDist().cdf(-student(documents - 1) * math.sqrt(documents / (documents - 1)))
@@ -142,6 +144,7 @@ def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int
         "targets": len(table.document),
         "documents": len(table.documents),
         "clear": int(table.clear.sum()),
+        "clear_documents": len(np.unique(table.document[table.clear])),
         "measured": int((table.weight > 0).sum()),
         "needs_no_far": _share(table, all_of_them, ~table.clear, bootstrap),
         "losses": {"short": float(table.short.mean()), "long": float(table.long.mean())},

@@ -52,7 +52,7 @@ class InfluenceSettings:
         if not 0 <= self.rest <= 1:
             raise SettingError(f"rest {self.rest} is no share of targets; use 0 to 1")
         self._check_names("mode", self.modes, MODES)
-        self._check_names("selection", self.knows, KNOWS)
+        self._check_names("value of knows", self.knows, KNOWS)
         if self.controls:
             self._check_names("control", self.controls, CONTROLS)
 

@@ -74,7 +74,7 @@ class TargetRows:
             {
                 **self.labels,
                 "document": target.text.name,
-                "place": target.place,
+                "place": target.text.first + target.place,
                 "target": window.target,
                 "text": self.token_text(window.target),
                 "kinds": self._kinds(target),

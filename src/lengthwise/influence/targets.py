@@ -1,7 +1,8 @@
 """Which tokens are asked about: chosen before anything is known of them, then sorted by what far context gains."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class Rule:
 
     gap: float = 0.5
     below: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gap < math.inf:
+            raise SettingError(f"a gap of {self.gap} nats tells no target from others; use 0 or more")
 
     def clear(self, loss_short: float, loss_long: float) -> bool:
         """Whether a target with these losses is one that needs far context."""
@@ -66,12 +71,15 @@ def choose_targets(texts: Sequence[TokenizedDocument], *, context: int, number: 
 
 
 def other_far(texts: Sequence[TokenizedDocument], target: Target, far: int, rng: np.random.Generator) -> np.ndarray:
-    """As many tokens in a row of another text, drawn at random; ``SettingError`` when there is no other."""
-    others = [text for text in texts if text is not target.text and len(text.tokens) >= far]
+    """As many tokens in a row of another text, drawn at random; ``SettingError`` when there is no other.
+
+    Another piece of the same text is no other text.
+    """
+    others = [text for text in texts if text.name != target.text.name and len(text.tokens) >= far]
     if not others:
         raise SettingError(
-            f"no other text has {far} tokens to compare with; give more texts, cut long ones with --piece, "
-            "or leave this control out with --controls random"
+            f"no other text has {far} tokens to compare with; give more texts, or leave this control out with "
+            "--controls random"
         )
     text = others[int(rng.integers(len(others)))]
     first = int(rng.integers(len(text.tokens) - far + 1))
@@ -79,7 +87,7 @@ def other_far(texts: Sequence[TokenizedDocument], target: Target, far: int, rng:
 
 
 def cut(texts: Sequence[TokenizedDocument], piece: int) -> Iterator[TokenizedDocument]:
-    """Texts in pieces of so many tokens, each a text of its own; what is left at the end is a shorter one."""
+    """Texts in pieces of so many tokens, no context reaching over their ends; the last piece is shorter."""
     for text in texts:
         for first in range(0, len(text.tokens), piece):
-            yield TokenizedDocument(name=f"{text.name}:{first}", tokens=text.tokens[first : first + piece])
+            yield replace(text, tokens=text.tokens[first : first + piece], first=first)

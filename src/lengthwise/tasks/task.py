@@ -50,10 +50,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
-    """A whole text by its name, as token numbers."""
+    """A text by its name, as token numbers: the whole of it, or a piece that begins at its token ``first``."""
 
     name: str
     tokens: Integer[np.ndarray, " seq"]
+    first: int = 0
 
 
 @runtime_checkable

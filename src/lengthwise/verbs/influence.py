@@ -16,11 +16,12 @@ from lengthwise.influence.settings import CONTROLS, InfluenceSettings
 from lengthwise.influence.targets import LONGPPL, Rule
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.interruption import StoppedError, interruptible
-from lengthwise.language_models import load_language_model
+from lengthwise.language_models import LanguageModel, check_there, load_language_model
 from lengthwise.progress import ProgressLine
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import PAGE, report_study
-from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.tasks import TokenizedDocument
+from lengthwise.terminal import err_console, out_console, print_json, print_table, say
 from lengthwise.verbs.flags import WHOLE, Device, Json
 
 RULES = ("gap", "longppl")
@@ -54,7 +55,9 @@ def influence(
     rule: Annotated[
         str, typer.Option(help="Which targets are clear: gap, or longppl (gap over 2, loss below 2).")
     ] = "gap",
-    gap: Annotated[float, typer.Option(help="With rule gap: nats that far context gains at least.")] = 0.5,
+    gap: Annotated[
+        float | None, typer.Option(help="With rule gap: nats that far context gains at least.", show_default="0.5")
+    ] = None,
     rest: Annotated[float, typer.Option(help="The share of the other targets that is measured as well.")] = 0.1,
     targets: Annotated[str, typer.Option(help="How many targets, or all.")] = "500",
     piece: Annotated[int | None, typer.Option(**WHOLE, help="Cut longer texts into texts of so many tokens.")] = None,
@@ -63,6 +66,9 @@ def influence(
         list[str] | None, typer.Option(help="Another model for the same texts; can be given several times.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Of a model of transformers: float32, or bfloat16, float16 for half of the memory.")
+    ] = "float32",
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the targets and of every random choice.")] = 0,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("runs/influence"),
@@ -77,35 +83,56 @@ def influence(
         measure=_measure(measure, screen),
         modes=_names(mode),
         knows=_names(knows),
-        controls=() if controls == "none" else _names(controls),
+        controls=_controls(controls),
         rule=_rule(rule, gap),
         rest=rest,
-        num_targets=None if targets == "all" else numbers(targets, "--targets")[0],
+        num_targets=_number_of(targets),
         piece=piece,
         seed=seed,
     )
     names = [model, *(also if also is not None else [])]
+    for name in names:
+        check_there(name)
+    folders = [out] if len(names) == 1 else [out / f"{place}-{Path(name).name}" for place, name in enumerate(names)]
     summaries: list[Mapping[str, Any]] = []
-    for place, name in enumerate(names):
-        loaded = load_language_model(name, tokenizer=tokenizer, device=device)
-        if texts:
-            read = list(tokenized(loaded.codec, read_documents(texts), loaded.model.vocabulary_size))
-        else:
-            read = loaded.held_out(kind)
-        study = InfluenceStudy(model=loaded.model, codec=loaded.codec, texts=read, settings=settings)
-        folder = out if len(names) == 1 else out / f"{place}-{Path(name).name}"
-        with ProgressLine(err_console) as progress, interruptible() as stop:
-            if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop):
-                raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
-        summaries.append(report_study(study, folder))
-    scale = draw_scale(summaries, [summary["parameters"] for summary in summaries], out) if len(names) > 1 else None
+    for name, folder in zip(names, folders, strict=True):
+        loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
+        study = InfluenceStudy(
+            model=loaded.model, codec=loaded.codec, texts=_texts(loaded, texts, kind), settings=settings
+        )
+        _measure_all(study, folder, resume=resume)
+        try:
+            summaries.append(report_study(study, folder))
+        except SettingError as error:
+            # Another model may need far context where this one does not.
+            if len(names) == 1:
+                raise
+            say(str(error))
+    if not summaries:
+        raise SettingError(f"no model gains enough by far context; what was measured is in {out}")
+    parameters = [summary["parameters"] for summary in summaries]
+    scale = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return
     for summary in summaries:
         print_table(heading(summary), *recovery_table(summary))
-    shown = out / PAGE if scale is None else scale
-    out_console.print(f"page: {shown}" if scale is None else f"figure: {shown}", markup=False, highlight=False)
+    shown = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
+    out_console.print(shown, markup=False, highlight=False)
+
+
+def _texts(loaded: LanguageModel, texts: list[str] | None, kind: str | None) -> list[TokenizedDocument]:
+    if not texts:
+        return loaded.held_out(kind)
+    if kind is not None:
+        raise SettingError(f"--kind {kind} is a kind of a run's held-out text; leave it out where texts are named")
+    return list(tokenized(loaded.codec, read_documents(texts), loaded.model.vocabulary_size))
+
+
+def _measure_all(study: InfluenceStudy, folder: Path, *, resume: bool) -> None:
+    with ProgressLine(err_console) as progress, interruptible() as stop:
+        if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop):
+            raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
 
 
 def _measure(name: str, screen: float | None) -> InfluenceMeasure:
@@ -123,10 +150,30 @@ def _measure(name: str, screen: float | None) -> InfluenceMeasure:
     return Screened(then=measure, share=screen)
 
 
-def _rule(name: str, gap: float) -> Rule:
+def _rule(name: str, gap: float | None) -> Rule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
-    return LONGPPL if name == "longppl" else Rule(gap=gap)
+    if name == "longppl" and gap is not None:
+        raise SettingError(f"rule longppl has a gap of its own, {LONGPPL.gap} nats; leave --gap {gap} out")
+    if name == "longppl":
+        return LONGPPL
+    return Rule() if gap is None else Rule(gap=gap)
+
+
+def _number_of(targets: str) -> int | None:
+    if targets == "all":
+        return None
+    found = numbers(targets, "--targets")
+    if len(found) > 1:
+        raise SettingError(f"--targets {targets} is no number of targets; use one, or all")
+    return found[0]
+
+
+def _controls(text: str) -> tuple[str, ...]:
+    named = _names(text)
+    if "none" in named and named != ("none",):
+        raise SettingError(f"--controls {text} names controls and none; use either")
+    return () if named == ("none",) else named
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -136,8 +183,9 @@ def _names(text: str) -> tuple[str, ...]:
 def heading(summary: Mapping[str, Any]) -> str:
     """What the table is about: how many targets, and how many of them need far context."""
     return (
-        f"{summary['model']}: {summary['clear']:,} of {summary['targets']:,} targets in {summary['documents']:,} texts "
-        "gain clearly from far context; the share of that gain that k far tokens recover, below it the 95% interval"
+        f"{summary['model']}: {summary['clear']:,} of {summary['targets']:,} targets gain clearly from far context, in "
+        f"{summary['clear_documents']:,} of {summary['documents']:,} texts; the share of that gain that k far tokens "
+        "recover, below it the 95% interval"
     )
 
 

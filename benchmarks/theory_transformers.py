@@ -1,0 +1,306 @@
+"""Does the theory say what trained transformers do? Leakage, the assumptions one by one, and sparsity.
+
+Three parts, each with several seeds; what stands in ``results/theory_transformers.jsonl`` is not done again.
+
+* ``leakage``: one layer without positions reads one marked token. Its attention off that token, at 4 and 16 times the
+  trained length, beside what odds linear in the length make of the trained lengths.
+* ``assumptions``: one layer reads the token at a distance from the separator. One assumption is broken at a time: IDs
+  that were never met, a distance that grows with the length, a distance that jumps beyond training. Then the separator
+  gets the ID of that token.
+* ``sparsity``: two layers without positions find the parity of k marked bits. More of them, at the same number of
+  samples, should end at a shorter length, and where the trained lengths say.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+import lengthwise as lw
+from lengthwise.batch import to_batch
+from lengthwise.decoder import DecoderSettings
+from lengthwise.encodings import EncodingSettings, KERPLELog, Learned, NoPE, Rotary
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.example import Examples
+from lengthwise.experiment import Experiment
+from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.positions import Assignment, PositionScheme, Sequential
+from lengthwise.randomness import stream
+from lengthwise.run import Run
+from lengthwise.scores import Looking
+from lengthwise.tasks import Planted, SparseParity
+from lengthwise.tasks.placement import Local, ShapeLaw
+from lengthwise.theory.growth import fit_odds
+from lengthwise.training import TrainingSettings
+
+RESULTS = Path(__file__).parent / "results" / "theory_transformers.jsonl"
+# Trains an experiment in a folder of this name.
+Train = Callable[[str, Experiment], Run]
+LONGEST = 32
+SHORT = (16, 20, 24, 28, 32)
+SYMBOLS = 8
+EXAMPLES = 512
+# Rows of scores held at once.
+HELD = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """One token, so many before the separator as ``distance`` says of the length."""
+
+    rule: str
+    name: ClassVar[str] = "at"
+    summary: ClassVar[str] = "one token at a distance from the end"
+    k: ClassVar[int] = 1
+    span: ClassVar[None] = None
+    smallest: ClassVar[int] = 8
+
+    def distance(self, length: int) -> int:
+        """``fixed``: 3. ``half``: half of the length. ``jump``: 3, beyond training 6."""
+        return {"fixed": 3, "half": length // 2, "jump": 3 if length <= LONGEST else 6}[self.rule]
+
+    def law(self, length: int) -> ShapeLaw:
+        """All of the probability at one place."""
+        probability = np.zeros((1, length))
+        probability[0, length - self.distance(length)] = 1.0
+        return ShapeLaw(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
+        """The same place in each."""
+        return np.full((size, 1), length - self.distance(length))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared(PositionScheme):
+    """The token index, but the separator has the ID of the planted token."""
+
+    name: ClassVar[str] = "shared"
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """Position coupling (section 4) of one token."""
+        ids = np.tile(np.arange(examples.tokens.shape[1]), (1, len(examples), 1))
+        separator = int(examples.prompt_length[0]) - 1
+        assert examples.support is not None
+        ids[0, :, separator] = examples.support[:, separator + 1, 0]
+        return lw.scored_everywhere(examples, ids)
+
+
+def planted(placement: Local | At, *, marked: bool) -> Planted:
+    """The label names the planted token, which is marked or looks like all others."""
+    background = (0.5, 0.5, *[0.0] * SYMBOLS) if marked else (1 / SYMBOLS,) * SYMBOLS
+    first = len(background) - SYMBOLS
+    return Planted(
+        background=background,
+        tuples=tuple((first + symbol,) for symbol in range(SYMBOLS)),
+        probabilities=(1 / SYMBOLS,) * SYMBOLS,
+        labels=tuple(tuple(map(float, row)) for row in np.eye(SYMBOLS)),
+        placement=placement,
+    )
+
+
+def experiment(
+    task: Planted | SparseParity, encoding: EncodingSettings, scheme: PositionScheme, layers: int, steps: int
+) -> Experiment:
+    """What the three parts have in common."""
+    return Experiment(
+        task=task,
+        scheme=scheme,
+        encoding=encoding,
+        decoder=DecoderSettings(num_layers=layers, d_model=64, num_heads=2, length_scaling="none"),
+        training=TrainingSettings(steps=steps, weight_decay=0.1),
+        train_lengths=(8, LONGEST),
+        evaluation=EvaluationSettings(lengths=(LONGEST,), num_examples=(64,)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the label, per example: what is lost of its probability, and attention off its support, per head."""
+
+    planted: Int[np.ndarray, " examples"]
+    risk: Float[np.ndarray, " examples"]
+    leakage: Float[np.ndarray, "examples heads"]
+
+
+@torch.no_grad()
+def look(run: Run, length: int, examples: int = EXAMPLES) -> Answers:
+    """Of the first layer; a part of the examples at a time."""
+    task, found = run.experiment.task, []
+    for start in range(0, examples, step := max(1, HELD // (length + 3) ** 2)):
+        rng = stream(1, "look", length, start)
+        drawn = task.sample(length=length, size=min(step, examples - start), rng=rng)
+        found.append(_part(run, drawn, length, rng))
+    return Answers(
+        planted=np.concatenate([part.planted for part in found]),
+        risk=np.concatenate([part.risk for part in found]),
+        leakage=np.concatenate([part.leakage for part in found]),
+    )
+
+
+def _part(run: Run, drawn: Examples, length: int, rng: np.random.Generator) -> Answers:
+    batch = to_batch(length, drawn, run.experiment.scheme.assign(drawn, rng, training=False))
+    assert drawn.support is not None
+    support = torch.from_numpy(drawn.support[:, length + 1])
+    layers: list[torch.Tensor] = []
+
+    def watch(weights: torch.Tensor) -> None:
+        off = torch.ones(len(support), weights.shape[-1] + 1)
+        # Where less is planted than there is room for, -1 stands for the column that is cut off.
+        off = off.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
+        layers.append((weights[:, :, length] * off[:, None]).sum(dim=-1))
+
+    hidden, _ = run.decoder(batch.tokens, batch.position_ids, looking=Looking(watch=watch))
+    probability = run.decoder.token_logits(hidden[:, length]).softmax(dim=-1)
+    right = probability.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
+    return Answers(
+        planted=drawn.tokens[np.arange(len(drawn)), drawn.support[:, length + 1, 0]],
+        risk=(1 - right).double().numpy(),
+        leakage=layers[0].double().numpy(),
+    )
+
+
+def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
+    """V1. One of the marked tokens may go unread: that nothing is found then says that it was there."""
+    task = planted(Local(shapes=((0,),), weights=(1.0,)), marked=True)
+    run = train("leakage", replace(experiment(task, NoPE(), Sequential(), layers=1, steps=400), seed=seed))
+    short = [look(run, length) for length in SHORT]
+    head = int(short[-1].leakage.mean(axis=0).argmin())
+
+    def of(answers: Answers, symbol: int) -> float:
+        return float(answers.leakage[answers.planted == symbol, head].mean())
+
+    read = [symbol for symbol in np.unique(short[-1].planted).tolist() if of(short[-1], symbol) < 0.5]
+    laws = [fit_odds(SHORT, [of(answers, symbol) for answers in short], 1.0) for symbol in read]
+    for times in (4, 16):
+        far = look(run, times * LONGEST)
+        yield {
+            "times": times,
+            "read": len(read),
+            "trained": float(np.mean([of(short[-1], symbol) for symbol in read])),
+            "predicted": float(np.mean([law.at(times * LONGEST) for law in laws])),
+            "measured": float(np.mean([of(far, symbol) for symbol in read])),
+        }
+
+
+def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
+    """V3. The risk at 4 times the trained length, and the leakage of the head that leaks least."""
+    parts: dict[str, tuple[str, EncodingSettings, PositionScheme]] = {
+        "absolute": ("fixed", Learned(num_position_ids=1024), Sequential()),
+        "absolute, coupled": ("fixed", KERPLELog(), Shared()),
+        "half": ("half", Learned(num_position_ids=1024), Sequential()),
+        "half, coupled": ("half", KERPLELog(), Shared()),
+        "jump": ("jump", Rotary(), Sequential()),
+        "jump, coupled": ("jump", KERPLELog(), Shared()),
+    }
+    for name, (rule, encoding, scheme) in parts.items():
+        task = planted(At(rule), marked=False)
+        run = train(name, replace(experiment(task, encoding, scheme, layers=1, steps=1500), seed=seed))
+        short, far = [look(run, length) for length in SHORT], look(run, 4 * LONGEST)
+        head = int(short[-1].leakage.mean(axis=0).argmin())
+        risks = [float(answers.risk.mean()) for answers in short]
+        leaks = [float(answers.leakage[:, head].mean()) for answers in short]
+        yield {
+            "name": name,
+            "trained": risks[-1],
+            "predicted": fit_odds(SHORT, risks, 1 - 1 / SYMBOLS).at(4 * LONGEST),
+            "measured": float(far.risk.mean()),
+            "leakage_trained": leaks[-1],
+            "leakage_predicted": fit_odds(SHORT, leaks, 1.0).at(4 * LONGEST),
+            "leakage_measured": float(far.leakage[:, head].mean()),
+        }
+
+
+def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
+    """V4. The length from which on the risk is above 0.1, predicted from trained lengths and measured."""
+    for k in (1, 2, 3, 4):
+        task = SparseParity(fewest=k, most=k)
+        run = train(f"k={k}", replace(experiment(task, NoPE(), Sequential(), layers=2, steps=1000), seed=seed))
+        risks = [float(look(run, length).risk.mean()) for length in SHORT]
+        lengths = [LONGEST * 2**step for step in range(6)]
+        numbers = [max(64, EXAMPLES * LONGEST // length) for length in lengths]
+        far = [float(look(run, *asked).risk.mean()) for asked in zip(lengths, numbers, strict=True)]
+        beyond = [length for length, risk in zip(lengths, far, strict=True) if risk > 0.1]
+        yield {
+            "k": k,
+            "trained": risks[-1],
+            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(0.1), 1e9),
+            "measured": min(beyond) if beyond else None,
+            "lengths": lengths,
+            "risks": far,
+        }
+
+
+PARTS: dict[str, Callable[[int, Train], Iterator[dict[str, Any]]]] = {
+    "leakage": leakage,
+    "assumptions": assumptions,
+    "sparsity": sparsity,
+}
+
+
+def summary(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: every row."""
+    if part == "sparsity":
+        yield "| seed | k | risk at 32 | risk above 0.1 from: predicted | measured |"
+        yield "|---|---|---|---|---|"
+        for row in rows:
+            measured = f"{row['measured']:,}" if row["measured"] else f"beyond {row['lengths'][-1]:,}"
+            yield f"| {row['seed']} | {row['k']} | {row['trained']:.2g} | {row['predicted']:,.0f} | {measured} |"
+    elif part == "leakage":
+        yield "| seed | times | tokens read | leakage at 32 | predicted | measured | ratio |"
+        yield "|---|---|---|---|---|---|---|"
+        for row in rows:
+            ratio = row["measured"] / row["predicted"]
+            values = " | ".join(f"{row[name]:.3g}" for name in ("trained", "predicted", "measured"))
+            yield f"| {row['seed']} | {row['times']} | {row['read']} of {SYMBOLS} | {values} | {ratio:.2f} |"
+    else:
+        yield "| seed | | risk at 32 | predicted | measured | ratio | leakage at 32 | predicted | measured | ratio |"
+        yield "|---|---|---|---|---|---|---|---|---|---|"
+        for row in rows:
+            cells = [f"{row['seed']}", row["name"]]
+            for kind in ("", "leakage_"):
+                cells += [f"{row[kind + name]:.3g}" for name in ("trained", "predicted", "measured")]
+                cells.append(f"{row[f'{kind}measured'] / row[f'{kind}predicted']:.2g}")
+            yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Do what is missing, or print what is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="7200,7201,7202,7203,7204")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--out", type=Path, default=Path("runs/theory-transformers"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="Print what is there and do nothing.")
+    asked = parser.parse_args()
+    there = read_rows(asked.results) if asked.results.exists() else []
+    parts = asked.parts.split(",")
+    if asked.table:
+        for part in parts:
+            print("\n".join([f"{part}:", "", *summary(part, [row for row in there if row["part"] == part]), ""]))
+        return
+    torch.set_num_threads(1)
+    done = {(row["part"], row["seed"]) for row in there}
+    for seed in map(int, asked.seeds.split(",")):
+        for part in parts:
+            if (part, seed) in done:
+                continue
+
+            def train(name: str, wanted: Experiment) -> Run:
+                folder = asked.out / name.replace(", ", "-") / f"seed-{wanted.seed}"
+                run = lw.train(wanted, folder, resume=folder.exists())
+                assert run is not None
+                run.decoder.eval()
+                return run
+
+            rows = [{"part": part, "seed": seed, **row, **provenance()} for row in PARTS[part](seed, train)]
+            append_rows(asked.results, rows)
+            print("\n".join(summary(part, rows)))
+
+
+if __name__ == "__main__":
+    main()
