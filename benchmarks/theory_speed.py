@@ -2,7 +2,7 @@
 
 The least of a few CPU times, which others on the machine disturb less than wall times. ``sets`` is how many sets of k
 tokens one sequence has, ``summed`` how many of them the structure gives weight. The bar is on the forward pass at the
-longest length.
+longest length. Then what an exact risk costs by the Laplace transfer operator, over all sequences of a length.
 """
 
 import argparse
@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 from lengthwise.folder import append_rows, provenance
+from lengthwise.theory.instances import Sizes, random_instance
+from lengthwise.theory.laplace import laplace_risk
+from lengthwise.theory.risk import TotalVariation
 from lengthwise.theory.sparse_attention import SparseFunctionalAttention
 
 BATCH, TOKENS, OUTPUTS = 8, 8, 2
@@ -25,6 +28,8 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "product": {"k": 8, "score": "product", "local": False, "value": "automaton"},
 }
 BAR_SECONDS = 0.15
+# Tokens, k, span, trained, tested of a random law.
+RISK, RISK_BAR_SECONDS = Sizes(num_tokens=3, k=3, span=3, trained=16, tested=4096), 60.0
 RESULTS = Path(__file__).parent / "results" / "theory_speed.jsonl"
 
 
@@ -65,6 +70,23 @@ def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_risk(length: int, repeats: int) -> dict[str, Any]:
+    """A row of the results: the exact risk of one head on one law."""
+    instance = random_instance("mixed", RISK, seed=0)
+    seconds = []
+    for _ in range(repeats):
+        started = time.process_time()
+        risk = laplace_risk(instance.law, instance.heads[0], length, TotalVariation())
+        seconds.append(time.process_time() - started)
+    return {
+        "structure": "exact risk",
+        "length": length,
+        "risk": risk,
+        "cpu_s": round(min(seconds), 4),
+        "within_bar": min(seconds) <= RISK_BAR_SECONDS if length == LENGTHS[-1] else None,
+    }
+
+
 def main() -> None:
     """Print and keep a row per structure and length."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -73,9 +95,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in STRUCTURES:
+    for name in (*STRUCTURES, "exact risk"):
         for length in LENGTHS:
-            row = measure(name, length, 1 if arguments.quick else arguments.repeats)
+            repeats = 1 if arguments.quick else arguments.repeats
+            row = measure(name, length, repeats) if name in STRUCTURES else measure_risk(length, repeats)
             print(json.dumps(row), flush=True)
             if not arguments.quick:
                 append_rows(arguments.out, [{**row, "provenance": provenance()}])
