@@ -1,7 +1,7 @@
 """Forecasts from thinned sequences: what stays, what it weighs, and what is said of a decoder."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 from cases import small_decoder, small_scheme
 from lengthwise import cli
 from lengthwise.decoder import Decoder, DecoderSettings
-from lengthwise.encodings import ENCODINGS, NoPE, Rotary
+from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
@@ -18,7 +18,7 @@ from lengthwise.forecast import certificate, probes
 from lengthwise.forecast.asking import Questions, ask, draw_questions
 from lengthwise.forecast.certificate import certify_decoder
 from lengthwise.forecast.subject import Fidelity, Subject
-from lengthwise.forecast.thinning import MARGIN, STRETCH, Thinned, crowd, thin
+from lengthwise.forecast.thinning import NEIGHBOURS, STRETCH, Thinned, crowd, thin
 from lengthwise.grading import grade
 from lengthwise.positions import Sequential
 from lengthwise.recipes import COMPARISONS, recipe
@@ -40,7 +40,7 @@ def test_what_is_needed_stays_with_its_neighbours_and_the_last_token(rng):
         kept = thinned.kept[row, : thinned.last[row] + 1]
         assert (np.diff(kept) > 0).all()
         assert kept[-1] == end
-        near = (np.append(tokens, end)[:, None] + np.arange(-MARGIN, MARGIN + 1)).clip(0, end)
+        near = (np.append(tokens, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
         assert set(near.ravel()) <= set(kept)
         assert (thinned.stands_for[row, np.isin(thinned.kept[row], near)] == 1).all()
         assert len(kept) <= 43 + STRETCH
@@ -57,6 +57,25 @@ def test_a_sum_over_what_stays_has_the_sum_over_all_tokens_as_its_mean(rng):
     assert sums.std() > 1
 
 
+@pytest.mark.parametrize("room", [60, 30, 22, 10])
+def test_from_every_token_that_stays_as_many_are_seen_as_there_are(room, rng):
+    """From one of a run that was drawn, from one that had to stay, and from the last; its own run counts once."""
+    draws = 20_000
+    thinned = thin([np.array([7, 50])] * draws, np.full(draws, 100), room, rng)
+    inside = np.arange(thinned.kept.shape[1]) <= thinned.last[:, None]
+    seen = np.zeros((draws, 101))
+    for row in range(0, draws, 1000):
+        part = slice(row, row + 1000)
+        some = Thinned(**{each.name: getattr(thinned, each.name)[part] for each in fields(Thinned)})
+        weight = np.exp(some.added_scores()) * inside[part, None, :]
+        before = some.kept[:, None, :] <= some.kept[:, :, None]
+        np.put_along_axis(seen[part], some.kept, (weight * before).sum(axis=-1), axis=1)
+    for token in (50, 60, 80, 100):
+        found = seen[seen[:, token] > 0, token]
+        assert found.mean() == pytest.approx(token + 1, abs=4 * found.std() / np.sqrt(len(found)) + 1e-9)
+    assert (thinned.counted == thinned.kept + 1).all()
+
+
 def test_a_sequence_with_room_stays_whole(rng):
     thinned = thin([np.array([1])], np.array([9]), 10, rng)
     assert thinned.kept.tolist() == [list(range(10))]
@@ -68,11 +87,15 @@ def test_of_its_own_run_a_token_sees_each_once_and_of_others_as_many_as_they_sta
     thinned = Thinned(
         kept=np.array([[0, 1, 8]]),
         stands_for=np.array([[5.0, 5.0, 1.0]]),
+        among=np.array([[4.0, 4.0, 1.0]]),
+        counted=np.array([[1.0, 2.0, 9.0]]),
         stretch=np.array([[0, 0, 2]]),
         last=np.array([2]),
     )
     five = np.log(5)
     np.testing.assert_allclose(thinned.added_scores(), [[[0, 0, 0], [0, 0, 0], [five, five, 0]]])
+    assert (thinned.alone().added_scores() == 0).all()
+    assert thinned.alone().counted.tolist() == [[1.0, 2.0, 3.0]]
 
 
 @pytest.mark.parametrize("scheme", ["sequential", "coupled", "predicted", "multilevel"])
@@ -80,17 +103,18 @@ def test_of_its_own_run_a_token_sees_each_once_and_of_others_as_many_as_they_sta
 def test_of_whole_sequences_it_finds_what_grading_finds(scheme, task):
     ids = 256 if scheme == "predicted" else None
     decoder = small_decoder("rotary", task, num_predicted_ids=ids)
-    questions = draw_questions(task, small_scheme(scheme), 5, 64, seed=0)
+    questions = draw_questions(task, small_scheme(scheme), 5, 256, seed=0)
     asked = ask(decoder, questions, whole(questions))
     graded = grade(decoder, questions.batch, end=task.vocabulary.index("end"), decode="forced")
     right = graded.token_right & (graded.id_right | ~graded.id_scored)
     first = int(questions.batch.prompt_length.min())
-    expected = right[torch.arange(64), torch.from_numpy(questions.answer) - first]
+    expected = right[torch.arange(256), torch.from_numpy(questions.answer) - first]
     assert asked.right.tolist() == expected.tolist()
     assert asked.single[:, 0].tolist() == expected.tolist()
     assert not expected.all()
-    # Random weights hit an ID as well as a token where there are few of both.
-    assert expected.any() or task != Parity()
+    # Random weights hit tokens and IDs, if hardly both at once.
+    assert graded.token_right.any()
+    assert graded.id_right.any()
     assert asked.leakage.shape == (2, 2)
     assert (asked.leakage > 0).all()
     assert (asked.leakage < 1).all()
@@ -136,9 +160,11 @@ def test_in_a_crowd_nothing_is_left_out_and_the_rest_weighs_more():
     crowded = crowd([np.array([2]), np.array([2])], np.array([15, 9]), 3.0)
     assert crowded.kept[0].tolist() == list(range(16))
     assert crowded.kept[1].tolist() == [*range(10), *[9] * 6]
-    # Runs of four; what is needed and the last token stay with two neighbours on both sides.
-    assert crowded.stands_for[0].tolist() == [1.0] * 8 + [3.0] * 4 + [1.0] * 4
-    assert crowded.stands_for[1].tolist() == [1.0] * 12 + [3.0] * 4
+    # Runs of four; what is needed and the last token stay with two neighbours on both sides. 16 tokens stand for 48.
+    assert crowded.stands_for[0].tolist() == [1.0] * 8 + [9.0] * 4 + [1.0] * 4
+    assert crowded.stands_for[0].sum() == 48
+    # Here nothing else is there.
+    assert (crowded.stands_for[1, :10] == 1).all()
     assert crowded.last.tolist() == [15, 9]
 
 
@@ -202,6 +228,71 @@ def test_of_a_decoder_that_does_not_fit_nothing_is_foretold():
     assert not told["IDs met in training"].holds
     assert told["IDs met in training"].found == "0 to 50 at 24, 0 to 14 in training"
     assert told["relativity"].holds
+
+
+def test_the_end_token_is_no_question():
+    task = SparseParity()
+    questions = draw_questions(task, Sequential(), 8, 50, seed=0)
+    assert (questions.answer == 9).all()
+
+
+def foretold(length, accuracy, positions=1.0, crowd=1.0) -> certificate.Forecast:
+    return certificate.Forecast(
+        length=length,
+        accuracy=accuracy,
+        low=0.0,
+        high=1.0,
+        single=accuracy,
+        half=accuracy,
+        positions=positions,
+        crowd=crowd,
+        leakage=0.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "tested", "horizon", "told"),
+    [
+        ({}, [10], 6 << 6, "nothing was found up to 384"),
+        # What fails between two doublings counts.
+        ({18: 0.5}, [18], 12, "at 18: 0.50 by its IDs alone, 1.00 by its number of tokens alone"),
+        ({18: 0.5}, [], 6 << 6, "nothing was found"),
+        ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances that training did not show (at 24"),
+    ],
+)
+def test_the_horizon_is_reached_at_every_length_that_is_looked_at(accuracy, tested, horizon, told):
+    def look(length):
+        share = accuracy.get(length, 1.0)
+        return foretold(length, share, positions=share)
+
+    found = certificate._horizon(subject(Parity(), small_decoder("rotary", Parity())), look, tested)
+    assert found[0] == horizon
+    assert told in found[1]
+
+
+@pytest.mark.parametrize(
+    ("positions", "crowded", "told"),
+    [
+        (0.5, 1.0, "IDs or distances that training did not show (at 12: 0.50 by its IDs alone, 1.00 by"),
+        (1.0, 0.4, "attention diluted by more tokens (at 12: 1.00 by its IDs alone, 0.40 by"),
+        (1.0, 1.0, "IDs and number of tokens together (at 12"),
+        (0.5, None, "at 12: 0.50 by its IDs alone"),
+    ],
+)
+def test_what_limits_is_what_does_worse_alone(positions, crowded, told):
+    assert certificate._limit(foretold(12, 0.4, positions, crowded)).startswith(told)
+
+
+def test_a_length_beyond_an_encoding_loses_no_other(monkeypatch):
+    """Learned embeddings of 40 IDs: 36 tokens are read, 72 are not."""
+    monkeypatch.setattr(certificate, "_refusal", lambda fidelity: None)
+    task = SparseParity()
+    encoding = Learned(num_position_ids=40)
+    found = certify_decoder(subject(task, small_decoder(encoding, task), encoding), [33, 72])
+    assert [each.length for each in found.forecasts] == [33]
+    assert list(found.beyond) == [72]
+    assert "40" in found.beyond[72]
+    assert found.horizon == 6
 
 
 @pytest.mark.parametrize(("half", "quarter", "told"), [(0.95, 0.8, "0.80 out of 1.00"), (0.95, 0.92, None)])

@@ -40,7 +40,7 @@ def tables(certificate: Certificate) -> list[Table]:
     if isinstance(certificate, TaskCertificate):
         return [assumed, _growth(certificate)]
     if isinstance(certificate, RunCertificate):
-        return [assumed, *([_forecasts(certificate)] if certificate.forecasts else []), _horizon(certificate)]
+        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else []), _horizon(certificate)]
     return [assumed, _risks(certificate), _bounds(certificate)]
 
 
@@ -51,10 +51,11 @@ def _forecasts(certificate: RunCertificate) -> Table:
             str(each.length),
             f"{each.accuracy:.2f}",
             f"{each.low:.2f} to {each.high:.2f}",
-            *(f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
+            *("-" if share is None else f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
         ]
         for each in certificate.forecasts
     ]
+    body += [[str(length), "-", why, "", "", ""] for length, why in certificate.beyond.items()]
     return f"right answers, token by token, beyond {certificate.trained[1]}", header, body
 
 

@@ -1,5 +1,6 @@
 """The verbs as functions that return data: train, load, evaluate, and one-off generation."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -174,8 +175,10 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
     """
     experiment = run.experiment
     first, last = run.facts["id_range"]
+    # The passes are many and small.
+    decoder = run.decoder if run.decoder.embedding.device.type == "cpu" else copy.deepcopy(run.decoder).cpu()
     subject = Subject(
-        decoder=run.decoder,
+        decoder=decoder,
         task=experiment.task,
         scheme=experiment.scheme,
         encoding=experiment.encoding,

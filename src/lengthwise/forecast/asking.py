@@ -1,6 +1,6 @@
 """Answers of a decoder that reads a long sequence thinned: which of them are right."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -48,11 +48,12 @@ class Questions:
 
 
 def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Questions:
-    """Examples of a length, and of each one answer, uniformly."""
+    """Examples of a length, and of each one answer, uniformly among those that are not the end token."""
     rng = stream(seed, "forecast questions", length)
     examples = task.sample(length=length, size=number, rng=rng)
     batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
-    asked = rng.random(examples.tokens.shape) * batch.token_scored.numpy()
+    answers = batch.token_scored.numpy() & (examples.tokens != task.vocabulary.index("end"))
+    asked = rng.random(examples.tokens.shape) * answers
     answer = asked.argmax(axis=1)
     return Questions(batch=batch, answer=answer, needed=_needed(task, examples, answer))
 
@@ -107,7 +108,7 @@ def _part(
         batch.position_ids,
         looking=Looking(
             added=torch.from_numpy(part.added_scores()).float(),
-            counted=torch.from_numpy(part.stands_for.cumsum(axis=1)).float(),
+            counted=torch.from_numpy(part.counted).float(),
             watch=watch,
         ),
         kept=torch.from_numpy(part.kept),
@@ -145,12 +146,7 @@ def _ids_right(
 
 
 def _rows(thinned: Thinned, rows: slice) -> Thinned:
-    return Thinned(
-        kept=thinned.kept[rows],
-        stands_for=thinned.stands_for[rows],
-        stretch=thinned.stretch[rows],
-        last=thinned.last[rows],
-    )
+    return Thinned(**{part.name: getattr(thinned, part.name)[rows] for part in fields(Thinned)})
 
 
 def _outside(kept: Int[np.ndarray, "rows kept"], needed: list[Int[np.ndarray, " _"]]) -> Float[Tensor, "rows kept"]:

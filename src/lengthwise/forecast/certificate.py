@@ -1,10 +1,8 @@
 """What can be said of a trained decoder at longer lengths: which assumptions it keeps, and how accurate it will be."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-
-import numpy as np
 
 from lengthwise.errors import LengthwiseError, SettingError
 from lengthwise.forecast.asking import Questions
@@ -19,8 +17,8 @@ from lengthwise.theory.certificate import Assumption
 # Questions that the probes are asked of.
 PROBED = 48
 # What is added to both ends of an interval: this, and so many times what thinning is off at the longest trained length;
-# chosen on runs of docs/which.md (benchmarks/forecast.md says how, and how it did on others).
-MARGIN, PER_DIFFERENCE = 0.03, 3.0
+# chosen on runs of docs/which.md, and not judged on others yet (benchmarks/forecast.py does).
+SLACK, PER_DIFFERENCE = 0.03, 3.0
 # Doublings of the trained length in which a horizon is looked for.
 DOUBLINGS = 6
 
@@ -29,9 +27,10 @@ DOUBLINGS = 6
 class Forecast:
     """The accuracy per answer at a length, foretold; ``low`` to ``high`` is meant to hold nine times of ten.
 
-    ``single`` is what one thinning alone makes of it, which errs more often; ``positions`` is what the IDs of that
-    length do by themselves, ``crowd`` what its number of tokens does; ``leakage`` the attention off what an answer
-    needs, of the layer and head where it is least.
+    ``single`` is what one thinning alone makes of it, which errs more often, ``half`` what thinnings of half as many
+    tokens do; ``positions`` is what the IDs of that length do by themselves, ``crowd`` what its number of tokens does,
+    None where answers need all of a trained length; ``leakage`` the attention off what an answer needs, of the layer
+    and head where it is least. Answers are tokens, and IDs where these are due; the end token is left out.
     """
 
     length: int
@@ -39,17 +38,19 @@ class Forecast:
     low: float
     high: float
     single: float
+    half: float
     positions: float
-    crowd: float
+    crowd: float | None
     leakage: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCertificate:
-    """All of it; ``forecasts`` is empty where ``refused`` says why.
+    """All of it; ``forecasts`` is empty where ``refused`` says why, ``beyond`` says why of single lengths.
 
-    ``horizon`` is the longest length looked at with an accuracy of ``REACHED`` at it and at all shorter ones, None
-    where nothing is foretold; ``limited_by`` says what the next one fails by.
+    ``horizon``: of the lengths asked about and the doublings of the trained one, the longest with a foretold accuracy
+    of ``REACHED`` at it and at all shorter ones of these; None where nothing is foretold. ``limited_by`` says what the
+    next one fails by.
     """
 
     trained: tuple[int, int]
@@ -57,6 +58,7 @@ class RunCertificate:
     assumptions: tuple[Assumption, ...]
     fidelity: Fidelity
     forecasts: tuple[Forecast, ...]
+    beyond: dict[int, str]
     horizon: int | None
     limited_by: str
     refused: str | None
@@ -79,13 +81,29 @@ def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
     # A horizon asks about some of the same lengths.
     look = cache(_looking(subject, home, room, fidelity))
     tested = sorted(set(lengths))
-    horizon, limited_by = (None, refused) if refused is not None else _horizon(subject, look)
+    horizon, limited_by = (None, refused) if refused is not None else _horizon(subject, look, tested)
+    forecasts, beyond = [], {}
+    for length in tested if refused is None else ():
+        try:
+            forecasts.append(look(length))
+        except LengthwiseError as error:
+            # An encoding may end before this length, and not before others.
+            beyond[length] = str(error)
     return RunCertificate(
         trained=subject.trained,
         needs=needs,
-        assumptions=tuple(measured_assumptions(subject, home, needs, fidelity, max((subject.longest, *tested)))),
+        assumptions=tuple(
+            measured_assumptions(
+                subject,
+                home,
+                needs,
+                fidelity,
+                max((subject.longest, *(length for length in tested if length not in beyond))),
+            )
+        ),
         fidelity=fidelity,
-        forecasts=() if refused is not None else tuple(look(length) for length in tested),
+        forecasts=tuple(forecasts),
+        beyond=beyond,
         horizon=horizon,
         limited_by=limited_by,
         refused=refused,
@@ -135,12 +153,13 @@ def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -
         questions = subject.questions(length)
         thinned = subject.thinned(questions, length, room)
         asked = subject.ask(questions, thinned)
-        plain = subject.ask(questions, replace(thinned, stands_for=np.ones_like(thinned.stands_for)))
-        times = questions.batch.tokens.shape[1] / room
-        crowded = subject.ask(home, crowd(home.needed, home.answer - 1, times))
-        right, single = float(asked.right.mean()), float(asked.single.mean())
-        # Where the mean over thinnings answers otherwise than one of them, the noise of thinning decides.
-        margin = MARGIN + PER_DIFFERENCE * fidelity.difference + abs(right - single)
+        half = subject.ask(questions, subject.thinned(questions, length, room // 2))
+        plain = subject.ask(questions, thinned.alone())
+        crowded = crowd(home.needed, home.answer - 1, questions.batch.tokens.shape[1] / room)
+        in_crowd = subject.ask(home, crowded).right[(crowded.stands_for > 1).any(axis=1)]
+        right, single, fewer = (float(each.mean()) for each in (asked.right, asked.single, half.right))
+        # Where the mean over thinnings answers otherwise than one of them, or than smaller ones, their noise decides.
+        margin = SLACK + PER_DIFFERENCE * fidelity.difference + abs(right - single) + abs(right - fewer)
         low, high = wilson_interval(round(right * QUESTIONS), QUESTIONS)
         return Forecast(
             length=length,
@@ -148,29 +167,32 @@ def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -
             low=max(0.0, low - margin),
             high=min(1.0, high + margin),
             single=single,
+            half=fewer,
             positions=float(plain.right.mean()),
-            crowd=float(crowded.right.mean()),
+            crowd=float(in_crowd.mean()) if len(in_crowd) else None,
             leakage=float(asked.leakage.min()),
         )
 
     return look
 
 
-def _horizon(subject: Subject, look: Callable[[int], Forecast]) -> tuple[int, str]:
-    """The last of the doublings that is reached, and what the next one fails by."""
+def _horizon(subject: Subject, look: Callable[[int], Forecast], tested: Sequence[int]) -> tuple[int, str]:
+    """The last length that is reached with all before it, and what the next one fails by."""
     reached = subject.longest
-    for _ in range(DOUBLINGS):
+    for length in sorted({*tested, *(subject.longest << doubling for doubling in range(1, DOUBLINGS + 1))}):
         try:
-            ahead = look(2 * reached)
+            ahead = look(length)
         except LengthwiseError as error:
             return reached, str(error)
         if ahead.accuracy < REACHED:
             return reached, _limit(ahead)
-        reached = ahead.length
+        reached = length
     return reached, f"nothing was found up to {reached}, the longest length looked at"
 
 
 def _limit(ahead: Forecast) -> str:
+    if ahead.crowd is None:
+        return f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone"
     told = f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone, {ahead.crowd:.2f} by its number of tokens alone"
     if min(ahead.positions, ahead.crowd) >= REACHED:
         return f"IDs and number of tokens together ({told})"

@@ -1,15 +1,15 @@
 """Which tokens of a long sequence stay, and how many of the others each of them stands for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float, Int
 
 # Neighbours stay together, so that what a layer reads from the tokens around another one is still there.
 STRETCH = 4
-MARGIN = 2
+NEIGHBOURS = 2
 
-Row = tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"], Int[np.ndarray, " kept"]]
+Row = tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"], Float[np.ndarray, " kept"], Int[np.ndarray, " kept"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,18 +18,29 @@ class Thinned:
 
     ``kept`` are the token indexes that stay, rising up to ``last``, the place in the row of the token before the
     answer; what follows repeats it. ``stands_for``: how many tokens of the whole sequence each stands for, 1 for those
-    that the answer needs. ``stretch``: the number of the run of neighbours that it belongs to.
+    that the answer needs; ``among``: the same for who looks from another run that was drawn, and so knows one.
+    ``counted``: how many tokens of the whole sequence there are up to each. ``stretch``: the number of the run of
+    neighbours that it belongs to.
     """
 
     kept: Int[np.ndarray, "questions kept"]
     stands_for: Float[np.ndarray, "questions kept"]
+    among: Float[np.ndarray, "questions kept"]
+    counted: Float[np.ndarray, "questions kept"]
     stretch: Int[np.ndarray, "questions kept"]
     last: Int[np.ndarray, " questions"]
 
     def added_scores(self) -> Float[np.ndarray, "questions kept kept"]:
         """The logarithm of how many tokens a key stands for; of its own run a token sees each once."""
         others = self.stretch[:, :, None] != self.stretch[:, None, :]
-        return np.where(others, np.log(self.stands_for)[:, None, :], 0.0)
+        drawn = self.stands_for[:, :, None] > 1
+        weight = np.where(drawn, self.among[:, None, :], self.stands_for[:, None, :])
+        return np.where(others, np.log(weight), 0.0)
+
+    def alone(self) -> "Thinned":
+        """The same tokens, each standing for itself: as short a sequence as it looks."""
+        ones = np.ones_like(self.stands_for)
+        return replace(self, stands_for=ones, among=ones, counted=ones.cumsum(axis=1))
 
 
 def thin(
@@ -37,30 +48,35 @@ def thin(
 ) -> Thinned:
     """Leave out all but about ``room`` tokens of those up to ``before``, the token before each answer.
 
-    ``needed`` stay, with ``MARGIN`` neighbours on both sides; of the others, runs of ``STRETCH`` drawn without
-    replacement, each standing for as many as there are per run drawn. A sum over the others, each kept token counted
-    as often as it stands for, has the sum over all of them as its expectation (Horvitz and Thompson 1952).
+    ``needed`` stay, with ``NEIGHBOURS`` neighbours on both sides; of the others, runs of ``STRETCH`` drawn without
+    replacement, two at least, each standing for as many as there are per run drawn. A sum over the others, each kept
+    token counted as often as it stands for, has the sum over all of them as its expectation (Horvitz and Thompson
+    1952), from a token that was drawn as from one that had to stay.
     """
     rows = [_row(tokens, int(end), room, rng) for tokens, end in zip(needed, before, strict=True)]
-    longest = max(len(kept) for kept, _, _ in rows)
-    kept, stands_for, stretch = (
-        np.stack([np.pad(row[part], (0, longest - len(row[part])), mode="edge") for row in rows]) for part in range(3)
+    longest = max(len(row[0]) for row in rows)
+    kept, stands_for, among, stretch = (
+        np.stack([np.pad(row[part], (0, longest - len(row[part])), mode="edge") for row in rows]) for part in range(4)
     )
-    last = np.array([len(kept) - 1 for kept, _, _ in rows])
-    return Thinned(kept=kept, stands_for=stands_for, stretch=stretch, last=last)
+    last = np.array([len(row[0]) - 1 for row in rows])
+    return Thinned(kept=kept, stands_for=stands_for, among=among, counted=kept + 1.0, stretch=stretch, last=last)
 
 
 def crowd(needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questions"], times: float) -> Thinned:
-    """Leave out nothing, and let every token that is not needed stand for ``times`` tokens."""
+    """Leave out nothing, and let what is not needed stand for as much as a text ``times`` as long has of it."""
     length = int(before.max()) + 1
     index = np.broadcast_to(np.arange(length), (len(before), length))
-    stretch = index // STRETCH
-    stays = np.stack(
-        [np.isin(stretch[0], _near(tokens, int(end)) // STRETCH) for tokens, end in zip(needed, before, strict=True)]
-    )
+    kept, stretch = np.minimum(index, before[:, None]), index // STRETCH
+    stands_for = np.ones(index.shape)
+    for row, (tokens, end) in enumerate(zip(needed, before.tolist(), strict=True)):
+        others = ~np.isin(stretch[row], _near(tokens, end) // STRETCH)
+        if number := int(others[: end + 1].sum()):
+            stands_for[row, others] = (times * (end + 1) - (end + 1 - number)) / number
     return Thinned(
-        kept=np.minimum(index, before[:, None]),
-        stands_for=np.where(stays, 1.0, times),
+        kept=kept,
+        stands_for=stands_for,
+        among=stands_for,
+        counted=stands_for.cumsum(axis=1),
         stretch=stretch,
         last=before,
     )
@@ -68,20 +84,21 @@ def crowd(needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questio
 
 def _near(needed: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
     """What is needed and the last token, with the neighbours of each."""
-    return (np.append(needed, end)[:, None] + np.arange(-MARGIN, MARGIN + 1)).clip(0, end)
+    return (np.append(needed, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
 
 
 def _row(needed: Int[np.ndarray, " _"], end: int, room: int, rng: np.random.Generator) -> Row:
     index = np.arange(end + 1)
     if len(index) <= room:
-        return index, np.ones(len(index)), np.zeros_like(index)
+        return index, np.ones(len(index)), np.ones(len(index)), np.zeros_like(index)
     # Where runs start is random, so that no token is always the first of its run.
     stretch = (index + int(rng.integers(STRETCH))) // STRETCH
     stays = np.zeros(stretch[-1] + 1, dtype=bool)
     stays[stretch[_near(needed, end)]] = True
     others = np.flatnonzero(~stays)
-    drawn = min(len(others), max(1, room // STRETCH - int(stays.sum())))
+    drawn = min(len(others), max(2, room // STRETCH - int(stays.sum())))
     weight = np.where(stays, 1.0, len(others) / max(1, drawn))
+    among = np.where(stays, 1.0, (len(others) - 1) / max(1, drawn - 1))
     stays[rng.choice(others, size=drawn, replace=False)] = True
     kept = index[stays[stretch]]
-    return kept, weight[stretch[kept]], stretch[kept]
+    return kept, weight[stretch[kept]], among[stretch[kept]], stretch[kept]
