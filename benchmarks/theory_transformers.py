@@ -2,13 +2,15 @@
 
 Three parts, each with several seeds; what stands in ``results/theory_transformers.jsonl`` is not done again.
 
-* ``leakage``: one layer without positions reads one marked token. Its attention off that token, at 4 and 16 times the
-  trained length, beside what odds linear in the length make of the trained lengths.
-* ``assumptions``: one layer reads the token at a distance from the separator. One assumption is broken at a time: IDs
-  that were never met, a distance that grows with the length, a distance that jumps beyond training. Then the separator
-  gets the ID of that token.
-* ``sparsity``: two layers without positions find the parity of k marked bits. More of them, at the same number of
-  samples, should end at a shorter length, and where the trained lengths say.
+* ``leakage`` (V1): one layer without positions reads one marked token. Its attention off that token, at 4 and 16 times
+  the trained length, beside what odds linear in the length make of the trained lengths: within 15%.
+* ``assumptions`` (V3): one layer reads the token at a distance from the separator. An assumption is broken: IDs that
+  were never met, a distance that grows with the length (which brings such IDs too), a distance that jumps beyond
+  training. Then the separator gets the ID of that token. Judged by leakage of the head that leaks least at 4 times the
+  trained length, measured over predicted: above 3 where broken, at most 1.3 where coupled. A run whose risk at the
+  trained length is above 0.05 has not learned the task and is not judged.
+* ``sparsity`` (V4): two layers without positions find the parity of k marked bits, at the same number of samples. The
+  risk at the trained length should rise with k, and the length at which the risk is above 0.1 should not.
 """
 
 import argparse
@@ -155,11 +157,11 @@ def _part(run: Run, drawn: Examples, length: int, rng: np.random.Generator) -> A
         layers.append((weights[:, :, length] * off[:, None]).sum(dim=-1))
 
     hidden, _ = run.decoder(batch.tokens, batch.position_ids, looking=Looking(watch=watch))
-    probability = run.decoder.token_logits(hidden[:, length]).softmax(dim=-1)
-    right = probability.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
+    log_probs = run.decoder.token_logits(hidden[:, length]).double().log_softmax(dim=-1)
+    right = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
     return Answers(
         planted=drawn.tokens[np.arange(len(drawn)), drawn.support[:, length + 1, 0]],
-        risk=(1 - right).double().numpy(),
+        risk=-torch.expm1(right).numpy(),
         leakage=layers[0].double().numpy(),
     )
 
@@ -190,12 +192,16 @@ def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
 def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     """V3. The risk at 4 times the trained length, and the leakage of the head that leaks least."""
     parts: dict[str, tuple[str, EncodingSettings, PositionScheme]] = {
-        "absolute": ("fixed", Learned(num_position_ids=1024), Sequential()),
-        "absolute, coupled": ("fixed", KERPLELog(), Shared()),
-        "half": ("half", Learned(num_position_ids=1024), Sequential()),
-        "half, coupled": ("half", KERPLELog(), Shared()),
-        "jump": ("jump", Rotary(), Sequential()),
-        "jump, coupled": ("jump", KERPLELog(), Shared()),
+        "IDs never met, learned": ("fixed", Learned(num_position_ids=1024), Sequential()),
+        "half the length, learned": ("half", Learned(num_position_ids=1024), Sequential()),
+        "half the length, rotary": ("half", Rotary(), Sequential()),
+        "half the length, kerple_log": ("half", KERPLELog(), Sequential()),
+        "half the length, coupled, kerple_log": ("half", KERPLELog(), Shared()),
+        "half the length, coupled, rotary": ("half", Rotary(), Shared()),
+        "a jump, rotary": ("jump", Rotary(), Sequential()),
+        "a jump, kerple_log": ("jump", KERPLELog(), Sequential()),
+        "a jump, coupled, kerple_log": ("jump", KERPLELog(), Shared()),
+        "a jump, coupled, rotary": ("jump", Rotary(), Shared()),
     }
     for name, (rule, encoding, scheme) in parts.items():
         task = planted(At(rule), marked=False)
@@ -258,14 +264,25 @@ def summary(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
             values = " | ".join(f"{row[name]:.3g}" for name in ("trained", "predicted", "measured"))
             yield f"| {row['seed']} | {row['times']} | {row['read']} of {SYMBOLS} | {values} | {ratio:.2f} |"
     else:
-        yield "| seed | | risk at 32 | predicted | measured | ratio | leakage at 32 | predicted | measured | ratio |"
-        yield "|---|---|---|---|---|---|---|---|---|---|"
-        for row in rows:
-            cells = [f"{row['seed']}", row["name"]]
-            for kind in ("", "leakage_"):
-                cells += [f"{row[kind + name]:.3g}" for name in ("trained", "predicted", "measured")]
-                cells.append(f"{row[f'{kind}measured'] / row[f'{kind}predicted']:.2g}")
-            yield f"| {' | '.join(cells)} |"
+        yield "| | seed | risk at 32 | at 128 | leakage at 32 | predicted at 128 | measured | ratio | |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for row in sorted(rows, key=lambda row: (row["name"], row["seed"])):
+            ratio = row["leakage_measured"] / row["leakage_predicted"]
+            names = ("trained", "measured", "leakage_trained", "leakage_predicted", "leakage_measured")
+            cells = [row["name"], f"{row['seed']}", *(f"{row[name]:.3g}" for name in names), f"{ratio:.2f}"]
+            yield f"| {' | '.join(cells)} | {_verdict(row, ratio)} |"
+
+
+def _verdict(row: dict[str, Any], ratio: float) -> str:
+    if row["trained"] > 0.05:
+        return "not learned"
+    return (
+        ("restored" if ratio <= 1.3 else "not restored")
+        if "coupled" in row["name"]
+        else "broken"
+        if ratio > 3
+        else "no"
+    )
 
 
 def main() -> None:
@@ -291,8 +308,8 @@ def main() -> None:
                 continue
 
             def train(name: str, wanted: Experiment) -> Run:
-                folder = asked.out / name.replace(", ", "-") / f"seed-{wanted.seed}"
-                run = lw.train(wanted, folder, resume=folder.exists())
+                folder = asked.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{wanted.seed}"
+                run = lw.train(wanted, folder, resume=folder.exists(), device="cpu")
                 assert run is not None
                 run.decoder.eval()
                 return run

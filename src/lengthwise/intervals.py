@@ -32,9 +32,9 @@ def clustered_interval(
 
 
 @cache
-def student(freedom: int) -> float:
-    """The bound that Student's t keeps within in 95% of cases, to four digits."""
+def student(freedom: int, level: float = 0.95) -> float:
+    """The bound that Student's t keeps within in 95% of cases, or ``level`` of them, to four digits."""
     # With the tangent of an angle as variable, the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
     mass = np.cumsum(np.cos(angle) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(angle[np.searchsorted(mass, 0.95 * mass[-1])])
+    return math.sqrt(freedom) * math.tan(angle[np.searchsorted(mass, level * mass[-1])])
