@@ -17,6 +17,7 @@ from lengthwise.recipes.language_model import (
 from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.planted import planted
+from lengthwise.recipes.retrieval import recall, sparse_parity
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
 
@@ -34,6 +35,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         multi_addition,
         multi_addition_given,
         planted,
+        sparse_parity,
+        recall,
         language_model,
         language_model_small,
         language_model_large,

@@ -15,7 +15,7 @@ def sparse_parity() -> Experiment:
         task=SparseParity(most=3),
         scheme=Sequential(),
         encoding=NoPE(),
-        decoder=DecoderSettings(num_layers=2, d_model=64, num_heads=2, length_scaling="none"),
+        decoder=DecoderSettings(num_layers=2, d_model=64, num_heads=2, length_scaling="none", temperature=1.0),
         training=TrainingSettings(steps=1500, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(20, 50),
         evaluation=EvaluationSettings(lengths=(50, 100, 200, 500), num_examples=(512,)),
@@ -23,15 +23,15 @@ def sparse_parity() -> Experiment:
 
 
 def recall() -> Experiment:
-    """The value of one of two keys in a text of up to 32 items; a token is mixed with the one before it."""
+    """The value of one of four keys in a text of up to 32 items; a token is mixed with the one before it."""
     return Experiment(
-        task=Recall(num_pairs=2, num_keys=8, num_values=8),
+        task=Recall(),
         scheme=Sequential(),
         encoding=NoPE(),
         decoder=DecoderSettings(
-            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=9.0
+            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
         ),
-        training=TrainingSettings(steps=2000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        training=TrainingSettings(steps=3000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(4, 32),
         evaluation=EvaluationSettings(lengths=(32, 64, 128, 512), num_examples=(512,)),
     )
