@@ -60,7 +60,7 @@ def test_a_sum_over_what_stays_has_the_sum_over_all_tokens_as_its_mean(rng):
 @pytest.mark.parametrize("room", [60, 30, 22, 10])
 def test_from_every_token_that_stays_as_many_are_seen_as_there_are(room, rng):
     """From one of a run that was drawn, from one that had to stay, and from the last; its own run counts once."""
-    draws = 20_000
+    draws = 3000
     thinned = thin([np.array([7, 50])] * draws, np.full(draws, 100), room, rng)
     inside = np.arange(thinned.kept.shape[1]) <= thinned.last[:, None]
     seen = np.zeros((draws, 101))
