@@ -17,7 +17,7 @@ from lengthwise.theory.certificate import Assumption
 # Questions that the probes are asked of.
 PROBED = 48
 # What is added to both ends of an interval: this, and so many times what thinning is off at the longest trained length;
-# chosen on runs of docs/which.md, and not judged on others yet (benchmarks/forecast.py does).
+# chosen on runs of docs/which.md, judged on others in benchmarks/forecast.md.
 SLACK, PER_DIFFERENCE = 0.03, 3.0
 # Doublings of the trained length in which a horizon is looked for.
 DOUBLINGS = 6
