@@ -28,7 +28,7 @@ def copies(first: int, second: int) -> Reads:
 class PlantedModel:
     """A ``NextTokenModel`` that knows far tokens by their position IDs."""
 
-    name, vocabulary_size, num_parameters = "planted", VOCABULARY, 0
+    name, vocabulary_size, num_parameters, dtype = "planted", VOCABULARY, 0, "float32"
     num_positions = trained_distance = None
 
     def __init__(self, reads: Reads, far: int) -> None:

@@ -1,5 +1,6 @@
 """The command line: every verb at its smallest, and one line with status 2 for every input that is wrong."""
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from lengthwise import cli
 from lengthwise.encodings import ENCODINGS, NoPE
@@ -650,3 +652,11 @@ def test_an_own_task_is_a_task():
 def test_the_package_runs_as_a_module():
     ran = subprocess.run([sys.executable, "-m", "lengthwise", "list", "tasks"], check=True, capture_output=True)
     assert b"parity" in ran.stdout
+
+
+def test_in_a_file_a_finished_bar_ends_its_line():
+    written = io.StringIO()
+    with ProgressLine(Console(file=written)) as progress:
+        progress.measured(5, 5)
+    assert written.getvalue().endswith("\n")
+    assert "5/5" in written.getvalue()

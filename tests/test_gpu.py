@@ -20,6 +20,7 @@ from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.window import Window
 from lengthwise.loss import answer_loss
 from lengthwise.tasks import MultiAddition, Parity
+from small_runs import small_experiment
 
 pytestmark = [
     pytest.mark.gpu,
@@ -117,3 +118,10 @@ def test_influence_is_the_same_on_cuda_and_cpu(name):
         np.testing.assert_allclose(others, scores, rtol=1e-3, atol=1e-3)
     short = [short_context_losses(model, tokens, near=8, stride=4) for model in (here, there)]
     np.testing.assert_allclose(short[1], short[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_that_was_trained_on_cuda_is_certified(tmp_path):
+    run = lw.train(small_experiment(), tmp_path / "run", device="cuda")
+    assert run.decoder.embedding.device.type == "cuda"
+    assert lw.certify_run(run, [8]).trained == (1, 4)
+    assert run.decoder.embedding.device.type == "cuda"

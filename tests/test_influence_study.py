@@ -327,6 +327,12 @@ def test_a_folder_with_a_study_is_not_written_over(model, whole, tmp_path):
         measure_influence(study_of(model), whole)
     with pytest.raises(RunFolderError, match=r"holds another study than the one asked for: settings.seed differ"):
         measure_influence(study_of(model, replace(SMALL, seed=1)), whole, resume=True)
+    try:
+        model.dtype = "bfloat16"
+        with pytest.raises(RunFolderError, match=r"model.dtype differ"):
+            measure_influence(study_of(model), whole, resume=True)
+    finally:
+        model.dtype = "float32"
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=r"is a file, a study needs a folder"):
         measure_influence(study_of(model), tmp_path / "file")

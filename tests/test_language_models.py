@@ -47,6 +47,11 @@ def test_a_run_takes_no_other_tokenizer(runs):
         load_language_model(str(runs / "text"), tokenizer="another")
 
 
+def test_a_run_is_measured_as_it_was_trained(runs):
+    with pytest.raises(ModelError, match=r"is a run, which is measured as it was trained; leave --dtype bfloat16 out"):
+        load_language_model(str(runs / "text"), dtype="bfloat16")
+
+
 def test_a_kind_of_text_that_a_run_does_not_have_is_refused(runs):
     with pytest.raises(ModelError, match=r"text has no kind of text 'code'; it has one only"):
         load_language_model(str(runs / "text")).held_out("code")

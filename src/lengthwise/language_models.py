@@ -36,17 +36,20 @@ class LanguageModel:
 
 
 def load_language_model(
-    name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str = "float32"
+    name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
     """A run folder of ours, or what `transformers` loads; ``tokenizer`` names another than the model's own.
 
-    ``dtype`` is float32, or bfloat16 or float16 for a model of `transformers` that is too large otherwise.
+    ``dtype`` is float32 by default, or bfloat16 or float16 for a model of `transformers` that is too large otherwise.
     ``ModelError`` for a model that is missing, predicts no text, or cannot be measured.
     """
     if _is_own(name):
+        if dtype is not None:
+            raise ModelError(f"{name} is a run, which is measured as it was trained; leave --dtype {dtype} out")
         return _own(name, tokenizer, device)
     loading = _loading()
-    model = loading.load_causal_lm(name, device=pick_device(device), dtype=dtype)
+    precision = {} if dtype is None else {"dtype": dtype}
+    model = loading.load_causal_lm(name, device=pick_device(device), **precision)
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -47,9 +48,9 @@ class InfluenceStudy:
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
-        names = [text.name for text in self.texts]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SettingError(f"text {twice[0]} is there twice; name each once")
+        for name, number in Counter(text.name for text in self.texts).items():
+            if number > 1:
+                raise SettingError(f"text {name} is there twice; name each once")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything that the rows depend on, the texts by their digest."""
@@ -58,6 +59,7 @@ class InfluenceStudy:
                 "name": self.model.name,
                 "parameters": self.model.num_parameters,
                 "vocabulary_size": self.model.vocabulary_size,
+                "dtype": self.model.dtype,
             },
             "texts": _digest(self.texts),
             "settings": self.settings.to_dict(),

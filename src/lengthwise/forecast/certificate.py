@@ -89,18 +89,11 @@ def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
         except LengthwiseError as error:
             # An encoding may end before this length, and not before others.
             beyond[length] = str(error)
+    farthest = max((subject.longest, *(length for length in tested if length not in beyond)))
     return RunCertificate(
         trained=subject.trained,
         needs=needs,
-        assumptions=tuple(
-            measured_assumptions(
-                subject,
-                home,
-                needs,
-                fidelity,
-                max((subject.longest, *(length for length in tested if length not in beyond))),
-            )
-        ),
+        assumptions=tuple(measured_assumptions(subject, home, needs, fidelity, farthest)),
         fidelity=fidelity,
         forecasts=tuple(forecasts),
         beyond=beyond,

@@ -57,6 +57,7 @@ class CausalLM:
         self.num_positions = longest_context(config)
         # What it was trained on is not known.
         self.trained_distance: int | float | None = None
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         check_suitable(self, model)
 

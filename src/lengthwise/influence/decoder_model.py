@@ -32,7 +32,7 @@ class DecoderModel:
         trained_distance: int | float | None = None,
     ) -> None:
         self.decoder, self.name, self.num_positions = decoder.eval(), name, num_positions
-        self.trained_distance = trained_distance
+        self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self.device = decoder.embedding.device

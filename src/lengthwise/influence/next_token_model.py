@@ -11,9 +11,9 @@ from torch import Tensor
 class NextTokenModel(Protocol):
     """A causal model that takes position IDs, and lets single far tokens be hidden from the near ones.
 
-    ``num_positions``: IDs stay below it; None where there is no limit. ``trained_distance``: the largest distance of
-    two IDs in training; None where it is not known. ``states`` below is whatever the model keeps of
-    tokens that it has read: only the model looks into it.
+    ``num_positions``: IDs stay below it; None where there is no limit. ``trained_distance``: the largest distance
+    of two IDs in training; None where it is not known. ``dtype``: the name of its precision. ``states`` below is
+    whatever the model keeps of tokens that it has read: only the model looks into it.
     """
 
     name: str
@@ -21,6 +21,7 @@ class NextTokenModel(Protocol):
     num_positions: int | None
     trained_distance: int | float | None
     num_parameters: int
+    dtype: str
 
     def log_probs(
         self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]

@@ -19,7 +19,7 @@ class InfluenceSettings:
     """``near`` and ``far`` in tokens; ``ks`` are numbers of far tokens.
 
     Of ``num_targets`` (None: every one that the texts have) those go on that the ``rule`` calls clear, and of the rest
-    a random share ``rest``. ``piece`` cuts texts that are longer into texts of so many tokens. Targets are asked about
+    a random share ``rest``. ``piece`` cuts texts that are longer into pieces of so many tokens. Targets are asked about
     ``block`` at a time; what is written is whole blocks.
     """
 

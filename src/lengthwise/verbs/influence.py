@@ -56,19 +56,21 @@ def influence(
         str, typer.Option(help="Which targets are clear: gap, or longppl (gap over 2, loss below 2).")
     ] = "gap",
     gap: Annotated[
-        float | None, typer.Option(help="With rule gap: nats that far context gains at least.", show_default="0.5")
+        float | None,
+        typer.Option(help="With rule gap: nats that far context gains at least.", show_default=f"{Rule().gap}"),
     ] = None,
     rest: Annotated[float, typer.Option(help="The share of the other targets that is measured as well.")] = 0.1,
     targets: Annotated[str, typer.Option(help="How many targets, or all.")] = "500",
-    piece: Annotated[int | None, typer.Option(**WHOLE, help="Cut longer texts into texts of so many tokens.")] = None,
+    piece: Annotated[int | None, typer.Option(**WHOLE, help="Cut longer texts into pieces of so many tokens.")] = None,
     kind: Annotated[str | None, typer.Option(help="Of a run's held-out text, one kind.")] = None,
     also: Annotated[
         list[str] | None, typer.Option(help="Another model for the same texts; can be given several times.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
     dtype: Annotated[
-        str, typer.Option(help="Of a model of transformers: float32, or bfloat16, float16 for half of the memory.")
-    ] = "float32",
+        str | None,
+        typer.Option(help="Of a model of transformers: float32, or bfloat16, float16 for half of the memory."),
+    ] = None,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the targets and of every random choice.")] = 0,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("runs/influence"),
