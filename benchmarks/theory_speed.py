@@ -2,12 +2,16 @@
 
 The least of a few CPU times, which others on the machine disturb less than wall times. ``sets`` is how many sets of k
 tokens one sequence has, ``summed`` how many of them the structure gives weight. The bar is on the forward pass at the
-longest length. Then what an exact risk costs by the Laplace transfer operator, over all sequences of a length.
+longest length. Then what an exact risk costs by the Laplace transfer operator, over all sequences of a length, and how
+long ``lengthwise certify`` takes about every built-in task, from the command to its answer.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from typing import Any
 import torch
 
 from lengthwise.folder import append_rows, provenance
+from lengthwise.tasks import TASKS
 from lengthwise.theory.instances import Sizes, random_instance
 from lengthwise.theory.laplace import laplace_risk
 from lengthwise.theory.risk import TotalVariation
@@ -30,6 +35,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 BAR_SECONDS = 0.15
 # Tokens, k, span, trained, tested of a random law.
 RISK, RISK_BAR_SECONDS = Sizes(num_tokens=3, k=3, span=3, trained=16, tested=4096), 60.0
+CERTIFY_BAR_SECONDS = 120.0
 RESULTS = Path(__file__).parent / "results" / "theory_speed.jsonl"
 
 
@@ -87,21 +93,43 @@ def measure_risk(length: int, repeats: int) -> dict[str, Any]:
     }
 
 
+def measure_certificate(task: str) -> dict[str, Any]:
+    """A row of the results: one call of the command, once; what it said where it refuses the task."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "lengthwise", "certify", task, "--json"], capture_output=True, text=True, check=False
+    )
+    seconds = time.perf_counter() - started
+    return {
+        "structure": "certify",
+        "task": task,
+        "refused": None if done.returncode == 0 else done.stderr.strip(),
+        "wall_s": round(seconds, 1),
+        "within_bar": seconds <= CERTIFY_BAR_SECONDS,
+    }
+
+
+def rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
+    """All measurements, one after the other."""
+    for name in STRUCTURES:
+        yield from (measure(name, length, repeats) for length in LENGTHS)
+    yield from (measure_risk(length, repeats) for length in LENGTHS)
+    yield from map(measure_certificate, tasks)
+
+
 def main() -> None:
-    """Print and keep a row per structure and length."""
+    """Print and keep a row per structure and length, and one per task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="Once each, kept nowhere: to see that it works.")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name in (*STRUCTURES, "exact risk"):
-        for length in LENGTHS:
-            repeats = 1 if arguments.quick else arguments.repeats
-            row = measure(name, length, repeats) if name in STRUCTURES else measure_risk(length, repeats)
-            print(json.dumps(row), flush=True)
-            if not arguments.quick:
-                append_rows(arguments.out, [{**row, "provenance": provenance()}])
+    repeats = 1 if arguments.quick else arguments.repeats
+    for row in rows(repeats, list(TASKS)[:1] if arguments.quick else list(TASKS)):
+        print(json.dumps(row), flush=True)
+        if not arguments.quick:
+            append_rows(arguments.out, [{**row, "provenance": provenance()}])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 
 from lengthwise import cli
 from lengthwise.errors import SettingError
-from lengthwise.tasks import Addition, Copy, IndexHints, MultiAddition, Parity, Planted, Reverse
+from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
 from lengthwise.tasks.placement import ByLength, Local, Subsets
 from lengthwise.theory.certificate import certify_law
 from lengthwise.theory.structure import certify_task
@@ -157,5 +157,5 @@ def test_what_is_no_task_and_no_law_is_one_line(what, content, line, tmp_path, c
 
 
 def test_a_task_that_hides_what_it_depends_on_is_refused():
-    with pytest.raises(SettingError, match=r"task index_hints does not say which tokens .* use a task that does"):
-        certify_task(IndexHints(), trained=10, lengths=(20,))
+    with pytest.raises(SettingError, match=r"task addition does not say which tokens .* use a task that does"):
+        certify_task(Addition(order="most"), trained=10, lengths=(20,))

@@ -24,7 +24,7 @@ from lengthwise.positions import Sequential
 from lengthwise.recipes import COMPARISONS, recipe
 from lengthwise.run import certify_run, evaluate, train
 from lengthwise.scores import Looking
-from lengthwise.tasks import Addition, IndexHints, Parity, Recall, SparseParity
+from lengthwise.tasks import Addition, Parity, Recall, SparseParity
 from small_runs import small_experiment
 
 
@@ -304,7 +304,7 @@ def test_where_thinning_is_off_at_the_trained_length_nothing_is_foretold(half, q
 @pytest.mark.parametrize(
     ("task", "settings", "encoding", "message"),
     [
-        (IndexHints(), {}, "rotary", r"task index_hints does not say which tokens .* use a task that does"),
+        (Addition(order="most"), {}, "rotary", r"task addition does not say which tokens .* use a task that does"),
         (Parity(), {"weights": "entmax"}, "rotary", r"weights 'entmax' are no softmax, .*; train with 'softmax'"),
         (
             Parity(),

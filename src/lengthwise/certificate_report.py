@@ -38,7 +38,8 @@ def tables(certificate: Certificate) -> list[Table]:
         ],
     )
     if isinstance(certificate, TaskCertificate):
-        return [assumed, _growth(certificate)]
+        follows = any(each.per_answer is not None for each in certificate.growth)
+        return [assumed, *([_growth(certificate)] if follows else [])]
     if isinstance(certificate, RunCertificate):
         return [assumed, *([_forecasts(certificate)] if certificate.refused is None else []), _horizon(certificate)]
     return [assumed, _risks(certificate), _bounds(certificate)]

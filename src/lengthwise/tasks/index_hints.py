@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from lengthwise.errors import SettingError, UnservedTaskError
 from lengthwise.example import Examples
@@ -20,6 +20,8 @@ class IndexHints:
     Prompt and response share ``start``, which is uniform among the numbers that leave hints for all places: short
     sequences show every hint. The response's hints have to be written as well. An asked prompt is given without hints,
     and ``start`` is 0. Hints count in writing order, so they match where the response has the order of the prompt.
+    A hint depends on the one before it, the response's first on the prompt's first and on the token before it; all
+    else on what the task says: k is the task's, and at least 2.
     """
 
     task: Task = field(default_factory=Parity)
@@ -87,8 +89,28 @@ class IndexHints:
         tokens[row, moved[row, old]] = examples.tokens[row, old]
         row, old = np.nonzero(hinted)
         tokens[row, moved[row, old] - 1] = len(self.task.vocabulary) + starts[row] + places[row, old] - 1
-        return Examples(
-            tokens=tokens,
-            prompt_length=prompt_length,
-            is_answer=(index >= prompt_length[:, None]) & (index <= response_end[:, None]),
-        )
+        is_answer = (index >= prompt_length[:, None]) & (index <= response_end[:, None])
+        support = None if examples.support is None else _support(examples.support, moved, hinted, is_answer)
+        return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, support=support)
+
+
+def _support(
+    support: Int[np.ndarray, "batch seq k"],
+    moved: Int[np.ndarray, "batch seq"],
+    hinted: Bool[np.ndarray, "batch seq"],
+    is_answer: Bool[np.ndarray, "batch new_seq"],
+) -> Int[np.ndarray, "batch new_seq new_k"]:
+    """The task's own, moved with its tokens; a hint depends on the one before it, an answer's first on the first."""
+    width = support.shape[2]
+    new = np.full((*is_answer.shape, max(2, width)), -1)
+    row, old = np.nonzero(moved < is_answer.shape[1])
+    named = support[row, old]
+    new[row, moved[row, old], :width] = np.where(named < 0, -1, moved[row[:, None], named.clip(0)])
+    row, old = np.nonzero(hinted)
+    before = np.maximum.accumulate(np.where(hinted, moved - 1, -1), axis=1)[row, old - 1]
+    first = moved[np.arange(len(hinted)), hinted.argmax(axis=1)][row] - 1
+    follows, hint = is_answer[row, before], moved[row, old] - 1
+    new[row, hint, 0] = np.where(follows, before, first)
+    # That it is the first, the token before it says.
+    new[row, hint, 1] = np.where(follows, -1, hint - 1)
+    return np.where(is_answer[..., None], new, -1)
