@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lengthwise.batch import to_batch
 from lengthwise.encodings import KERPLELog, Rotary
@@ -31,6 +33,7 @@ from lengthwise.recipes import COMPARISONS, recipe
 from lengthwise.run import Run, certify_run, train
 
 RESULTS = Path(__file__).parent / "results" / "forecast.jsonl"
+FIGURE = Path("docs/forecast.png")
 TIMES = (2, 4, 16)
 # Examples measured at each length: answers of one example are alike, so that their number counts.
 EXAMPLES, FEW = 256, 4
@@ -201,6 +204,45 @@ def table(found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+MARKERS = {2: "o", 4: "s", 16: "^"}
+COLORS = ("#2471a3", "#c0392b")
+
+
+def draw(axes: Axes, task: str, found: list[dict[str, Any]]) -> None:
+    """One task: a point per run and length, its interval across; the diagonal is a forecast that came true."""
+    axes.plot([0, 1], [0, 1], color="0.8", zorder=0)
+    ways = sorted({row["row"].split(", ")[1] for row in found})
+    for color, way in zip(COLORS, ways, strict=True):
+        for times, marker in MARKERS.items():
+            cells = [row for row in found if row["row"].endswith(way) and row["times"] == times and row["foretold"]]
+            middle = np.array([row["foretold"]["accuracy"] for row in cells])
+            low, high = np.array([_told(row) for row in cells]).T
+            share = [row["measured"] for row in cells]
+            # Rounding may leave an end of the interval behind the value.
+            off = np.maximum([middle - low, high - middle], 0)
+            label = f"{way}, {times} times"
+            axes.errorbar(
+                middle, share, xerr=off, fmt=marker, color=color, alpha=0.7, elinewidth=0.8, markersize=4, label=label
+            )
+    axes.set(title=task, xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
+    axes.legend(fontsize=7, loc="upper left")
+
+
+def plot(found: list[dict[str, Any]], path: Path) -> None:
+    """Foretold against measured, a panel per task."""
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    for row in found:
+        by_task.setdefault(row["row"].split(", ")[0], []).append(row)
+    figure = Figure(figsize=(9, 9), layout="constrained")
+    grid = figure.subplots(2, 2, squeeze=False)
+    for axes, (task, cells) in zip(grid.flat, by_task.items(), strict=True):
+        draw(axes, task, cells)
+    figure.supxlabel("accuracy foretold from short passes, with its interval")
+    figure.supylabel("accuracy measured at 2, 4 and 16 times the longest trained length")
+    figure.savefig(path, dpi=110)
+    print(f"wrote {path}")
+
+
 def main() -> None:
     """Train, ask and measure what is missing, or print what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -209,8 +251,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="Print what is there and do nothing.")
+    parser.add_argument("--figure", action="store_true", help=f"Draw what is there into {FIGURE} and do nothing.")
     asked = parser.parse_args()
     there = read_rows(asked.results) if asked.results.exists() else []
+    if asked.figure:
+        plot(there, FIGURE)
+        return
     if asked.table:
         print("\n".join([*report(there), "", *table(there)]))
         return
