@@ -56,6 +56,8 @@ SYMBOLS = 8
 EXAMPLES = 512
 # Above this risk a length is beyond the horizon.
 RISK = 0.1
+# JSON has no infinity.
+FOREVER = 1e9
 # Rows of scores held at once.
 HELD = 1 << 16
 
@@ -278,7 +280,7 @@ def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "k": k,
             "trained": risks[-1],
-            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(RISK), 1e9),
+            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(RISK), FOREVER),
             "measured": crossed(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -300,7 +302,8 @@ def summary(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
         yield "|---|---|---|---|---|"
         for row in rows:
             measured = f"{row['measured']:,.0f}" if row["measured"] else f"beyond {row['lengths'][-1]:,}"
-            yield f"| {row['seed']} | {row['k']} | {row['trained']:.2g} | {row['predicted']:,.0f} | {measured} |"
+            predicted = f"{row['predicted']:,.0f}" if row["predicted"] < FOREVER else "never"
+            yield f"| {row['seed']} | {row['k']} | {row['trained']:.2g} | {predicted} | {measured} |"
     elif part == "leakage":
         yield "| seed | times | tokens read | leakage at 32 | predicted | measured | ratio |"
         yield "|---|---|---|---|---|---|---|"
