@@ -21,6 +21,7 @@ from lengthwise.tasks import (
     Reverse,
     SparseParity,
     Task,
+    VariableAssignment,
 )
 
 NUM_POSITION_IDS = 256
@@ -44,6 +45,9 @@ SETTINGS: dict[str, Task] = {
     "reverse-2": Reverse(num_symbols=2),
     "sparse_parity-letters": SparseParity(coding="letters", window=5),
     "recall-asked": Recall(num_queries=3),
+    "variable_assignment-sums": VariableAssignment(operands=3),
+    "variable_assignment-one": VariableAssignment(num_chains=1),
+    "variable_assignment-shallow": VariableAssignment(depth=2, num_chains=3, num_names=20),
     **ADDITIONS,
 }
 
@@ -114,4 +118,5 @@ def randomize(module: torch.nn.Module) -> None:
 
 def words(task: Task, tokens: np.ndarray) -> list[str]:
     """The symbols of one row of tokens."""
-    return [task.vocabulary[token] for token in tokens]
+    vocabulary = task.vocabulary
+    return [vocabulary[token] for token in tokens]

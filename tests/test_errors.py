@@ -75,6 +75,7 @@ from lengthwise.tasks import (
     Reverse,
     SparseParity,
     Text,
+    VariableAssignment,
 )
 from lengthwise.tasks.placement import ByLength, Local, Subsets, UniformShapes
 
@@ -370,6 +371,39 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: SparseParity().from_prompt("01*2"),
         PromptError,
         r"'2' cannot stand in a prompt of sparse_parity; write bits such as",
+    ),
+    (lambda: VariableAssignment(operands=0), SettingError, r"operands 0 leaves nothing to assign; use at least 1"),
+    (lambda: VariableAssignment(depth=0), SettingError, r"a depth of 0 leads nowhere; use at least 1, or None for a"),
+    (
+        lambda: VariableAssignment(depth_shares=(0.5, 2.0)),
+        SettingError,
+        r"depth_shares 0.5 to 2.0 are no range within 0",
+    ),
+    (
+        lambda: VariableAssignment(num_names=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"5 assignments need as many variables and num_names is 4; set it to at least 5 or use shorter lengths",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = v1"),
+        PromptError,
+        r"asks for no variable, or for several; write assignments and a question such as 'x1 = x2 x2 = v3 \? x1'",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 x2 = v1 ? x1"),
+        PromptError,
+        r"is no list of assignments with 1 operands each; write",
+    ),
+    (lambda: VariableAssignment().from_prompt("x1 = x2 ? x1"), PromptError, r"x2 is needed and is not assigned; every"),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = x1 ? x1"),
+        PromptError,
+        r"x1 is needed and leads back to itself; every chain has to end with a value",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = v2 x1 = v1 ? x1"),
+        PromptError,
+        r"assigns a variable twice; assign each once",
     ),
     (lambda: Recall(num_values=0), SettingError, r"num_values 0 leaves nothing to recall; use at least 1"),
     (lambda: Recall(num_pairs=17), SettingError, r"17 pairs need as many keys; num_keys is 16: raise it"),

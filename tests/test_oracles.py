@@ -18,6 +18,7 @@ from lengthwise.tasks import (
     Recall,
     Reverse,
     SparseParity,
+    VariableAssignment,
 )
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
@@ -117,6 +118,22 @@ def written_recall(task: Recall, prompt: list[str]) -> list[str]:
     return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
 
 
+def written_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
+    width, (asked, _) = task.operands + 2, prompt[-2:]
+    blocks = [prompt[first : first + width] for first in range(0, len(prompt) - 3, width)]
+    assigned = {variable: operands for variable, _, *operands in blocks}
+    variable, total, response = asked, 0, [asked]
+    while variable.startswith("x"):
+        variable, *constants = assigned[variable]
+        if task.operands == 1:
+            response.append(variable)
+            continue
+        read = [variable, *constants] if variable.startswith("v") else constants
+        total += sum(int(constant[1:]) for constant in read)
+        response += [f"v{total % task.num_values}", *([variable] if variable.startswith("x") else [])]
+    return [*prompt, *response, "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -127,6 +144,7 @@ WRITTEN = {
     "planted": written_planted,
     "sparse_parity": written_sparse_parity,
     "recall": written_recall,
+    "variable_assignment": written_variable_assignment,
 }
 
 
@@ -265,6 +283,51 @@ def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
         if examples.support is not None:
             assert again.support is not None
             assert np.array_equal(again.support[0], examples.support[row, :kept])
+
+
+@pytest.mark.parametrize(("operands", "chains"), [(1, 4), (1, 1), (3, 2)])
+def test_a_chain_takes_its_share_of_the_assignments_and_others_end_elsewhere(operands, chains, rng):
+    task = VariableAssignment(operands=operands, num_chains=chains)
+    examples = task.sample(length=12, size=1_000, rng=rng)
+    depths, ends = [], []
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        symbols = words(task, tokens)
+        response = symbols[prompt_length : symbols.index("end")]
+        depths.append(sum(symbol.startswith("x") for symbol in response))
+        ends.append(sum(symbol.startswith("v") for symbol in symbols[2 : prompt_length - 3 : operands + 2]))
+        assert len(set(symbols[: prompt_length - 3 : operands + 2])) == 12
+    assert set(depths) == (set(range(3, 13)) if chains > 1 else {12})
+    assert all((end == 1) == (depth == 12) for end, depth in zip(ends, depths, strict=True))
+    assert set(ends) == set(range(1, chains + 1))
+
+
+@pytest.mark.parametrize("operands", [1, 3])
+def test_a_variable_has_the_id_of_its_own_assignment_and_what_is_read_there_is_its_support(operands, rng):
+    task = VariableAssignment(operands=operands)
+    examples = task.sample(length=7, size=1_000, rng=rng)
+    assert examples.coupling is not None
+    assert examples.support is not None
+    for row, tokens in enumerate(examples.tokens):
+        symbols, ids = words(task, tokens), examples.coupling[0, row].tolist()
+        start = int(examples.prompt_length[row])
+        assigned = {symbols[place - 1]: place - 1 for place in range(start) if symbols[place] == "="}
+        variable = read = 0
+        for index in range(start, symbols.index("end")):
+            named = {place for place in examples.support[row, index].tolist() if place >= 0}
+            if symbols[index].startswith("x"):
+                place = assigned[symbols[index]]
+                assert ids[index] == ids[place]
+            else:
+                assert ids[index] == ids[index - 1 if operands > 1 else start - 2]
+            if index == start:
+                assert named == {start - 2}
+            elif operands > 1 and symbols[index].startswith("v"):
+                earlier = {index - 2} if index > start + 1 else set()
+                assert named == {*range(read + 2, read + 2 + operands)} | earlier
+            else:
+                assert named == {variable, read, read + 2}
+            if symbols[index].startswith("x"):
+                variable, read = index, assigned[symbols[index]]
 
 
 def test_a_sum_of_several_numbers_is_answered_as_python_adds():

@@ -29,7 +29,8 @@ class Pointer(PositionHead):
         self.content = nn.Linear(d_model, d_pointer, bias=False)
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
-        self.content_gain = nn.Parameter(torch.tensor(0.0))
+        # From 0 it would turn negative: an ID to leave is that of a token which equals the one just chosen.
+        self.content_gain = nn.Parameter(torch.tensor(3.0))
         self.shift = nn.Linear(d_model, 3)
         for parameter in self.shift.parameters():
             nn.init.zeros_(parameter)

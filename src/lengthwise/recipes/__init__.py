@@ -19,6 +19,7 @@ from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_ra
 from lengthwise.recipes.planted import planted
 from lengthwise.recipes.retrieval import recall, sparse_parity
 from lengthwise.recipes.transcripts import copy, reverse
+from lengthwise.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -34,6 +35,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         addition_carry,
         multi_addition,
         multi_addition_given,
+        variable_assignment,
+        variable_assignment_coupled,
         planted,
         sparse_parity,
         recall,

@@ -12,10 +12,23 @@ from lengthwise.tasks.reverse import Reverse
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
 from lengthwise.tasks.text import Text
+from lengthwise.tasks.variable_assignment import VariableAssignment
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted, SparseParity, Recall)
+    for task in (
+        Parity,
+        Copy,
+        Reverse,
+        Addition,
+        MultiAddition,
+        VariableAssignment,
+        IndexHints,
+        Text,
+        Planted,
+        SparseParity,
+        Recall,
+    )
 }
 
 __all__ = [
@@ -36,4 +49,5 @@ __all__ = [
     "Task",
     "Text",
     "TokenizedDocument",
+    "VariableAssignment",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
-from lengthwise.tasks.task import Task, check_sizes, numbers_of
+from lengthwise.tasks.task import Task, check_sizes, distinct, numbers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,14 @@ class Recall:
         """Draw places, keys, values, fillers and questions, all uniformly."""
         check_sizes(self.name, length, size)
         pairs = min(self.num_pairs, length)
-        items = np.sort(_distinct(pairs, length, size, rng), axis=1)
+        items = np.sort(distinct(pairs, length, size, rng), axis=1)
         # Every pair before it moves an item by one token.
         first = items + np.arange(pairs)
         text = self.num_keys + self.num_values + rng.integers(0, self.num_fillers, size=(size, length + pairs))
-        np.put_along_axis(text, first, _distinct(pairs, self.num_keys, size, rng), axis=1)
+        np.put_along_axis(text, first, distinct(pairs, self.num_keys, size, rng), axis=1)
         values = self.num_keys + rng.integers(0, self.num_values, size=(size, pairs))
         np.put_along_axis(text, first + 1, values, axis=1)
-        asked = _distinct(min(self.num_queries, pairs), pairs, size, rng)
+        asked = distinct(min(self.num_queries, pairs), pairs, size, rng)
         return self._lay_out(text, np.take_along_axis(first, asked, axis=1))
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -115,8 +115,3 @@ class Recall:
             coupling=np.concatenate([groups, after], axis=1)[None],
             support=support,
         )
-
-
-def _distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:
-    """Different numbers below ``among`` in random order, every row its own."""
-    return rng.random((size, among)).argsort(axis=1)[:, :number]

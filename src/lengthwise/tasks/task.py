@@ -95,6 +95,15 @@ def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:
         raise SettingError(f"size {size} asks for no sequence; ask for at least 1")
 
 
+def distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:
+    """Different numbers below ``among`` in random order, every row its own."""
+    keys = rng.random((size, among))
+    if number == among:
+        return keys.argsort(axis=1)
+    least = keys.argpartition(number - 1, axis=1)[:, :number]
+    return np.take_along_axis(least, np.take_along_axis(keys, least, axis=1).argsort(axis=1), axis=1)
+
+
 def numbers_of(symbols: list[str], allowed: tuple[str, ...], task: str, form: str) -> Int[np.ndarray, " seq"]:
     """The place of each symbol in ``allowed``; ``PromptError`` names the first that is not there."""
     for symbol in symbols:
