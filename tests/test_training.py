@@ -20,13 +20,13 @@ from cases import randomize
 from lengthwise import run as run_module
 from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DivergedError
+from lengthwise.errors import DivergedError, SettingError
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.loss import answer_loss
 from lengthwise.position_heads import POSITION_HEADS, Increment
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.run import train
-from lengthwise.tasks import Addition, MultiAddition, Parity
+from lengthwise.tasks import Addition, MultiAddition, Parity, SparseParity
 from lengthwise.training import TrainingSettings
 from small_runs import (
     facts,
@@ -72,6 +72,8 @@ EXPERIMENTS = {
     "sequential": small_experiment(scheme=Sequential()),
     "ragged": small_experiment(RAGGED, log_every=5, checkpoint_every=3),
     "two levels": small_experiment(TWO_LEVELS),
+    # A new stage every few steps, and none at first.
+    "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
 }
 
 
@@ -425,6 +427,35 @@ def test_fit_every_stops_as_soon_as_the_training_range_is_fitted(tmp_path):
     run = train(small_experiment(fit_every=5, fit_threshold=0.0), tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 5
+
+
+def test_a_curriculum_goes_on_when_a_stage_is_learned_and_ends_with_the_task_itself(whole_runs, tmp_path):
+    rows = [json.loads(line) for line in (whole_runs["staged"] / "metrics.jsonl").read_text().splitlines()]
+    stages = [row["stage"] for row in rows]
+    assert stages == sorted(stages)
+    assert len(set(stages)) > 2
+    task = SparseParity(most=3)
+    assert [stage.most for stage in task.stages()] == [1, 2, 3]
+    trainer = trainer_of(small_experiment(task, Sequential(), stage_loss=100.0), tmp_path)
+    assert trainer.samplers[0].batch(0).tokens.shape == trainer.samplers[2].batch(0).tokens.shape
+    assert [sampler.task for sampler in trainer.samplers] == list(task.stages())
+    trainer.run()
+    assert trainer.progress.stage == 2
+
+
+def test_a_stage_that_is_not_learned_is_not_left_and_is_no_fit(tmp_path):
+    experiment = small_experiment(SparseParity(), Sequential(), stage_loss=1e-9, fit_every=2, fit_threshold=0.0)
+    run = train(experiment, tmp_path, device="cpu")
+    assert run is not None
+    assert run.facts["steps"] == 12
+
+
+def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reached(tmp_path):
+    with pytest.raises(SettingError, match="stage_loss asks for stages and parity has none; leave it out"):
+        train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SettingError, match=r"stage_loss 0\.0 is never reached; use a positive number, or None"):
+        TrainingSettings(stage_loss=0.0)
 
 
 def test_looking_at_the_fit_does_not_change_what_is_trained(whole_runs, tmp_path):

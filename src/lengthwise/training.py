@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.loss import AnswerLoss, answer_loss
+from lengthwise.tasks import Staged
 
+# Steps that the running loss of a stage remembers; it starts at STAGE_START nats.
+STAGE_MEMORY, STAGE_START = 20, 1.0
 PRECISIONS = ("auto", "float32", "bf16")
 
 
@@ -28,6 +31,9 @@ class TrainingSettings:
     ``id_weight`` is the weight of the ID loss beside the token loss. With ``fit_every``, training ends as soon as
     exact match at the longest training length reaches ``fit_threshold``, looked at every so many steps. With
     ``cooldown_steps`` it then goes on for so many: the learning rate stays up until there, and decays only in them.
+
+    ``stage_loss`` is a curriculum, for tasks with stages: training begins with the easiest, and goes on to the next as
+    soon as the running loss (its mean over about ``STAGE_MEMORY`` steps) is below. Only the last is asked for a fit.
     """
 
     steps: int = 500
@@ -44,6 +50,7 @@ class TrainingSettings:
     fit_every: int | None = None
     fit_threshold: float = 0.99
     cooldown_steps: int = 0
+    stage_loss: float | None = None
     precision: str = "auto"
 
     def __post_init__(self) -> None:
@@ -56,6 +63,8 @@ class TrainingSettings:
             )
         if self.learning_rate <= 0:
             raise SettingError(f"learning rate {self.learning_rate} moves nothing; use a positive number")
+        if self.stage_loss is not None and self.stage_loss <= 0:
+            raise SettingError(f"stage_loss {self.stage_loss} is never reached; use a positive number, or None")
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 
@@ -80,6 +89,8 @@ class Progress:
     train_seconds: float = 0.0
     end: int | None = None
     finished: bool = False
+    stage: int = 0
+    running_loss: float = STAGE_START
 
     def saw(self, position_ids: Tensor) -> None:
         """Widen the range of IDs met in training; a distance is that of the outermost IDs of one sequence."""
@@ -94,8 +105,9 @@ class Trainer:
 
     def __init__(self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path) -> None:
         self.decoder = decoder
-        self.sampler = sampler
         self.settings = settings
+        stages = sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, Staged) else ()
+        self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         self.folder = folder
         self.progress = Progress()
         self.device = next(decoder.parameters()).device
@@ -171,7 +183,7 @@ class Trainer:
     def step(self) -> AnswerLoss:
         """One batch, one update."""
         progress = self.progress
-        batch = self.sampler.batch(progress.step)
+        batch = self.samplers[progress.stage].batch(progress.step)
         progress.saw(batch.position_ids)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(progress.step, progress.end)
@@ -182,7 +194,16 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)
         self.optimizer.step()
         progress.step += 1
+        if progress.stage < len(self.samplers) - 1:
+            self._promote(outcome.loss.item())
         return outcome
+
+    def _promote(self, loss: float) -> None:
+        """Go on to the next stage, if this one is learned."""
+        progress, wanted = self.progress, self.settings.stage_loss
+        progress.running_loss += (loss - progress.running_loss) / STAGE_MEMORY
+        if wanted is not None and progress.running_loss < wanted:
+            progress.stage, progress.running_loss = progress.stage + 1, STAGE_START
 
     def _precision(self) -> AbstractContextManager[Any]:
         # On a CPU bf16 is a choice: it is faster only where the processor has it and the model is wide enough
@@ -202,11 +223,12 @@ class Trainer:
     def _row(self, outcome: AnswerLoss) -> dict[str, Any]:
         measured = {part.name: round(getattr(outcome, part.name).item(), 8) for part in fields(outcome)}
         rate = self.settings.rate(self.progress.step - 1, self.progress.end)
-        return {"step": self.progress.step, **measured, "learning_rate": rate}
+        stage = {"stage": self.progress.stage} if len(self.samplers) > 1 else {}
+        return {"step": self.progress.step, **measured, "learning_rate": rate, **stage}
 
     def _fits(self, fitted: Callable[[], bool]) -> bool:
         every = self.settings.fit_every
-        if every is None or self.progress.step % every:
+        if every is None or self.progress.step % every or self.progress.stage < len(self.samplers) - 1:
             return False
         self.decoder.eval()
         fits = fitted()

@@ -10,7 +10,7 @@ from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
 from lengthwise.tasks.sparse_parity import SparseParity
-from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
+from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Staged, Task, TokenizedDocument
 from lengthwise.tasks.text import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
 
@@ -46,6 +46,7 @@ __all__ = [
     "Recall",
     "Reverse",
     "SparseParity",
+    "Staged",
     "Task",
     "Text",
     "TokenizedDocument",

@@ -1,7 +1,7 @@
 """Sparse parity: the parity of a few flagged bits among many others, asked for at the end."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 from typing import ClassVar
@@ -79,6 +79,10 @@ class SparseParity:
         if not self._is_flagged(tokens).any():
             raise PromptError(f"'{prompt}' flags no bit; write {form}")
         return self._lay_out(tokens)
+
+    def stages(self) -> Sequence[Task]:
+        """At most as many flagged bits as the fewest, then one more in each."""
+        return [replace(self, most=most) for most in range(self.fewest, self.most + 1)]
 
     def variants(self) -> Mapping[str, Task]:
         """One number of flagged bits each."""

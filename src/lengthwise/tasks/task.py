@@ -48,6 +48,15 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """What a task has that can be learned step by step: easier versions of itself."""
+
+    def stages(self) -> Sequence[Task]:
+        """From the easiest to itself; all with the vocabulary of the last."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
     """A text by its name, as token numbers: the whole of it, or a piece that begins at its token ``first``."""
