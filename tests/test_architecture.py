@@ -26,6 +26,7 @@ ROWS = (
     ("conformance", "folder"),
     ("recipes", "run", "study"),
     ("choices", "comparison", "study_report", "language_models", "certificate_report"),
+    ("claims",),
     ("verbs",),
     ("cli",),
     ("__main__",),

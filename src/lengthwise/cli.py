@@ -16,6 +16,7 @@ from lengthwise.verbs.compare import compare_
 from lengthwise.verbs.evaluate import evaluate_, generate_
 from lengthwise.verbs.influence import influence
 from lengthwise.verbs.prepare import prepare
+from lengthwise.verbs.reproduce import reproduce_
 from lengthwise.verbs.tables import list_
 from lengthwise.verbs.train import train_
 
@@ -48,6 +49,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "generate": generate_,
     "influence": influence,
     "certify": certify,
+    "reproduce": reproduce_,
 }
 for name, verb in VERBS.items():
     app.command(name)(verb)

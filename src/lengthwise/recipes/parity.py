@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from lengthwise.decoder import DecoderSettings
-from lengthwise.encodings import ALiBi, NoPE, Rotary
+from lengthwise.encodings import Rotary
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
-from lengthwise.positions import Coupled, Predicted, Sequential, Skipwise
+from lengthwise.positions import Coupled, Predicted
+from lengthwise.recipes.baselines import beside_baselines
 from lengthwise.tasks import Parity
 from lengthwise.training import TrainingSettings
 
@@ -14,6 +15,7 @@ from lengthwise.training import TrainingSettings
 ID_RANGE = 20_480
 # Gaps nearly everywhere: an example shows distances of every size. With three, one seed of five failed at 2,000 bits.
 MAX_GAPS = 10
+DEMO = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
 
 
 def parity() -> Experiment:
@@ -41,30 +43,11 @@ def parity_coupled() -> Experiment:
 
 
 def demo() -> dict[str, Experiment]:
-    """PPC beside given IDs and the usual encodings; all with the same decoder options.
-
-    The usual ones get a second layer, up to five times PPC's steps, and stop once they fit the training range.
-    """
+    """PPC beside given IDs and the usual encodings; all with the same decoder options."""
     tests = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
     predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=tests)
-    patient = replace(predicted.training, steps=5 * predicted.training.steps, fit_every=100)
-    usual = replace(
-        predicted,
-        scheme=Sequential(),
-        encoding=Rotary(),  # as published
-        decoder=replace(predicted.decoder, num_layers=2),
-        training=patient,
-    )
-    return {
-        "predicted (PPC)": predicted,
-        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=ID_RANGE, max_gaps=MAX_GAPS)),
-        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=ID_RANGE, max_gaps=0)),
-        "NoPE": replace(usual, encoding=NoPE()),
-        "rotary": usual,
-        # Twice the range: every token has an ID of its own.
-        "rotary + PoSE": replace(usual, scheme=Skipwise(num_position_ids=2 * ID_RANGE)),
-        "ALiBi": replace(usual, encoding=ALiBi()),
-    }
+    rows = beside_baselines(predicted)
+    return {label: rows[label] for label in DEMO}
 
 
 def parity_id_range() -> dict[str, Experiment]:

@@ -1,9 +1,11 @@
 """The verb list: everything that has a name."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
+from lengthwise.claims import CLAIMS
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import unknown_name
 from lengthwise.influence import MEASURES
@@ -13,17 +15,25 @@ from lengthwise.tasks import TASKS
 from lengthwise.terminal import print_json, print_table
 from lengthwise.verbs.flags import Json
 
+FAMILIES: dict[str, Mapping[str, Any]] = {
+    "tasks": TASKS,
+    "schemes": SCHEMES,
+    "encodings": ENCODINGS,
+    "measures": MEASURES,
+    "claims": CLAIMS,
+}
+
 
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="tasks, schemes, encodings, measures or recipes; all by default.")
+        str | None, typer.Argument(help="tasks, schemes, encodings, measures, claims or recipes; all by default.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what there is: one line and the paper each."""
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
-        for name, entries in (("tasks", TASKS), ("schemes", SCHEMES), ("encodings", ENCODINGS), ("measures", MEASURES))
+        for name, entries in FAMILIES.items()
     }
     rows["recipes"] = [
         {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}

@@ -1,0 +1,67 @@
+"""The contract of a claim: which runs show it, at which sizes, and what is read off their rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lengthwise.errors import unknown_name
+from lengthwise.experiment import Experiment
+from lengthwise.recipes import quick
+from lengthwise.report import Rows
+
+# A title, a header and rows of a table.
+Table = tuple[str, list[str], list[list[str]]]
+SIZES = ("quick", "laptop", "full", "gpu")
+# Settings were chosen on seeds below this one.
+FIRST_SEED = 9000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of a claim is run: which rows (None: all), how many seeds, and where it ends early.
+
+    ``longest`` is the longest length tested, ``most_steps`` the most that a row is trained for.
+    """
+
+    num_seeds: int
+    rows: tuple[str, ...] | None = None
+    longest: int | None = None
+    most_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A statement of the paper, or one that goes on from it, and the experiments that show it.
+
+    ``experiments`` are the rows at full size; ``tables`` what is read off their results, besides exact match by length.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    experiments: Callable[[], dict[str, Experiment]]
+    laptop: Size
+    full: Size = Size(num_seeds=5)
+    gpu: Size = Size(num_seeds=5)
+    tables: Callable[[Rows], list[Table]] = lambda rows: []
+
+    def at(self, size: str) -> tuple[dict[str, Experiment], int]:
+        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``."""
+        known = {label: replace(each, seed=FIRST_SEED) for label, each in self.experiments().items()}
+        if size == "quick":
+            return {label: quick(each) for label, each in known.items()}, 1
+        if size not in SIZES:
+            raise unknown_name("size", size, SIZES)
+        asked: Size = getattr(self, size)
+        labels = known if asked.rows is None else asked.rows
+        return {label: _within(known[label], asked) for label in labels}, asked.num_seeds
+
+
+def _within(experiment: Experiment, size: Size) -> Experiment:
+    training, tests = experiment.training, experiment.evaluation
+    if size.most_steps is not None and training.steps > size.most_steps:
+        training = replace(training, steps=size.most_steps)
+    if size.longest is not None:
+        kept = [place for place, length in enumerate(tests.lengths) if length <= size.longest]
+        lengths = tuple(tests.lengths[place] for place in kept)
+        tests = replace(tests, lengths=lengths, num_examples=tuple(tests.examples_at(place) for place in kept))
+    return replace(experiment, training=training, evaluation=tests)

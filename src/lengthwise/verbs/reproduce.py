@@ -1,0 +1,38 @@
+"""The verb reproduce."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.claims import CLAIMS, reproduce
+from lengthwise.errors import unknown_name
+from lengthwise.interruption import StoppedError
+from lengthwise.terminal import err_console, out_console, print_json, print_table, say
+from lengthwise.verbs.flags import WHOLE, Json
+
+
+def reproduce_(
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim by name, see list claims.")],
+    size: Annotated[str, typer.Option(help="quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
+    jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/CLAIM-SIZE by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the experiments that show a claim; tables and a figure. Stopped, the same command goes on."""
+    if claim not in CLAIMS:
+        raise unknown_name("claim", claim, CLAIMS)
+    folder = Path("runs") / f"{claim}-{size}" if out is None else out
+    with err_console.status(f"{claim}, {size}, into {folder}"):
+        found = reproduce(CLAIMS[claim], size, folder, jobs=jobs, report=say)
+    for warning in found.comparison.warnings:
+        say(f"warning: {warning}")
+    if found.figure is None:
+        raise StoppedError("stopped; what was trained is saved: the same command goes on")
+    if as_json:
+        rows, diverged = found.comparison.rows, found.comparison.diverged
+        print_json({"claim": claim, "size": size, "results": rows, "diverged": diverged, "figure": str(found.figure)})
+        return
+    for title, header, body in found.tables:
+        print_table(title, header, body)
+    out_console.print(f"figure: {found.figure}", markup=False, highlight=False)
