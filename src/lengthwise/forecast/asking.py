@@ -55,10 +55,10 @@ def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int,
     answers = batch.token_scored.numpy() & (examples.tokens != task.vocabulary.index("end"))
     asked = rng.random(examples.tokens.shape) * answers
     answer = asked.argmax(axis=1)
-    return Questions(batch=batch, answer=answer, needed=_needed(task, examples, answer))
+    return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
 
 
-def _needed(task: Task, examples: Examples, answer: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " _"]]:
+def needed_tokens(task: Task, examples: Examples, answer: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " _"]]:
     """What each answer depends on, with the separators before it: what a segment is depends on these."""
     assert examples.support is not None
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
