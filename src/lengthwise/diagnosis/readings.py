@@ -15,7 +15,7 @@ from lengthwise.forecast.thinning import Thinned, crowd, thin
 from lengthwise.randomness import stream
 
 # Examples of the longest trained length on which reading is tried.
-TRIED = 128
+TRIED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ def joined(parts: list[Readings]) -> Readings:
 class Reader:
     """Reads a long sequence as a short one: ``room`` units of it, with IDs out of ``ladders``.
 
-    A unit is what the task couples, all of its tokens: without some of them a sequence is still one of the task, if
-    a shorter one. Of a task without coupling, or with several levels, it is a token. A ladder is the rising IDs of one
-    trained sequence on one level.
+    A unit is all tokens that the task couples: with some of them left out, the others stand to each other as in a
+    shorter sequence. Of a task without coupling, or with several levels, it is a token. A ladder is the rising IDs of
+    one trained sequence on one level.
     """
 
     subject: Subject

@@ -24,7 +24,7 @@ class Shown:
     beyond: float
 
 
-def compare_with_training(subject: Subject, failed: list[Failed], trained_distance: float) -> Iterator[Shown]:
+def compare_with_training(subject: Subject, failed: list[Failed], trained_distance: int | float) -> Iterator[Shown]:
     """Of what the first wrong answers need, as far as the task says it, and of whole examples."""
     ids = [each.batch.position_ids.numpy().astype(np.float64) for each in failed]
     if failed[0].examples.support is not None:
@@ -47,7 +47,7 @@ def compare_with_training(subject: Subject, failed: list[Failed], trained_distan
     )
 
 
-def _shown(what: str, trained: float, tested: Float[np.ndarray, " failed"]) -> Shown:
+def _shown(what: str, trained: int | float, tested: Float[np.ndarray, " failed"]) -> Shown:
     return Shown(what=what, trained=float(trained), tested=float(tested.max()), beyond=float((tested > trained).mean()))
 
 
