@@ -77,14 +77,14 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
     lengths = [subject.longest]
     while (following := 2 * lengths[-1]) < length:
         lengths.append(following)
-    failed = {each: find_failures(subject, each, num_examples) for each in (*lengths, length)}
-    mass = {each: _mass(subject, each) for each in failed}
+    lengths.append(length)
+    mass = {each: _mass(subject, each) for each in lengths}
     home = mass[subject.longest]
-    attend = np.argwhere((home > 0) & (home >= home.max() / 2))
-    heads = tuple((int(layer), int(head)) for layer, head in attend)
-    by_length = []
-    for each, parts in failed.items():
-        exact = num_examples - sum(len(part.answer) for part in parts)
+    heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
+    by_length, failed = [], []
+    for each in lengths:
+        failed = find_failures(subject, each, num_examples)
+        exact = num_examples - sum(len(part.answer) for part in failed)
         low, high = wilson_interval(exact, num_examples)
         of_heads = tuple(float(mass[each][head]) for head in heads)
         by_length.append(AtLength(length=each, exact_match=exact / num_examples, low=low, high=high, mass=of_heads))
@@ -103,7 +103,7 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
         unasked=None,
         limited_by=f"nothing fails at {length}: exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})",
     )
-    return _explained(found, run, subject, failed[length]) if failed[length] else found
+    return _explained(found, run, subject, failed) if failed else found
 
 
 def _check(run: Run, length: int, num_examples: int) -> None:
