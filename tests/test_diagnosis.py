@@ -10,10 +10,11 @@ import torch
 
 from cases import small_decoder
 from lengthwise import cli
+from lengthwise.batch import to_batch
 from lengthwise.decoder import DecoderSettings
 from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
 from lengthwise.diagnosis.failures import Failures, find_failures
-from lengthwise.diagnosis.readings import climbed, units_of
+from lengthwise.diagnosis.readings import climbed, reader_of, units_of
 from lengthwise.diagnosis.shown import _needed
 from lengthwise.diagnosis.support_mass import support_mass
 from lengthwise.diagnosis.verdict import MORE_IDS, TOGETHER, Cause, Thinning, limited_by
@@ -21,8 +22,9 @@ from lengthwise.encodings import Learned, NoPE, Rotary
 from lengthwise.errors import PositionRangeError, SettingError
 from lengthwise.evaluation import EvaluationSettings, evaluate_by_length
 from lengthwise.experiment import Experiment, build_decoder
-from lengthwise.forecast.asking import draw_questions, random_answers
+from lengthwise.forecast.asking import Questions, draw_questions, needed_tokens, random_answers
 from lengthwise.forecast.certificate import DILUTED, UNSHOWN
+from lengthwise.forecast.subject import Subject
 from lengthwise.forecast.thinning import thin
 from lengthwise.position_heads import NextIDs
 from lengthwise.positions import Predicted, Sequential
@@ -226,29 +228,52 @@ FAILURES = Failures(
 
 
 @pytest.mark.parametrize(
-    ("repaired", "unchanged", "kept", "told"),
+    ("repaired", "unchanged", "kept_short", "told"),
     [
-        ((0.9, 0.1, 0.0), 0.1, 1.0, "limited by attention diluted by more tokens (0.90 of its first errors"),
+        ((0.9, 0.1, 0.0), 0.1, (1.0, 1.0), "limited by attention diluted by more tokens (0.90 of its first errors"),
         (
             (0.1, 0.8, 0.0),
             0.1,
-            1.0,
+            (1.0, 1.0),
             f"limited by {UNSHOWN} (0.10 of its first errors are right with fewer tokens, 0.80",
         ),
-        ((0.7, 0.8, 0.0), 0.1, 1.0, "limited by the number of tokens together with the IDs, and right with either"),
-        ((0.1, 0.1, 0.7), 0.1, 1.0, f"limited by {TOGETHER}"),
-        ((0.3, 0.2, 0.1), 0.1, 1.0, "limited by several causes"),
-        ((0.1, 0.1, 0.1), 0.1, 1.0, "limited by wrong tokens (6 of 10 first errors), and neither by IDs nor"),
-        ((0.1, 0.1, 0.1), 0.1, 0.6, "limited by wrong tokens (6 of 10 first errors); whether IDs or the number of"),
-        ((0.9, 0.1, 0.0), 0.6, 1.0, "limited by wrong tokens (6 of 10 first errors); whether IDs or the number of"),
+        (
+            (0.7, 0.8, 0.0),
+            0.1,
+            (1.0, 1.0),
+            "limited by the number of tokens together with the IDs, and right with either",
+        ),
+        ((0.1, 0.1, 0.7), 0.1, (1.0, 1.0), f"limited by {TOGETHER}"),
+        ((0.3, 0.2, 0.1), 0.1, (1.0, 1.0), "limited by several causes"),
+        ((0.1, 0.1, 0.1), 0.1, (1.0, 1.0), "limited by wrong tokens (6 of 10 first errors), and neither by IDs nor"),
+        (
+            (0.1, 0.1, 0.1),
+            0.1,
+            (0.6, 1.0),
+            "limited by wrong tokens (6 of 10 first errors); whether IDs or the number of",
+        ),
+        (
+            (0.1, 0.1, 0.1),
+            0.1,
+            (1.0, 0.5),
+            "limited by wrong tokens (6 of 10 first errors); whether IDs or the number of",
+        ),
+        (
+            (0.9, 0.1, 0.0),
+            0.6,
+            (1.0, 1.0),
+            "limited by wrong tokens (6 of 10 first errors); whether IDs or the number of",
+        ),
     ],
 )
-def test_what_limits_is_what_repairs_most(repaired, unchanged, kept, told):
+def test_what_limits_is_what_repairs_most(repaired, unchanged, kept_short, told):
     made = tuple(
         Cause(name=name, change="", asked=10, repaired=share)
         for name, share in zip((DILUTED, UNSHOWN, TOGETHER), repaired, strict=True)
     )
-    assert limited_by(FAILURES, (), made, Thinning(unchanged=unchanged, kept=kept)).startswith(told)
+    assert limited_by(
+        FAILURES, (), made, Thinning(unchanged=unchanged, kept=kept_short[0], short=kept_short[1])
+    ).startswith(told)
 
 
 def test_failures_are_those_that_evaluation_counts(unfitted):
@@ -307,6 +332,30 @@ def test_thinned_by_what_is_coupled_a_copy_has_read_as_much_as_it_has_written(rn
         prompt, written = kept[kept < 60], kept[kept > 61]
         assert prompt[len(written)] == answer[row] - 62
         assert len(prompt) < 40
+
+
+@pytest.mark.parametrize("length", [22, 24, 40, 200])
+def test_what_is_left_of_a_sequence_is_no_longer_than_a_trained_one(length, rng):
+    """Also where it is hardly longer to begin with, and runs of four neighbours would leave nearly all of it."""
+    task = Copy()
+    asked = Subject(
+        decoder=small_decoder("rotary", task),
+        task=task,
+        scheme=Sequential(),
+        encoding=Rotary(),
+        trained=(1, 20),
+        id_range=(0, 42),
+    )
+    reader = reader_of(asked)
+    examples = task.sample(length=length, size=16, rng=np.random.default_rng(0))
+    batch = to_batch(length, examples, Sequential().assign(examples, rng, training=False))
+    answer = random_answers(batch, task.vocabulary.index("end"), rng)
+    questions = Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
+    assert reader.read(questions, units_of(examples), rng).short.all()
+    thinned = reader._thinned(questions, units_of(examples), reader.room, rng)
+    ids = reader._with_trained_ids(questions, thinned).batch.position_ids
+    assert 0 <= int(ids.min()) <= int(ids.max()) <= 42
+    assert (ids.diff(dim=2) >= 0).all()
 
 
 def test_kept_ids_climb_the_ladder_and_others_share_the_one_below():

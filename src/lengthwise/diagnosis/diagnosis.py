@@ -155,7 +155,8 @@ def _explained(found: Diagnosis, run: Run, subject: Subject, failed: list[Failed
     if unasked is None:
         reader = reader_of(subject)
         readings = ask_again(reader, failed, ASKED)
-        thinning = Thinning(unchanged=float(readings.unchanged.mean()), kept=reader.kept_at_home())
+        unchanged, short = float(readings.unchanged.mean()), float(readings.short.mean())
+        thinning = Thinning(unchanged=unchanged, kept=reader.kept_at_home(), short=short)
         beyond = any(each.beyond > 0 for each in shown)
         of_readings = tuple(causes_of_readings(readings, found.length, beyond=beyond))
     at_errors = _mass_at_errors(subject, failed)

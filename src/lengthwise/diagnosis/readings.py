@@ -14,6 +14,8 @@ from lengthwise.forecast.subject import Subject
 from lengthwise.forecast.thinning import Thinned, crowd, thin
 from lengthwise.randomness import stream
 
+# Neighbours that stay or go together: as many as leave what is short enough.
+STRETCHES = (4, 2, 1)
 # Examples of the longest trained length on which reading is tried.
 TRIED = 64
 
@@ -24,13 +26,14 @@ class Readings:
 
     ``unchanged``: at the IDs of the length, what stays weighing as much as all; ``fewer_tokens``: at these IDs, each
     weighing as one; ``trained_ids``: weighing as much as all, at IDs of training in the same order; ``both``: at these,
-    each weighing as one.
+    each weighing as one. ``short``: those of which no more stays than training had.
     """
 
     unchanged: Bool[np.ndarray, " asked"]
     fewer_tokens: Bool[np.ndarray, " asked"]
     trained_ids: Bool[np.ndarray, " asked"]
     both: Bool[np.ndarray, " asked"]
+    short: Bool[np.ndarray, " asked"]
 
 
 def joined(parts: list[Readings]) -> Readings:
@@ -61,6 +64,7 @@ class Reader:
             fewer_tokens=self._right(questions, thinned.alone()),
             trained_ids=self._right(short, thinned),
             both=self._right(short, thinned.alone()),
+            short=np.asarray((_sizes(thinned, units) <= self.room).all(axis=1)),
         )
 
     def kept_at_home(self) -> float:
@@ -80,8 +84,9 @@ class Reader:
         self, questions: Questions, units: Int[np.ndarray, "questions seq"], room: int, rng: np.random.Generator
     ) -> Thinned:
         needed = [each for each in questions.needed for _ in range(DRAWS)]
-        before = np.repeat(questions.answer - 1, DRAWS)
-        return thin(needed, before, room, rng, np.repeat(units, DRAWS, axis=0))
+        before, each = np.repeat(questions.answer - 1, DRAWS), np.repeat(units, DRAWS, axis=0)
+        thinned = [thin(needed, before, room, rng, each, stretch) for stretch in STRETCHES]
+        return next((some for some in thinned if (_sizes(some, units) <= room).all()), thinned[-1])
 
     def _right(self, questions: Questions, thinned: Thinned) -> Bool[np.ndarray, " asked"]:
         single = ask(self.subject.decoder, questions, thinned).single.reshape(-1, DRAWS)
@@ -105,6 +110,12 @@ class Reader:
             answer=questions.answer[draw],
             needed=[questions.needed[row] for row in draw],
         )
+
+
+def _sizes(thinned: Thinned, units: Int[np.ndarray, "questions seq"]) -> Int[np.ndarray, "questions draws"]:
+    """How many units stay."""
+    rows = zip(np.repeat(units, DRAWS, axis=0), thinned.kept, strict=True)
+    return np.array([len(np.unique(unit[kept])) for unit, kept in rows]).reshape(-1, DRAWS)
 
 
 def climbed(

@@ -56,7 +56,8 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
         yield (
             f"what leaving tokens out does by itself: {diagnosis.thinning.unchanged:.2f} of the first errors become "
             f"right; at {diagnosis.trained[1]}, with half of it left out, {diagnosis.thinning.kept:.2f} of the right "
-            "answers stay right"
+            f"answers stay right; {diagnosis.thinning.short:.2f} of the first errors are asked again in no "
+            "more than a trained sequence"
         )
     yield diagnosis.limited_by
 

@@ -37,10 +37,12 @@ class Thinning:
 
     ``unchanged``: the share of first errors that are right in thinned sequences with nothing else changed. ``kept``:
     of the right answers at the longest trained length, the share that stay right when half of it is left out.
+    ``short``: the share of first errors that could be asked again in no more than a trained sequence.
     """
 
     unchanged: float
     kept: float
+    short: float
 
 
 def causes_of_readings(readings: Readings, length: int, *, beyond: bool) -> Iterator[Cause]:
@@ -94,10 +96,10 @@ def limited_by(
     )
     if diluted + unshown + together >= MOST:
         return f"limited by {_larger(of_readings)} ({told})"
-    if thinning.kept < REACHED:
+    if min(thinning.kept, thinning.short) < REACHED:
         return (
-            f"limited by {kind}; whether IDs or the number of tokens is not told: at the longest trained length only "
-            f"{thinning.kept:.2f} of the right answers are right in thinned sequences"
+            f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.short:.2f} of the first "
+            f"errors fit into a trained sequence, of which {thinning.kept:.2f} of the right answers stay right thinned"
         )
     return f"limited by {kind}, and neither by IDs nor by the number of tokens ({told})"
 
