@@ -25,7 +25,7 @@ ROWS = (
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss"),
     ("conformance", "folder"),
     ("recipes", "run", "study"),
-    ("choices", "comparison", "study_report", "language_models", "certificate_report"),
+    ("choices", "comparison", "study_report", "language_models", "certificate_report", "diagnosis"),
     ("claims",),
     ("verbs",),
     ("cli",),

@@ -344,7 +344,7 @@ def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):
     assert Path(document["figure"]).is_file()
 
 
-@pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate"])
+@pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate", "certify", "diagnose"])
 def test_every_verb_explains_itself(verb, capsys):
     out, err = asked([verb, "--help"], capsys)
     assert "Usage" in out
@@ -544,8 +544,10 @@ WRONG: list[tuple[list[str], str]] = [
     ([*TRAIN, "--steps"], "--steps"),
     (["evaluate"], "RUN"),
     (["generate", "run"], "--prompt"),
+    (["diagnose", "run"], "--length"),
+    (["diagnose", "run", "--length", "many"], "'many'"),
     (["evaluate", "run", "unfinished"], "unfinished"),
-    (["trian"], "'trian'; did you mean 'train'? known: certify, compare"),
+    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, diagnose, evaluate"),
     (["--verbose"], "--verbose"),
     ([], "command"),
 ]

@@ -10,6 +10,7 @@ import torch
 from cases import small_decoder, small_scheme
 from lengthwise import cli
 from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.diagnosis.diagnosis import diagnose_run
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
@@ -368,6 +369,9 @@ def test_a_run_that_reaches_far_is_foretold_to_and_one_that_fails_is_foretold_to
     assert failed.horizon == 20
     assert "IDs or distances that training did not show" in failed.limited_by
     assert failed.forecasts[0].low <= measured <= failed.forecasts[0].high < 0.9
+    # Asked about at that length itself, and just beyond training.
+    for length in (24, 40):
+        assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNSHOWN}")
 
 
 def _copy_by_index() -> Experiment:

@@ -4,6 +4,7 @@ from lengthwise.batch import Sampler
 from lengthwise.comparison import Comparison, compare
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
 from lengthwise.documents import Document, read_documents
 from lengthwise.encodings import (
     DAPE,
@@ -118,6 +119,7 @@ __all__ = [
     "DAPEv2",
     "Decoder",
     "DecoderSettings",
+    "Diagnosis",
     "Document",
     "DynamicNTK",
     "Encoding",
@@ -182,6 +184,7 @@ __all__ = [
     "certify_run",
     "certify_task",
     "compare",
+    "diagnose_run",
     "evaluate",
     "evaluate_by_length",
     "experiment_for",

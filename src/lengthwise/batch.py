@@ -30,7 +30,7 @@ class Batch:
         """The same batch on another device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def rows(self, rows: slice) -> "Batch":
+    def rows(self, rows: slice | Int[np.ndarray, " some"]) -> "Batch":
         """Some of its sequences."""
         # The batch axis is the last but one, and the only one of the prompt lengths.
         return self._map(lambda tensor: tensor[rows] if tensor.dim() < 3 else tensor[:, rows])

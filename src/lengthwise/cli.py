@@ -13,6 +13,7 @@ from lengthwise.interruption import StoppedError
 from lengthwise.terminal import say
 from lengthwise.verbs.certify import certify
 from lengthwise.verbs.compare import compare_
+from lengthwise.verbs.diagnose import diagnose
 from lengthwise.verbs.evaluate import evaluate_, generate_
 from lengthwise.verbs.influence import influence
 from lengthwise.verbs.prepare import prepare
@@ -49,6 +50,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "generate": generate_,
     "influence": influence,
     "certify": certify,
+    "diagnose": diagnose,
     "reproduce": reproduce_,
 }
 for name, verb in VERBS.items():

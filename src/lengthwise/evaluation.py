@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import EncodingSettings
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.grading import DECODES, Graded, grade
+from lengthwise.example import Examples
+from lengthwise.grading import DECODES, Graded, first_errors, grade
 from lengthwise.intervals import wilson_interval
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
@@ -115,7 +118,7 @@ def evaluate_by_length(
         started = time.perf_counter()
         distance: int | float = 0
         tally, total = _Tally(), settings.examples_at(place)
-        for batch in _batches(task, scheme, length, total, settings.seed):
+        for _, batch in drawn(task, scheme, length, total, settings.seed):
             check_range(decoder.check_ids.num_position_ids, batch, length)
             distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
             tally.add(grade(decoder, batch, end=end, decode=settings.decode))
@@ -144,7 +147,8 @@ def warn_of_untrained(
         )
 
 
-def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[Batch]:
+def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
+    """The examples that evaluation is made of, with their IDs, as many at a time as are read in one forward."""
     for block in range(-(-total // BLOCK)):
         rng = stream(seed, "evaluation examples", length, block)
         examples = task.sample(length=length, size=BLOCK, rng=rng)
@@ -153,7 +157,8 @@ def _batches(task: Task, scheme: PositionScheme, length: int, total: int, seed: 
         wanted = min(BLOCK, total - block * BLOCK)
         step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
         for start in range(0, wanted, step):
-            yield whole.rows(slice(start, min(start + step, wanted)))
+            rows = np.arange(start, min(start + step, wanted))
+            yield examples.rows(rows), whole.rows(rows)
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
@@ -195,11 +200,8 @@ class _Tally:
         self.tokens_right += int((graded.scored & graded.token_right).sum())
         self.ids += int(graded.id_scored.sum())
         self.ids_right += int((graded.id_scored & graded.id_right).sum())
-        for row in wrong.any(dim=1).nonzero()[:, 0].tolist():
-            index = int(wrong[row].int().argmax())
-            self.first_indexes.append(index - int(graded.prompt_offset[row]))
-            # The token is chosen before its ID.
-            kind = "id" if not token_wrong[row, index] else "end" if graded.end[row, index] else "token"
+        for row, column, kind in first_errors(graded):
+            self.first_indexes.append(column - int(graded.prompt_offset[row]))
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:

@@ -33,3 +33,14 @@ class Examples:
         """The token index of each sequence's end token."""
         seq = self.tokens.shape[1]
         return seq - 1 - self.is_answer[:, ::-1].argmax(axis=1)
+
+    def rows(self, rows: Int[np.ndarray, " some"]) -> "Examples":
+        """Some of its sequences."""
+        return Examples(
+            tokens=self.tokens[rows],
+            prompt_length=self.prompt_length[rows],
+            is_answer=self.is_answer[rows],
+            coupling=None if self.coupling is None else self.coupling[:, rows],
+            places=None if self.places is None else self.places[rows],
+            support=None if self.support is None else self.support[rows],
+        )

@@ -27,6 +27,19 @@ class Graded:
     prompt_offset: Int[Tensor, " batch"]
 
 
+def first_errors(graded: Graded) -> list[tuple[int, int, str]]:
+    """Of each row that is not exact: the row, the column of its first error, and its kind (token, id or end)."""
+    token_wrong = graded.scored & ~graded.token_right
+    wrong = token_wrong | (graded.id_scored & ~graded.id_right)
+    found = []
+    for row in wrong.any(dim=1).nonzero()[:, 0].tolist():
+        column = int(wrong[row].int().argmax())
+        # The token is chosen before its ID.
+        kind = "id" if not token_wrong[row, column] else "end" if graded.end[row, column] else "token"
+        found.append((row, column, kind))
+    return found
+
+
 @torch.no_grad()
 def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Graded:
     """Grade a batch by one of ``DECODES``; both give the same exact matches where one answer is right."""

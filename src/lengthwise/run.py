@@ -175,12 +175,16 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
     ``SettingError`` for a task that does not say what its answers depend on, and for a decoder in whose attention no
     token can stand for several.
     """
+    return certify_decoder(subject_of(run, seed=seed), lengths)
+
+
+def subject_of(run: Run, *, seed: int) -> Subject:
+    """The run as one that is asked, on the CPU: the passes are many and small."""
     experiment = run.experiment
     first, last = run.facts["id_range"]
-    # The passes are many and small.
-    decoder = run.decoder if run.decoder.embedding.device.type == "cpu" else copy.deepcopy(run.decoder).cpu()
-    subject = Subject(
-        decoder=decoder,
+    on_cpu = run.decoder.embedding.device.type == "cpu"
+    return Subject(
+        decoder=run.decoder if on_cpu else copy.deepcopy(run.decoder).cpu(),
         task=experiment.task,
         scheme=experiment.scheme,
         encoding=experiment.encoding,
@@ -188,7 +192,6 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
         id_range=(first, last),
         seed=seed,
     )
-    return certify_decoder(subject, lengths)
 
 
 def _measured(

@@ -52,13 +52,17 @@ def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int,
     rng = stream(seed, "forecast questions", length)
     examples = task.sample(length=length, size=number, rng=rng)
     batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
-    answers = batch.token_scored.numpy() & (examples.tokens != task.vocabulary.index("end"))
-    asked = rng.random(examples.tokens.shape) * answers
-    answer = asked.argmax(axis=1)
-    return Questions(batch=batch, answer=answer, needed=_needed(task, examples, answer))
+    answer = random_answers(batch, task.vocabulary.index("end"), rng)
+    return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
 
 
-def _needed(task: Task, examples: Examples, answer: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " _"]]:
+def random_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
+    """The token index of one answer of each example, uniformly among those that are not the end token."""
+    answers = (batch.token_scored & (batch.tokens != end)).numpy()
+    return np.asarray((rng.random(answers.shape) * answers).argmax(axis=1))
+
+
+def needed_tokens(task: Task, examples: Examples, answer: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " _"]]:
     """What each answer depends on, with the separators before it: what a segment is depends on these."""
     assert examples.support is not None
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]

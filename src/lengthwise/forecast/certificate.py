@@ -19,6 +19,8 @@ PROBED = 48
 # What is added to both ends of an interval: this, and so many times what thinning is off at the longest trained length;
 # chosen on runs of docs/which.md, judged on others in benchmarks/forecast.md.
 SLACK, PER_DIFFERENCE = 0.03, 3.0
+# What a run can be limited by.
+UNSHOWN, DILUTED = "IDs or distances that training did not show", "attention diluted by more tokens"
 # Doublings of the trained length in which a horizon is looked for.
 DOUBLINGS = 6
 
@@ -110,21 +112,14 @@ def _check(subject: Subject, lengths: Sequence[int]) -> None:
                 f"length {length} is no longer than the {subject.longest} of training; use larger ones, or lengthwise "
                 "evaluate"
             )
-    task, weights = subject.task, subject.decoder.settings.weights
+    task = subject.task
     if task.sample(length=subject.longest, size=1, rng=stream(0)).support is None:
         raise SettingError(
             f"task {task.name} does not say which tokens its answers depend on (support), so nothing can be foretold "
             "of it; use a task that does"
         )
-    if weights != "softmax":
-        raise SettingError(
-            f"weights '{weights}' are no softmax, so that no token can stand for several; train with 'softmax'"
-        )
-    if subject.encoding.reads_order:
-        raise SettingError(
-            f"the encoding {subject.encoding.name} looks at neighbouring tokens or counts them, so that none can be "
-            "left out; use one that reads IDs alone"
-        )
+    if (refused := subject.unthinnable) is not None:
+        raise SettingError(refused)
 
 
 def _refusal(fidelity: Fidelity) -> str | None:
@@ -190,5 +185,5 @@ def _limit(ahead: Forecast) -> str:
     if min(ahead.positions, ahead.crowd) >= REACHED:
         return f"IDs and number of tokens together ({told})"
     if ahead.positions < ahead.crowd:
-        return f"IDs or distances that training did not show ({told})"
-    return f"attention diluted by more tokens ({told})"
+        return f"{UNSHOWN} ({told})"
+    return f"{DILUTED} ({told})"

@@ -33,6 +33,19 @@ class Subject:
         """The longest length of training."""
         return self.trained[1]
 
+    @property
+    def unthinnable(self) -> str | None:
+        """Why no token can be left out, where that is so."""
+        weights = self.decoder.settings.weights
+        if weights != "softmax":
+            return f"weights '{weights}' are no softmax, so that no token can stand for several; train with 'softmax'"
+        if self.encoding.reads_order:
+            return (
+                f"the encoding {self.encoding.name} looks at neighbouring tokens or counts them, so that none can be "
+                "left out; use one that reads IDs alone"
+            )
+        return None
+
     def questions(self, length: int, number: int = QUESTIONS) -> Questions:
         """Some answers of that length; the same for the same seed."""
         return draw_questions(self.task, self.scheme, length, number, self.seed)

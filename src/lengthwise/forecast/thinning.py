@@ -44,22 +44,33 @@ class Thinned:
 
 
 def thin(
-    needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questions"], room: int, rng: np.random.Generator
+    needed: list[Int[np.ndarray, " _"]],
+    before: Int[np.ndarray, " questions"],
+    room: int,
+    rng: np.random.Generator,
+    units: Int[np.ndarray, "questions seq"] | None = None,
+    stretch: int = STRETCH,
 ) -> Thinned:
     """Leave out all but about ``room`` tokens of those up to ``before``, the token before each answer.
 
-    ``needed`` stay, with ``NEIGHBOURS`` neighbours on both sides; of the others, runs of ``STRETCH`` drawn without
+    ``needed`` stay, with ``NEIGHBOURS`` neighbours on both sides; of the others, runs of ``stretch`` drawn without
     replacement, two at least, each standing for as many as there are per run drawn. A sum over the others, each kept
     token counted as often as it stands for, has the sum over all of them as its expectation (Horvitz and Thompson
     1952), from a token that was drawn as from one that had to stay.
+
+    ``units`` numbers what stays or goes as one, such as the tokens that a task couples: runs and ``room`` are of units,
+    and what is left is laid out as a shorter sequence is. Without, each token is one.
     """
-    rows = [_row(tokens, int(end), room, rng) for tokens, end in zip(needed, before, strict=True)]
+    rows = []
+    for row, (tokens, end) in enumerate(zip(needed, before.tolist(), strict=True)):
+        unit = np.arange(end + 1) if units is None else units[row, : end + 1]
+        rows.append(_row(tokens, unit, room, rng, stretch))
     longest = max(len(row[0]) for row in rows)
-    kept, stands_for, among, stretch = (
+    kept, stands_for, among, run = (
         np.stack([np.pad(row[part], (0, longest - len(row[part])), mode="edge") for row in rows]) for part in range(4)
     )
     last = np.array([len(row[0]) - 1 for row in rows])
-    return Thinned(kept=kept, stands_for=stands_for, among=among, counted=kept + 1.0, stretch=stretch, last=last)
+    return Thinned(kept=kept, stands_for=stands_for, among=among, counted=kept + 1.0, stretch=run, last=last)
 
 
 def crowd(needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questions"], times: float) -> Thinned:
@@ -87,16 +98,18 @@ def _near(needed: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
     return (np.append(needed, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
 
 
-def _row(needed: Int[np.ndarray, " _"], end: int, room: int, rng: np.random.Generator) -> Row:
-    index = np.arange(end + 1)
-    if len(index) <= room:
+def _row(
+    needed: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], room: int, rng: np.random.Generator, size: int
+) -> Row:
+    index = np.arange(len(unit))
+    if len(np.unique(unit)) <= room:
         return index, np.ones(len(index)), np.ones(len(index)), np.zeros_like(index)
     # Where runs start is random, so that no token is always the first of its run.
-    stretch = (index + int(rng.integers(STRETCH))) // STRETCH
-    stays = np.zeros(stretch[-1] + 1, dtype=bool)
-    stays[stretch[_near(needed, end)]] = True
-    others = np.flatnonzero(~stays)
-    drawn = min(len(others), max(2, room // STRETCH - int(stays.sum())))
+    stretch = (unit + int(rng.integers(size))) // size
+    stays = np.zeros(stretch.max() + 1, dtype=bool)
+    stays[stretch[_near(needed, len(unit) - 1)]] = True
+    others = np.setdiff1d(stretch, np.flatnonzero(stays))
+    drawn = min(len(others), max(2, room // size - int(stays.sum())))
     weight = np.where(stays, 1.0, len(others) / max(1, drawn))
     among = np.where(stays, 1.0, (len(others) - 1) / max(1, drawn - 1))
     stays[rng.choice(others, size=drawn, replace=False)] = True

@@ -1,0 +1,123 @@
+"""From what repairs first errors to a sentence that says what limits a run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lengthwise.diagnosis.failures import Failed, Failures, with_known_end
+from lengthwise.diagnosis.readings import Readings
+from lengthwise.forecast.assumptions import REACHED
+from lengthwise.forecast.certificate import DILUTED, UNSHOWN
+from lengthwise.forecast.subject import Subject
+
+# The IDs lie within those of training, and so do their distances.
+MORE_IDS = "more different IDs than training showed"
+TOGETHER = "the number of tokens and the IDs, each of which is enough to fail by"
+ID_ERRORS, END_ERRORS = "IDs that it predicts wrong", "ending too early or too late"
+# From this share on a change accounts for the failures.
+MOST = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What a change repairs: ``repaired`` is the share of ``asked`` first errors that are right with it.
+
+    ``whole``: the share of the same examples that are right from beginning to end, where the change can tell.
+    """
+
+    name: str
+    change: str
+    asked: int
+    repaired: float
+    whole: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinning:
+    """What leaving tokens out does by itself.
+
+    ``unchanged``: the share of first errors that are right in thinned sequences with nothing else changed. ``kept``:
+    of the right answers at the longest trained length, the share that stay right when half of it is left out.
+    ``short``: the share of first errors that could be asked again in no more than a trained sequence.
+    """
+
+    unchanged: float
+    kept: float
+    short: float
+
+
+def causes_of_readings(readings: Readings, length: int, *, beyond: bool) -> Iterator[Cause]:
+    """Number of tokens, IDs, both; ``beyond``: some IDs or distances are larger than any of training.
+
+    A first error that is right in thinned sequences without any change is none of them.
+    """
+    wrong = ~readings.unchanged
+    fewer, trained = readings.fewer_tokens & wrong, readings.trained_ids & wrong
+    for name, change, repaired in (
+        (DILUTED, f"as many tokens as in training, at the IDs of {length}", fewer),
+        (UNSHOWN if beyond else MORE_IDS, "IDs of training, all tokens weighing as much", trained),
+        (TOGETHER, "both, and neither alone", readings.both & wrong & ~fewer & ~trained),
+    ):
+        yield Cause(name=name, change=change, asked=len(wrong), repaired=float(repaired.mean()))
+
+
+def causes_of_kinds(subject: Subject, failed: list[Failed], failures: Failures) -> Iterator[Cause]:
+    """What the right IDs repair, where the decoder predicts them, and what the right end does."""
+    if subject.decoder.predicts_ids:
+        yield Cause(
+            name=ID_ERRORS,
+            change="the right IDs given",
+            asked=failures.number,
+            repaired=failures.id / failures.number,
+            whole=sum(int(each.tokens_right.sum()) for each in failed) / failures.number,
+        )
+    if failures.end_too_early + failures.end_too_late:
+        end = subject.task.vocabulary.index("end")
+        found = [with_known_end(subject.decoder, each, end) for each in failed]
+        first, whole = (sum(int(each[part].sum()) for each in found) / failures.number for part in range(2))
+        yield Cause(name=END_ERRORS, change="the end known", asked=failures.number, repaired=first, whole=whole)
+
+
+def limited_by(
+    failures: Failures, of_kinds: tuple[Cause, ...], of_readings: tuple[Cause, ...], thinning: Thinning | None
+) -> str:
+    """The last sentence; ``thinning`` is None where nothing was asked again."""
+    kind = _kind(failures, of_kinds)
+    if thinning is None:
+        return f"limited by {kind}; what of it is due to IDs or to the number of tokens is not told"
+    if thinning.unchanged > MOST:
+        return (
+            f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.unchanged:.2f} of the "
+            "first errors are right in thinned sequences with nothing else changed"
+        )
+    diluted, unshown, together = (cause.repaired for cause in of_readings)
+    told = (
+        f"{diluted:.2f} of its first errors are right with fewer tokens, {unshown:.2f} with the IDs of training, "
+        f"{together:.2f} only with both"
+    )
+    if diluted + unshown + together >= MOST:
+        return f"limited by {_larger(of_readings)} ({told})"
+    if min(thinning.kept, thinning.short) < REACHED:
+        return (
+            f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.short:.2f} of the first "
+            f"errors fit into a trained sequence, of which {thinning.kept:.2f} of the right answers stay right thinned"
+        )
+    return f"limited by {kind}, and neither by IDs nor by the number of tokens ({told})"
+
+
+def _larger(of_readings: tuple[Cause, ...]) -> str:
+    diluted, unshown, _ = of_readings
+    if min(diluted.repaired, unshown.repaired) >= MOST:
+        return "the number of tokens together with the IDs, and right with either of them as in training"
+    largest = max(of_readings, key=lambda cause: cause.repaired)
+    return largest.name if largest.repaired >= MOST else "several causes"
+
+
+def _kind(failures: Failures, of_kinds: tuple[Cause, ...]) -> str:
+    """The most frequent kind of first error, with what a right ID or a right end repairs."""
+    ends = failures.end_too_early + failures.end_too_late
+    most = max(failures.token, failures.id, ends)
+    if most == failures.token:
+        return f"wrong tokens ({failures.token} of {failures.number} first errors)"
+    name = ID_ERRORS if most == failures.id else END_ERRORS
+    cause = next(cause for cause in of_kinds if cause.name == name)
+    return f"{cause.name} ({most} of {failures.number} first errors; {cause.whole:.2f} are right with {cause.change})"

@@ -1,0 +1,41 @@
+"""The verb diagnose: why a run fails at a length."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lengthwise.diagnosis.diagnosis import EXAMPLES, diagnose_run
+from lengthwise.diagnosis.report import sentences, tables, to_json, write
+from lengthwise.run import load_run
+from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.verbs.flags import WHOLE, Json
+
+
+def diagnose(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    length: Annotated[int, typer.Option(**WHOLE, help="Beyond those of training.")],
+    num_examples: Annotated[int, typer.Option(**WHOLE, help="At each length that is looked at.")] = EXAMPLES,
+    seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples, as of evaluate.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="A folder for diagnosis.json and a figure.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find why a run fails at a length: what goes wrong first, and which change makes it right."""
+    run = load_run(folder, device="cpu")
+    with err_console.status(f"diagnosing {folder}"):
+        diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
+    if as_json:
+        print_json({"task": run.experiment.task.name, **to_json(diagnosis)})
+    else:
+        if not diagnosis.fits:
+            out_console.print(
+                "the run does not fit its training lengths; what follows is of a run that has not learned"
+            )
+        for title, header, body in tables(diagnosis):
+            print_table(title, header, body, wrap=True)
+        for line in sentences(diagnosis):
+            out_console.print(line, markup=False, highlight=False)
+    if out is not None:
+        figure = write(diagnosis, out)
+        if not as_json:
+            out_console.print(f"figure: {figure}", markup=False, highlight=False)
