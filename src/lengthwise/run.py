@@ -14,7 +14,7 @@ from lengthwise.checkpoint import save_tensors
 from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, SettingError, unknown_name
+from lengthwise.errors import DeviceError, PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
@@ -96,9 +96,11 @@ def train(
 
 def check(experiment: Experiment) -> None:
     """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
-    longest = experiment.train_lengths[1]
+    shortest, longest = experiment.train_lengths
     _sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
+    # What has examples of some lengths only refuses a range that begins or ends between them.
+    _sampler(experiment, (shortest, shortest)).batch(0)
     tried = check_scheme(experiment)
     batch = _sampler(experiment, (longest, longest)).batch(0)
     reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
@@ -231,6 +233,12 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)
+    known, needs = bool(examples.is_answer.any()), run.experiment.scheme.needs
+    if not known and needs is not None and getattr(examples, needs) is None:
+        raise PromptError(
+            f"of '{prompt}' the {needs} is not known, which the scheme {run.experiment.scheme.name} needs; "
+            "ask what the task has an answer to, or train with a scheme that needs none"
+        )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
     length = int(batch.prompt_length[0])
@@ -243,7 +251,6 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         end=task.vocabulary.index("end"),
         max_new_tokens=room,
     )
-    known = bool(examples.is_answer.any())
     right = torch.equal(written.tokens, expected)
     # The end token's ID is never asked for.
     right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])

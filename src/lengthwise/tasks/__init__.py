@@ -9,13 +9,22 @@ from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
+from lengthwise.tasks.rows import Rows, is_row_file
 from lengthwise.tasks.sparse_parity import SparseParity
-from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
+from lengthwise.tasks.task import (
+    GradedByLoss,
+    HasLengths,
+    KeepsFiles,
+    Task,
+    TokenizedDocument,
+    lengths_between,
+    nearest_length,
+)
 from lengthwise.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted, SparseParity, Recall)
+    for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted, SparseParity, Recall, Rows)
 }
 
 __all__ = [
@@ -24,6 +33,7 @@ __all__ = [
     "Addition",
     "Copy",
     "GradedByLoss",
+    "HasLengths",
     "IndexHints",
     "KeepsFiles",
     "MultiAddition",
@@ -32,8 +42,12 @@ __all__ = [
     "Planted",
     "Recall",
     "Reverse",
+    "Rows",
     "SparseParity",
     "Task",
     "Text",
     "TokenizedDocument",
+    "is_row_file",
+    "lengths_between",
+    "nearest_length",
 ]
