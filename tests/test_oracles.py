@@ -17,6 +17,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Rows,
     SparseParity,
 )
 
@@ -117,6 +118,11 @@ def written_recall(task: Recall, prompt: list[str]) -> list[str]:
     return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
 
 
+def written_rows(task: Rows, prompt: list[str]) -> list[str]:
+    assert prompt[-2:] == ["<mark>", "<start>"]
+    return [*prompt, *prompt[-3::-1], "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -127,6 +133,7 @@ WRITTEN = {
     "planted": written_planted,
     "sparse_parity": written_sparse_parity,
     "recall": written_recall,
+    "rows": written_rows,
 }
 
 

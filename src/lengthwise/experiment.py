@@ -60,14 +60,13 @@ def look_up(kind: str, name: str) -> type[Any]:
 
 
 def named(kind: str, name: str) -> Any:
-    """What a user names as a part: a class, or the one task that a file of rows is."""
+    """What a user names to take a part's place: a class, or the one task that a file of rows is."""
     return Rows(file=name) if kind == "task" and is_row_file(name) else look_up(kind, name)
 
 
 def task_named(name: str) -> Task:
-    """A task by its name, ``module:Name`` or file of rows, with the settings that it has by itself."""
-    found = named("task", name)
-    return found() if isinstance(found, type) else found
+    """A task by its name or ``module:Name``, with default settings, or that of a file of rows, which is read here."""
+    return Rows(file=name).read() if is_row_file(name) else look_up("task", name)()
 
 
 def _imported(kind: str, name: str) -> type[Any]:

@@ -30,7 +30,7 @@ class RowTable:
 
     symbols: tuple[str, ...]
     tokens: Int[np.ndarray, " tokens"]
-    starts: Int[np.ndarray, " rows_and_1"]
+    starts: Int[np.ndarray, " starts"]
     prompt_lengths: Int[np.ndarray, " rows"]
     lengths: Int[np.ndarray, " rows"]
     coupling: Int[np.ndarray, " tokens"] | None
@@ -73,6 +73,14 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
     if not reader.lengths:
         raise RowError(f"{name} has no row; write one in each line, such as {SUCH_AS}")
     return reader.table()
+
+
+def is_row(text: str) -> bool:
+    """Whether a text is a JSON object, and no tokens."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 class _MalformedError(Exception):
@@ -132,7 +140,7 @@ class _Reader:
         return RowTable(
             symbols=tuple(self.numbers),
             tokens=np.array(self.tokens),
-            starts=np.array(self.starts),
+            starts=np.array(self.starts, dtype=np.int64),
             prompt_lengths=np.array(self.prompt_lengths),
             lengths=np.array(self.lengths),
             coupling=np.array(self.coupling) if self.coupled else None,

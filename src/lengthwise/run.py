@@ -96,11 +96,12 @@ def train(
 
 def check(experiment: Experiment) -> None:
     """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
-    shortest, longest = experiment.train_lengths
+    longest = experiment.train_lengths[1]
     _sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
     # What has examples of some lengths only refuses a range that begins or ends between them.
-    _sampler(experiment, (shortest, shortest)).batch(0)
+    for end in experiment.train_lengths:
+        experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
     tried = check_scheme(experiment)
     batch = _sampler(experiment, (longest, longest)).batch(0)
     reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
@@ -237,7 +238,7 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     if not known and needs is not None and getattr(examples, needs) is None:
         raise PromptError(
             f"of '{prompt}' the {needs} is not known, which the scheme {run.experiment.scheme.name} needs; "
-            "ask what the task has an answer to, or train with a scheme that needs none"
+            "ask what the task has an answer to, of a file a whole row, or train with a scheme that needs none"
         )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from lengthwise.errors import RowError, SettingError
 from lengthwise.example import Examples
 from lengthwise.randomness import stream
-from lengthwise.row_file import ENDING, MARK, RESERVED, START, TOO_LARGE, RowTable, read_table
+from lengthwise.row_file import ENDING, MARK, RESERVED, START, TOO_LARGE, RowTable, is_row, read_table
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 # What a run keeps of its rows.
@@ -83,7 +83,12 @@ class Rows:
         return self._lay_out(self._table, of_length[rng.integers(0, len(of_length), size=size)])
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read tokens with spaces between them; the answer and the coupling are those of the row with that prompt."""
+        """Read tokens with spaces between them, or a whole row as its file would have it.
+
+        Of tokens alone, the answer and the coupling are those of the row with that prompt, or else not known.
+        """
+        if is_row(prompt):
+            return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
         tokens = numbers_of(words, self._symbols, self.name, "tokens of its file with spaces between them")
@@ -122,7 +127,15 @@ class Rows:
         """The same rows, their tokens numbered as those of the run."""
         if not (folder / KEPT).is_file():
             raise RowError(f"{folder} was not trained on a file of rows (it has no {KEPT}); name the task of that run")
-        return replace(self, kept=str(folder))
+        kept = replace(self, kept=str(folder))
+        # What is damaged is told of now.
+        _ = kept._facts
+        return kept
+
+    def read(self) -> "Rows":
+        """The same rows, once their file has been read: what is wrong with it is told of now."""
+        _ = self._table
+        return self
 
     @cached_property
     def _facts(self) -> Mapping[str, Any]:
