@@ -17,8 +17,8 @@ class Task(Protocol):
     """A family of sequences, one distribution per length.
 
     ``length`` is the task's own size (bits, digits, symbols), never the number of tokens. The same generator state and
-    ``version`` give the same examples, forever. A class that inherits from this one has to have
-    all of it but a summary and a paper.
+    ``version`` give the same examples, forever. A class that inherits from this one has to have all
+    of it but a summary and a paper.
     """
 
     name: ClassVar[str]
