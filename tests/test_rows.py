@@ -129,13 +129,13 @@ def test_the_token_before_an_answer_has_the_answers_number(tmp_path, rng):
 
 @pytest.mark.parametrize(
     ("responses", "beyond"),
-    [([[1], [2, 1], [3, 2, 1]], "below"), ([[1], [1, 2], [1, 2, 3]], "above"), ([[1], [1, 1]], "above")],
+    [([[0], [1, 0], [2, 1, 0]], "below"), ([[0], [0, 1], [0, 1, 2]], "above"), ([[0], [0, 0]], "above")],
     ids=["falling", "rising", "one number"],
 )
 def test_the_mark_lies_where_a_reader_arrives_that_has_read_everything(responses, beyond, tmp_path, rng):
     rows = [
-        {"prompt": ["a"] * max(read), "response": ["a"] * len(read), "length": len(read)}
-        | {"coupling": [*range(1, max(read) + 1), *read]}
+        {"prompt": ["a"] * (max(read) + 1), "response": ["a"] * len(read), "length": len(read)}
+        | {"coupling": [*range(max(read) + 1), *read]}
         for read in responses
     ]
     for length in range(1, len(responses) + 1):
@@ -156,11 +156,11 @@ def test_a_length_without_rows_is_refused_with_those_that_there_are(tmp_path, rn
 
 
 def test_training_draws_the_lengths_that_there_are_and_asks_for_both_ends(tmp_path):
-    task = only(tmp_path, *uncoupled(backwards([2, 4, 5])))
+    task = only(tmp_path, *uncoupled(backwards([1, 2, 4, 5, 8])))
     sampler = Sampler(task=task, scheme=Sequential(), lengths=(2, 5), batch_size=2, seed=0)
     assert {sampler.batch(step).length for step in range(40)} == {2, 4, 5}
-    for ends, missing in (((1, 4), 1), ((2, 3), 3), ((3, 3), 3), ((2, 9), 9)):
-        with pytest.raises(SettingError, match=rf"has no row of length {missing}; .* 2, 4-5$"):
+    for ends, missing in (((3, 4), 3), ((2, 3), 3), ((3, 3), 3), ((2, 9), 9)):
+        with pytest.raises(SettingError, match=rf"has no row of length {missing}; .* 1-2, 4-5, 8$"):
             train(replace(small_experiment(task, Sequential()), train_lengths=ends), tmp_path / "run", device="cpu")
         assert not (tmp_path / "run").exists()
 
