@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROWS = (
     ("errors", "randomness", "example"),
     ("documents", "tokenizer", "intervals"),
-    ("corpus",),
+    ("corpus", "row_file"),
     ("tasks", "positions", "encodings"),
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint"),
     ("weighing", "scores", "preparation"),

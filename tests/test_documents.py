@@ -16,6 +16,7 @@ import lengthwise as lw
 from lengthwise import cli
 from lengthwise.encodings import ENCODINGS
 from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS
 from test_architecture import ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -88,7 +89,8 @@ def own_modules():
     path = list(sys.path)
     yield
     sys.path[:] = path
-    sys.modules.pop("mine", None)
+    for name in ("mine", "my_tasks"):
+        sys.modules.pop(name, None)
 
 
 # Pages whose commands read what the reader has: files of their own.
@@ -118,11 +120,69 @@ def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatc
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "64", "128"]
 
 
+def section(title):
+    """A part of the page about one's own, up to the next title."""
+    return DOCS["your_own"].split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def results(folder):
+    """Length and exact match of what was measured there."""
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [(row["length"], row["exact_match"]) for row in rows]
+
+
+def test_a_file_of_rows_is_trained_on_and_evaluated_by_length_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = section("A task as a file")
+    script, example = blocks("python", text)
+    exec(compile(script, "rows.py", "exec"), {})
+    run_commands(quickly(commands_of(text)), tmp_path)
+    assert [length for length, _ in results(tmp_path / "runs/rows")] == [10, 20, 40]
+    assert {length for length, _ in results(tmp_path / "runs/rows-compared")} == {10, 20}
+    capsys.readouterr()
+    exec(compile(example, "your_own.md", "exec"), {})
+    assert len(eval(capsys.readouterr().out)) == 2
+
+
+def test_a_task_of_ones_own_is_trained_and_evaluated_by_length_as_the_page_says(
+    tmp_path, monkeypatch, capsys, own_modules
+):
+    monkeypatch.chdir(tmp_path)
+    text = section("A task as a class")
+    (module,) = blocks("python", text)
+    (tmp_path / "my_tasks.py").write_text(module)
+    run_commands(quickly(commands_of(text)), tmp_path)
+    assert [length for length, _ in results(tmp_path / "runs/increment")] == [10, 20, 40]
+    (decorated,) = re.findall(r"^@dataclass.*", module, flags=re.DOTALL | re.MULTILINE)
+    assert len(decorated.strip().splitlines()) <= 40
+    task = importlib.import_module("my_tasks").Increment()
+    assert task.name not in TASKS
+    tokens = task.from_prompt("093").tokens[0]
+    assert " ".join(task.vocabulary[token] for token in tokens) == "0 9 3 = > 1 0 4 end"
+    with pytest.raises(lw.LengthwiseError, match="'x' is no prompt of increment"):
+        task.from_prompt("x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("title", "run"), [("A task as a file", "rows"), ("A task as a class", "increment")])
+def test_a_task_of_ones_own_is_right_at_longer_lengths_than_it_was_trained_on(
+    title, run, tmp_path, monkeypatch, capsys, own_modules
+):
+    monkeypatch.chdir(tmp_path)
+    code = blocks("python", section(title))[0]
+    (tmp_path / "my_tasks.py").write_text(code)
+    if run == "rows":
+        exec(compile(code, "rows.py", "exec"), {})
+    run_commands([command for command in commands_of(section(title)) if "compare" not in command], tmp_path)
+    assert all(exact_match >= 0.95 for _, exact_match in results(tmp_path / "runs" / run))
+
+
 def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, monkeypatch, capsys, own_modules):
     monkeypatch.chdir(tmp_path)
-    module, example = blocks("python", DOCS["your_own"])
+    text = section("A scheme or an encoding")
+    module, example = blocks("python", text)
     (tmp_path / "mine.py").write_text(module)
-    run_commands(quickly(commands_of(DOCS["your_own"])), tmp_path)
+    run_commands(quickly(commands_of(text)), tmp_path)
     assert (tmp_path / "runs/mine-compared/figure.png").exists()
     capsys.readouterr()
     exec(compile(example, "your_own.md", "exec"), {})

@@ -42,6 +42,7 @@ from lengthwise.errors import (
     PositionIDError,
     PositionRangeError,
     PromptError,
+    RowError,
     SettingError,
     TextError,
     UnknownNameError,
@@ -73,6 +74,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Rows,
     SparseParity,
     Text,
     VariableAssignment,
@@ -167,6 +169,23 @@ def train_on_another_corpus() -> None:
         for seed in (0, 1):
             prepare_corpus([str(path / "text.txt")], path / str(seed), vocabulary_size=260, seed=seed)
         Text(corpus=str(path / "0"), kept=str(path / "1")).held_out()
+
+
+def keep_damaged_rows() -> None:
+    """A run whose kept tokens are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "rows.json").write_text("[]")
+        Rows().kept_in(Path(folder))
+
+
+def change_rows() -> None:
+    """Another row in the same file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.write_text('{"prompt": "a", "response": "b"}')
+        task = Rows(file=str(file))
+        file.write_text('{"prompt": "a", "response": "c"}')
+        task.read()
 
 
 def build_no_encoding() -> None:
@@ -728,6 +747,24 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"length 9999 takes 10000 tokens and this train text has 38\d\d; use at most 38\d\d, or a corpus with more",
     ),
+    (
+        lambda: Rows().sample(length=21, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"^our own file of rows has no row of length 21; use a length that it has: 1-20$",
+    ),
+    (lambda: Rows().from_prompt("a z"), PromptError, r"'z' cannot stand in a prompt of rows; write tokens of its file"),
+    (
+        lambda: Rows(file="nowhere.jsonl"),
+        RowError,
+        r"nowhere.jsonl cannot be read \(No such file or directory\); name one that can be, as --task FILE.jsonl$",
+    ),
+    (
+        lambda: Rows().kept_in(Path("nowhere")),
+        RowError,
+        r"^nowhere was not trained on a file of rows \(it has no rows.json\); name the task of that run$",
+    ),
+    (keep_damaged_rows, RowError, r"rows.json cannot be read \(.*\); train the run again$"),
+    (change_rows, RowError, r"has changed since it was named; name it anew with --task, or bring it back$"),
     (
         train_on_another_corpus,
         TextError,

@@ -17,6 +17,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Rows,
     SparseParity,
     VariableAssignment,
 )
@@ -134,6 +135,11 @@ def written_variable_assignment(task: VariableAssignment, prompt: list[str]) -> 
     return [*prompt, *response, "end"]
 
 
+def written_rows(task: Rows, prompt: list[str]) -> list[str]:
+    assert prompt[-2:] == ["<mark>", "<start>"]
+    return [*prompt, *prompt[-3::-1], "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -145,6 +151,7 @@ WRITTEN = {
     "sparse_parity": written_sparse_parity,
     "recall": written_recall,
     "variable_assignment": written_variable_assignment,
+    "rows": written_rows,
 }
 
 

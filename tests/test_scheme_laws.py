@@ -12,7 +12,7 @@ from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
 from lengthwise.positions.randomized import subsets
-from lengthwise.tasks import Addition, IndexHints, Parity, Planted, Recall, SparseParity, Text, VariableAssignment
+from lengthwise.tasks import Addition, IndexHints, Parity, Planted, Recall, Rows, SparseParity, Text, VariableAssignment
 
 # Room for the longest of the tasks below.
 RANGE = 512
@@ -292,7 +292,7 @@ def test_abacus_tells_the_digits_place_in_writing_order(order):
 def test_places_count_the_symbols_of_every_number_and_string_from_one(length, task, rng):
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
     if examples.places is None:
-        assert isinstance(task, IndexHints | Planted | Recall | SparseParity | Text | VariableAssignment)
+        assert isinstance(task, IndexHints | Planted | Recall | Rows | SparseParity | Text | VariableAssignment)
         return
     for row, tokens in enumerate(examples.tokens):
         places, expected, counted = examples.places[row], [], 0

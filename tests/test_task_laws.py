@@ -10,7 +10,7 @@ from cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
 from lengthwise.batch import Sampler
 from lengthwise.positions import SCHEMES
 from lengthwise.randomness import stream
-from lengthwise.tasks import TASKS, Addition, IndexHints, Parity
+from lengthwise.tasks import TASKS, Addition, IndexHints, Parity, Rows
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
@@ -88,6 +88,10 @@ def test_answers_reach_from_the_prompt_to_the_end_token(beyond, task, rng):
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
+    if isinstance(task, Rows):
+        # Nobody says what an answer of one's own depends on.
+        assert examples.support is None
+        return
     if examples.support is None:
         inner = task.task if isinstance(task, IndexHints) else task
         assert isinstance(inner, Addition)

@@ -12,7 +12,7 @@ from lengthwise.errors import SettingError
 from lengthwise.example import Examples
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
-from lengthwise.tasks import Task
+from lengthwise.tasks import Task, lengths_between
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,10 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Training batches: one length per batch, drawn uniformly from ``lengths`` (both ends included)."""
+    """Training batches: one length per batch, drawn uniformly from ``lengths`` (both ends included).
+
+    Where the task has examples of some lengths only, it is one of these.
+    """
 
     task: Task
     scheme: PositionScheme
@@ -78,9 +81,9 @@ class Sampler:
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step; asking twice gives the same one."""
-        first, last = self.lengths
+        lengths = lengths_between(self.task, *self.lengths)
         rng = stream(self.seed, "training examples", step)
-        length = int(rng.integers(first, last + 1))
+        length = lengths[int(rng.integers(0, len(lengths)))]
         examples = self.task.sample(length=length, size=self.batch_size, rng=rng)
         assignment = self.scheme.assign(examples, stream(self.seed, "training positions", step), training=True)
         return to_batch(length, examples, assignment)

@@ -8,10 +8,10 @@ from typing import Any
 from lengthwise.corpus import open_corpus
 from lengthwise.errors import SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
-from lengthwise.experiment import Experiment, look_up
+from lengthwise.experiment import Experiment, named, task_named
 from lengthwise.positions import PositionScheme
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, recipe
-from lengthwise.tasks import Text
+from lengthwise.tasks import Task, Text, is_row_file
 
 
 def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -87,7 +87,9 @@ def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, E
     if task is None or labels is None:
         known = ", ".join((*RECIPES, *COMPARISONS))
         raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
-    return {label: _row(task, label) for label in labels}
+    # A file of rows is read once for all of them.
+    rows_of_file = task_named(task) if is_row_file(task) else task
+    return {label: _row(rows_of_file, label) for label in labels}
 
 
 def _found(rows: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
@@ -104,7 +106,7 @@ def _row_of(name: str) -> Experiment:
     return recipe(name)
 
 
-def _row(task: str, label: str) -> Experiment:
+def _row(task: str | Task, label: str) -> Experiment:
     if label.count("/") != 1:
         raise SettingError(f"row '{label}' is no scheme/encoding; write rows such as predicted/rotary,sequential/nope")
     return experiment_for(task, *label.split("/"))
@@ -149,6 +151,6 @@ def share(text: str | float) -> float:
         raise SettingError(f"'{text}' is no share; write one such as 0.1") from None
 
 
-def brought(**names: str | None) -> dict[str, type[Any]]:
-    """The classes that take the place of a saved run's task, scheme or encoding."""
-    return {kind: look_up(kind, name) for kind, name in names.items() if name is not None}
+def brought(**names: str | None) -> dict[str, Any]:
+    """The classes, or the file of rows, that take the place of a saved run's task, scheme or encoding."""
+    return {kind: named(kind, name) for kind, name in names.items() if name is not None}

@@ -19,6 +19,7 @@ from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, to_dict
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
+from lengthwise.tasks import nearest_length
 
 IDS = "(level, batch, seq)"
 # What comes back from a hook, where it is no score or bias.
@@ -42,7 +43,7 @@ def check_scheme(experiment: Experiment) -> list[Batch]:
     ``PositionIDError`` or ``PositionRangeError`` when what the scheme answers is no assignment of IDs to them.
     """
     rng = stream(experiment.seed, "conformance")
-    length, scheme = experiment.train_lengths[1], experiment.scheme
+    length, scheme = nearest_length(experiment.task, experiment.train_lengths[1]), experiment.scheme
     examples = experiment.task.sample(length=length, size=2, rng=rng)
     batches = []
     for training in (True, False):

@@ -48,6 +48,10 @@ class TextError(LengthwiseError):
     """Text, or a prepared corpus of it, that is missing, empty, damaged or no text."""
 
 
+class RowError(LengthwiseError):
+    """A file of rows that is missing, has changed, or has a malformed row; the message names its line."""
+
+
 class DivergedError(LengthwiseError):
     """Training whose loss is infinite or no number any more."""
 

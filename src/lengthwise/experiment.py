@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lengthwise.decoder import Decoder, DecoderSettings
@@ -18,7 +17,7 @@ from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, Unk
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.randomness import stream
-from lengthwise.tasks import PLACEMENTS, TASKS, GradedByLoss, KeepsFiles, Parity, Task
+from lengthwise.tasks import PLACEMENTS, TASKS, KeepsFiles, Parity, Rows, Task, is_row_file
 from lengthwise.training import TrainingSettings
 
 
@@ -58,6 +57,16 @@ def look_up(kind: str, name: str) -> type[Any]:
     if name not in TABLES[kind]:
         raise unknown_name(kind, name, TABLES[kind])
     return TABLES[kind][name]
+
+
+def named(kind: str, name: str) -> Any:
+    """What a user names to take a part's place: a class, or the one task that a file of rows is."""
+    return Rows(file=name) if kind == "task" and is_row_file(name) else look_up(kind, name)
+
+
+def task_named(name: str) -> Task:
+    """A task by its name or ``module:Name``, with default settings, or that of a file of rows, which is read here."""
+    return Rows(file=name).read() if is_row_file(name) else look_up("task", name)()
 
 
 def _imported(kind: str, name: str) -> type[Any]:
@@ -108,9 +117,8 @@ def _missing(kind: str, found: type[Any]) -> list[str]:
 def num_levels(experiment: Experiment) -> int:
     """On how many levels the scheme gives IDs to the task's tokens."""
     rng, task = stream(experiment.seed, "levels"), experiment.task
-    if isinstance(task, GradedByLoss):
-        # Any tokens do: a run is loaded also where its text is not.
-        examples = task.lay_out(np.zeros((1, 2), dtype=np.int64))
+    if isinstance(task, KeepsFiles):
+        examples = task.sketch()
     else:
         examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
     return len(experiment.scheme.assign(examples, rng, training=False).position_ids)

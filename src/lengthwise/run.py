@@ -14,7 +14,7 @@ from lengthwise.checkpoint import save_tensors
 from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DeviceError, PositionRangeError, RunFolderError, SettingError, unknown_name
+from lengthwise.errors import DeviceError, PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
@@ -99,6 +99,9 @@ def check(experiment: Experiment) -> None:
     longest = experiment.train_lengths[1]
     _sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
+    # What has examples of some lengths only refuses a range that begins or ends between them.
+    for end in experiment.train_lengths:
+        experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
     tried = check_scheme(experiment)
     batch = _sampler(experiment, (longest, longest)).batch(0)
     reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
@@ -236,6 +239,12 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)
+    known, needs = bool(examples.is_answer.any()), run.experiment.scheme.needs
+    if not known and needs is not None and getattr(examples, needs) is None:
+        raise PromptError(
+            f"of '{prompt}' the {needs} is not known, which the scheme {run.experiment.scheme.name} needs; "
+            "ask what the task has an answer to, of a file a whole row, or train with a scheme that needs none"
+        )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
     length = int(batch.prompt_length[0])
@@ -248,7 +257,6 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         end=task.vocabulary.index("end"),
         max_new_tokens=room,
     )
-    known = bool(examples.is_answer.any())
     right = torch.equal(written.tokens, expected)
     # The end token's ID is never asked for.
     right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])

@@ -6,7 +6,7 @@ from typing import Any
 
 from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
-from lengthwise.experiment import Experiment, look_up
+from lengthwise.experiment import Experiment, look_up, task_named
 from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
 from lengthwise.recipes.language_model import (
     context_length,
@@ -21,6 +21,7 @@ from lengthwise.recipes.retrieval import recall, sparse_parity
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
+from lengthwise.tasks import Task
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe
@@ -59,15 +60,17 @@ def recipe(name: str) -> Experiment:
     return RECIPES[name]()
 
 
-def experiment_for(task: str, scheme: str, encoding: str | None = None) -> Experiment:
+def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
     """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
 
-    What the recipe settled (the range of IDs, the gaps, the angles of rotary) stays where it applies.
+    A task can also be a file of rows by its path, or a task itself. What the recipe settled (the range of IDs, the
+    gaps, the angles of rotary) stays where it applies.
     """
-    of_task = (made for made in (make() for make in RECIPES.values()) if made.task.name == task)
-    base = next(of_task, None)
-    if base is None:
-        base = replace(parity(), task=look_up("task", task)())
+    name = task if isinstance(task, str) else task.name
+    base = next((made for made in (make() for make in RECIPES.values()) if made.task.name == name), None)
+    if base is None or not isinstance(task, str):
+        own = task_named(task) if isinstance(task, str) else task
+        base = replace(parity() if base is None else base, task=own)
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:

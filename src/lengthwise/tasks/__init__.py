@@ -9,8 +9,18 @@ from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
+from lengthwise.tasks.rows import Rows, is_row_file
 from lengthwise.tasks.sparse_parity import SparseParity
-from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Staged, Task, TokenizedDocument
+from lengthwise.tasks.task import (
+    GradedByLoss,
+    HasLengths,
+    KeepsFiles,
+    Staged,
+    Task,
+    TokenizedDocument,
+    lengths_between,
+    nearest_length,
+)
 from lengthwise.tasks.text import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
 
@@ -28,6 +38,7 @@ TASKS: dict[str, type[Task]] = {
         Planted,
         SparseParity,
         Recall,
+        Rows,
     )
 }
 
@@ -37,6 +48,7 @@ __all__ = [
     "Addition",
     "Copy",
     "GradedByLoss",
+    "HasLengths",
     "IndexHints",
     "KeepsFiles",
     "MultiAddition",
@@ -45,10 +57,14 @@ __all__ = [
     "Planted",
     "Recall",
     "Reverse",
+    "Rows",
     "SparseParity",
     "Staged",
     "Task",
     "Text",
     "TokenizedDocument",
     "VariableAssignment",
+    "is_row_file",
+    "lengths_between",
+    "nearest_length",
 ]

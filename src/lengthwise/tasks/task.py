@@ -17,12 +17,13 @@ class Task(Protocol):
     """A family of sequences, one distribution per length.
 
     ``length`` is the task's own size (bits, digits, symbols), never the number of tokens. The same generator state and
-    ``version`` give the same examples, forever.
+    ``version`` give the same examples, forever. A class that inherits from this one has to have all
+    of it but a summary and a paper.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
     version: ClassVar[int]
 
     @property
@@ -94,6 +95,34 @@ class KeepsFiles(Protocol):
     def kept_in(self, folder: Path) -> Task:
         """The same task, with the files that a run folder keeps."""
         ...
+
+    def sketch(self) -> Examples:
+        """One example of the form that all have, made without the files: a run is loaded also where they are not."""
+        ...
+
+
+@runtime_checkable
+class HasLengths(Protocol):
+    """What a task has that has examples of some lengths only."""
+
+    @property
+    def known_lengths(self) -> tuple[int, ...]:
+        """These lengths, shortest first."""
+        ...
+
+
+def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
+    """The lengths from ``first`` to ``last`` that the task has; one that is asked for examples of others refuses."""
+    if not isinstance(task, HasLengths):
+        return range(first, last + 1)
+    return [length for length in task.known_lengths if first <= length <= last] or [first]
+
+
+def nearest_length(task: Task, length: int) -> int:
+    """The length itself or, where the task has no examples of it, the next shorter one, or else the shortest."""
+    if not isinstance(task, HasLengths):
+        return length
+    return max((shorter for shorter in task.known_lengths if shorter <= length), default=task.known_lengths[0])
 
 
 def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:

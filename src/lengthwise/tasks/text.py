@@ -115,6 +115,10 @@ class Text:
         """The same text, with the tokenizer that a run keeps."""
         return self if self.corpus is None else replace(self, kept=str(folder))
 
+    def sketch(self) -> Examples:
+        """Any two tokens."""
+        return self.lay_out(np.zeros((1, 2), dtype=np.int64))
+
     @cached_property
     def _texts(self) -> Corpus:
         if self.corpus is None:

@@ -11,7 +11,7 @@ import typer
 from lengthwise.certificate_report import Certificate, tables, to_json, write
 from lengthwise.choices import numbers, span
 from lengthwise.errors import SettingError
-from lengthwise.experiment import entry_of, look_up
+from lengthwise.experiment import entry_of, task_named
 from lengthwise.run import certify_run, load_run
 from lengthwise.tasks import Planted, Task
 from lengthwise.terminal import err_console, out_console, print_json, print_table
@@ -77,7 +77,7 @@ def _task(path: Path) -> Task:
     """A task of the table, of one's own, or a planted law in a file."""
     what = str(path)
     if path.suffix != ".json":
-        return look_up("task", what)()
+        return task_named(what)
     try:
         tree = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -10,7 +10,9 @@ from lengthwise.choices import whole_number
 WHOLE: dict[str, Any] = {"parser": whole_number, "metavar": "INT"}
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-TaskName = Annotated[str | None, typer.Option("--task", help="A task's name, or module:Name of your own.")]
+TaskName = Annotated[
+    str | None, typer.Option("--task", help="A task's name, module:Name of your own, or a file of rows, FILE.jsonl.")
+]
 SchemeName = Annotated[
     str | None, typer.Option("--scheme", help="A position scheme's name, or module:Name of your own.")
 ]
