@@ -69,6 +69,7 @@ from lengthwise.tasks import (
     Copy,
     IndexHints,
     MultiAddition,
+    Multiplication,
     Parity,
     Planted,
     Recall,
@@ -402,6 +403,20 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: MultiAddition(operands=(3, 2)),
         SettingError,
         r"operands 3 to 2 is no range of sums; use two numbers from 2 on, rising",
+    ),
+    (
+        lambda: Multiplication(digits=0),
+        SettingError,
+        r"digits 0 leaves no second factor; use at least 1, or None for as many as the first has",
+    ),
+    *(
+        (lambda p=p: Multiplication().from_prompt(p), PromptError, r"is no product of two numbers; write one such as")
+        for p in ("57", "5x6x7", "57x", "x68", "")
+    ),
+    (
+        lambda: Multiplication().from_prompt("57x6a"),
+        PromptError,
+        r"'a' cannot stand in a prompt of multiplication; write a product such as 57x68",
     ),
     (
         lambda: Addition().from_prompt("57+"),

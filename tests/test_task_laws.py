@@ -124,10 +124,10 @@ def test_the_token_before_an_answer_has_the_id_of_what_the_answer_needs(task, rn
     if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
         return
     for row, index in np.argwhere(examples.is_answer):
-        ids = examples.coupling[:, row].T.tolist()
+        ids = examples.coupling[:, row].T
         needed = [ids[place] for place in examples.support[row, index] if 0 <= place < index - 1]
-        # A carry repeats what the token before says, and needs no other.
-        assert ids[index - 1] in needed or not needed
+        # A carry repeats what the token before says, and needs no other. One level may lead to one of several tokens.
+        assert any((ids[index - 1] == each).any() for each in needed) or not needed
 
 
 def test_same_coupling_gives_a_running_parity_the_id_of_its_own_bit(rng):

@@ -15,6 +15,7 @@ from lengthwise.recipes.language_model import (
     language_model_small,
 )
 from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
+from lengthwise.recipes.multiplication import multiplication, multiplication_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.planted import planted
 from lengthwise.recipes.retrieval import recall, sparse_parity
@@ -34,6 +35,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         addition_carry,
         multi_addition,
         multi_addition_given,
+        multiplication,
+        multiplication_given,
         planted,
         sparse_parity,
         recall,

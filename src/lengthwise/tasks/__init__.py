@@ -4,6 +4,7 @@ from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy import Copy
 from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.multi_addition import MultiAddition
+from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
@@ -15,7 +16,19 @@ from lengthwise.tasks.text import Text
 
 TASKS: dict[str, type[Task]] = {
     task.name: task
-    for task in (Parity, Copy, Reverse, Addition, MultiAddition, IndexHints, Text, Planted, SparseParity, Recall)
+    for task in (
+        Parity,
+        Copy,
+        Reverse,
+        Addition,
+        MultiAddition,
+        Multiplication,
+        IndexHints,
+        Text,
+        Planted,
+        SparseParity,
+        Recall,
+    )
 }
 
 __all__ = [
@@ -27,6 +40,7 @@ __all__ = [
     "IndexHints",
     "KeepsFiles",
     "MultiAddition",
+    "Multiplication",
     "Parity",
     "Placement",
     "Planted",
