@@ -19,6 +19,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Sort,
     SparseParity,
     Task,
 )
@@ -44,6 +45,7 @@ SETTINGS: dict[str, Task] = {
     "reverse-2": Reverse(num_symbols=2),
     "sparse_parity-letters": SparseParity(coding="letters", window=5),
     "recall-asked": Recall(num_queries=3),
+    "sort-repeats": Sort(num_values=5, repeats=True),
     **ADDITIONS,
 }
 

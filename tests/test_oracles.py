@@ -18,6 +18,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Sort,
     SparseParity,
 )
 
@@ -133,6 +134,11 @@ def written_recall(task: Recall, prompt: list[str]) -> list[str]:
     return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
 
 
+def written_sort(task: Sort, prompt: list[str]) -> list[str]:
+    items = prompt[: prompt.index("=")]
+    return [*items, "=", ">", *sorted(items, key=int), "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
@@ -144,6 +150,7 @@ WRITTEN = {
     "planted": written_planted,
     "sparse_parity": written_sparse_parity,
     "recall": written_recall,
+    "sort": written_sort,
 }
 
 

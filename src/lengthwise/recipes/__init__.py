@@ -19,6 +19,7 @@ from lengthwise.recipes.multiplication import multiplication, multiplication_giv
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.planted import planted
 from lengthwise.recipes.retrieval import recall, sparse_parity
+from lengthwise.recipes.sort import sort, sort_given
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
 
@@ -40,6 +41,8 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         planted,
         sparse_parity,
         recall,
+        sort,
+        sort_given,
         language_model,
         language_model_small,
         language_model_large,

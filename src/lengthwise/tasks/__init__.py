@@ -10,6 +10,7 @@ from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
+from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import GradedByLoss, KeepsFiles, Task, TokenizedDocument
 from lengthwise.tasks.text import Text
@@ -28,6 +29,7 @@ TASKS: dict[str, type[Task]] = {
         Planted,
         SparseParity,
         Recall,
+        Sort,
     )
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "Planted",
     "Recall",
     "Reverse",
+    "Sort",
     "SparseParity",
     "Task",
     "Text",
