@@ -10,7 +10,7 @@ from lengthwise.positions import MultiLevel, Predicted
 from lengthwise.tasks import Multiplication
 from lengthwise.training import TrainingSettings
 
-# IDs on each level, places and rows: up to 200 digits and some room; declared in every table.
+# IDs on each level, places and rows: up to 250 digits; declared in every table.
 ID_RANGE = 256
 MAX_GAPS = 5
 
