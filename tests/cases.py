@@ -19,6 +19,7 @@ from lengthwise.tasks import (
     Planted,
     Recall,
     Reverse,
+    Sort,
     SparseParity,
     Task,
     VariableAssignment,
@@ -48,6 +49,7 @@ SETTINGS: dict[str, Task] = {
     "variable_assignment-sums": VariableAssignment(operands=3),
     "variable_assignment-one": VariableAssignment(num_chains=1),
     "variable_assignment-shallow": VariableAssignment(depth=2, num_chains=3, num_names=20),
+    "sort-repeats": Sort(num_values=5, repeats=True),
     **ADDITIONS,
 }
 

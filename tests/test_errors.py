@@ -70,11 +70,13 @@ from lengthwise.tasks import (
     Copy,
     IndexHints,
     MultiAddition,
+    Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
     Rows,
+    Sort,
     SparseParity,
     Text,
     VariableAssignment,
@@ -424,6 +426,23 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         PromptError,
         r"assigns a variable twice; assign each once",
     ),
+    (lambda: Sort(num_values=0), SettingError, r"num_values 0 leaves nothing to sort; use at least 1"),
+    (
+        lambda: Sort(num_values=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"length 5 is more than the 4 different values of sort; use shorter lists, raise num_values or allow repeats",
+    ),
+    (
+        lambda: Sort().from_prompt("3 17 2 17"),
+        PromptError,
+        r"'17' is there 2 times and repeats are off; write each value once",
+    ),
+    (
+        lambda: Sort().from_prompt("3 64"),
+        PromptError,
+        r"'64' cannot stand in a prompt of sort; write values from 0 to 63 such as 2 0 1",
+    ),
+    (lambda: Sort().from_prompt("="), PromptError, r"the prompt is empty; sort takes values from 0 to 63"),
     (lambda: Recall(num_values=0), SettingError, r"num_values 0 leaves nothing to recall; use at least 1"),
     (lambda: Recall(num_pairs=17), SettingError, r"17 pairs need as many keys; num_keys is 16: raise it"),
     (lambda: Recall(num_queries=5), SettingError, r"5 questions are more than the 4 pairs; ask for fewer"),
@@ -455,6 +474,20 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: MultiAddition(operands=(3, 2)),
         SettingError,
         r"operands 3 to 2 is no range of sums; use two numbers from 2 on, rising",
+    ),
+    (
+        lambda: Multiplication(digits=0),
+        SettingError,
+        r"digits 0 leaves no second factor; use at least 1, or None for as many as the first has",
+    ),
+    *(
+        (lambda p=p: Multiplication().from_prompt(p), PromptError, r"is no product of two numbers; write one such as")
+        for p in ("57", "5x6x7", "57x", "x68", "")
+    ),
+    (
+        lambda: Multiplication().from_prompt("57x6a"),
+        PromptError,
+        r"'a' cannot stand in a prompt of multiplication; write a product such as 57x68",
     ),
     (
         lambda: Addition().from_prompt("57+"),
@@ -665,7 +698,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(head="pointr"),
         UnknownNameError,
-        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank",
+        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search",
     ),
     (
         lambda: DecoderSettings(length_scaling="lg"),

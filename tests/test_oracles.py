@@ -13,11 +13,13 @@ from lengthwise.tasks import (
     GradedByLoss,
     IndexHints,
     MultiAddition,
+    Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
     Rows,
+    Sort,
     SparseParity,
     VariableAssignment,
 )
@@ -88,6 +90,21 @@ def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
     return [*symbols, "end"]
 
 
+def written_multiplication(task: Multiplication, prompt: list[str]) -> list[str]:
+    first, second = "".join(prompt).removesuffix("=>").split("x")
+    symbols, a = [*first, "x", *second, "=", ">"], int(first[::-1])
+    for row, digit in enumerate(map(int, second)):
+        shifted = 10 * a * int(second[:row] or 0)
+        for place in range(len(first)):
+            power = 10**place
+            carried = (shifted % power + digit * (a % power)) // power
+            product = digit * (a // power % 10) + carried
+            tens, ones = divmod(product + shifted // power % 10, 10)
+            symbols += [f"{product:02}", f"{ones}c{tens}"]
+        symbols.append(">")
+    return [*symbols, "end"]
+
+
 def written_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
     bits = [symbol for symbol in prompt if not symbol.startswith("#")]
     plain = written_parity(Parity(), bits)
@@ -140,18 +157,25 @@ def written_rows(task: Rows, prompt: list[str]) -> list[str]:
     return [*prompt, *prompt[-3::-1], "end"]
 
 
+def written_sort(task: Sort, prompt: list[str]) -> list[str]:
+    items = prompt[: prompt.index("=")]
+    return [*items, "=", ">", *sorted(items, key=int), "end"]
+
+
 WRITTEN = {
     "parity": written_parity,
     "copy": written_copy,
     "reverse": written_reverse,
     "addition": written_addition,
     "multi_addition": written_multi_addition,
+    "multiplication": written_multiplication,
     "index_hints": written_index_hints,
     "planted": written_planted,
     "sparse_parity": written_sparse_parity,
     "recall": written_recall,
     "variable_assignment": written_variable_assignment,
     "rows": written_rows,
+    "sort": written_sort,
 }
 
 
@@ -280,6 +304,9 @@ def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
         if isinstance(task, MultiAddition):
             operands = "".join(symbols).removesuffix("=>").split("+")
             asked = "+".join(number.rstrip("0")[::-1] or "0" for number in operands)
+        if isinstance(task, Multiplication):
+            first, second = "".join(symbols).removesuffix("=>").split("x")
+            asked = first[: -len(second)][::-1] + "x" + second
         again = task.from_prompt(asked)
         kept = again.tokens.shape[1]
         assert np.array_equal(again.tokens[0], examples.tokens[row, :kept])

@@ -15,6 +15,7 @@ from lengthwise.position_heads import (
     PositionHead,
     Prompt,
     Rank,
+    Search,
     read_prompt,
 )
 
@@ -135,7 +136,7 @@ def test_a_hopeless_target_still_has_finite_gradients(name):
     assert all(parameter.grad.isfinite().all() for parameter in head.parameters())
 
 
-@pytest.mark.parametrize("name", ["pointer", "rank"])
+@pytest.mark.parametrize("name", ["pointer", "rank", "search"])
 @torch.no_grad()
 def test_heads_that_read_the_prompt_name_its_ids_alone(name):
     next_ids = named(build(name))
@@ -145,7 +146,7 @@ def test_heads_that_read_the_prompt_name_its_ids_alone(name):
         assert set(candidates[row].flatten().tolist()) <= known
 
 
-@pytest.mark.parametrize("name", ["pointer", "rank", "increment"])
+@pytest.mark.parametrize("name", ["pointer", "rank", "increment", "search"])
 @torch.no_grad()
 def test_shifting_all_ids_shifts_what_a_head_names(name):
     head = build(name)
@@ -242,6 +243,39 @@ def test_how_the_pointer_moves_depends_on_the_token_chosen_next():
     prompt = read_prompt(head, EMBEDDINGS[:1, :4], torch.tensor([[12, 4, 9, 9]]), torch.tensor([4]))
     next_ids = head(HIDDEN[:1], torch.tensor([[9, 9, 9, 4]]), chosen, prompt)
     assert next_ids.most_likely()[0].tolist() == [12, 4, 9, 9]
+
+
+@torch.no_grad()
+def test_the_search_sums_the_mass_of_equal_ids_as_a_loop_does():
+    head = build("search")
+    assert isinstance(head, Search)
+    head.log_gain.fill_(1.0)
+    next_ids = named(head)
+    weights = {name: weight.double().numpy() for name, weight in head.state_dict().items()}
+    for row, query in np.ndindex(*OWN_IDS.shape):
+        wanted = weights["query.weight"] @ CHOSEN[row, query].double().numpy()
+        length = int(PROMPT_LENGTH[row])
+        found = [weights["key.weight"] @ token.double().numpy() for token in EMBEDDINGS[row, :length]]
+        cosines = np.array([wanted @ each / (np.linalg.norm(wanted) * np.linalg.norm(each)) for each in found])
+        mass = np.exp(math.exp(weights["log_gain"]) * math.log(length + 1) * cosines)
+        ids = POSITION_IDS[row, :length].numpy()
+        for candidate in set(ids.tolist()):
+            log_probability, _ = next_ids.log_probability(torch.full_like(OWN_IDS, candidate))
+            expected = mass[ids == candidate].sum() / mass.sum()
+            assert math.exp(log_probability[row, query]) == pytest.approx(expected, rel=1e-4)
+
+
+@torch.no_grad()
+def test_the_search_can_say_which_token_is_next_in_an_order():
+    head = Search(D_MODEL, NUM_POSITION_IDS, d_search=D_MODEL)
+    head.query.weight.copy_(torch.eye(D_MODEL))
+    # What the token with the only one at a place looks for has its own at the next place.
+    head.key.weight.copy_(torch.eye(D_MODEL).roll(-1, dims=0))
+    tokens = torch.eye(D_MODEL)[None]
+    shuffled = [3, 0, 2, 1]
+    prompt = read_prompt(head, tokens[:, shuffled], torch.tensor([[10, 20, 30, 40]]), torch.tensor([4]))
+    next_ids = head(HIDDEN[:1, :3], OWN_IDS[:1, :3], tokens[:, :3], prompt)
+    assert next_ids.most_likely()[0].tolist() == [40, 30, 10]
 
 
 @torch.no_grad()

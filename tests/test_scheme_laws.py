@@ -12,7 +12,18 @@ from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
 from lengthwise.positions.randomized import subsets
-from lengthwise.tasks import Addition, IndexHints, Parity, Planted, Recall, Rows, SparseParity, Text, VariableAssignment
+from lengthwise.tasks import (
+    Addition,
+    IndexHints,
+    Multiplication,
+    Parity,
+    Planted,
+    Recall,
+    Rows,
+    SparseParity,
+    Text,
+    VariableAssignment,
+)
 
 # Room for the longest of the tasks below.
 RANGE = 512
@@ -297,9 +308,10 @@ def test_places_count_the_symbols_of_every_number_and_string_from_one(length, ta
     for row, tokens in enumerate(examples.tokens):
         places, expected, counted = examples.places[row], [], 0
         for index, symbol in enumerate(words(task, tokens)):
-            # Signs end a number or string, a start token is none of its symbols, a carry stands between digits.
-            ends = symbol in ("+", "=", ">", "end") or index == examples.prompt_length[row] - 1
-            digit = not ends and symbol not in (".", "c")
+            # Signs end a number or string, a start token is none of its symbols, a carry or product is between digits.
+            ends = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[row] - 1
+            product = isinstance(task, Multiplication) and len(symbol) == 2
+            digit = not ends and not product and symbol not in (".", "c")
             counted = 0 if ends else counted + digit
             expected.append(counted if digit else 0)
         assert places.tolist() == expected

@@ -10,7 +10,7 @@ from cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
 from lengthwise.batch import Sampler
 from lengthwise.positions import SCHEMES
 from lengthwise.randomness import stream
-from lengthwise.tasks import TASKS, Addition, IndexHints, Parity, Rows
+from lengthwise.tasks import TASKS, Addition, IndexHints, Parity, Rows, Sort
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
@@ -94,8 +94,7 @@ def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, ta
         return
     if examples.support is None:
         inner = task.task if isinstance(task, IndexHints) else task
-        assert isinstance(inner, Addition)
-        assert inner.order == "most"
+        assert isinstance(inner, Sort) or (isinstance(inner, Addition) and inner.order == "most")
         return
     assert (examples.support[~examples.is_answer] == -1).all()
     read = np.where(
@@ -128,10 +127,10 @@ def test_the_token_before_an_answer_has_the_id_of_what_the_answer_needs(task, rn
     if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
         return
     for row, index in np.argwhere(examples.is_answer):
-        ids = examples.coupling[:, row].T.tolist()
+        ids = examples.coupling[:, row].T
         needed = [ids[place] for place in examples.support[row, index] if 0 <= place < index - 1]
-        # A carry repeats what the token before says, and needs no other.
-        assert ids[index - 1] in needed or not needed
+        # A carry repeats what the token before says, and needs no other. One level may lead to one of several tokens.
+        assert any((ids[index - 1] == each).any() for each in needed) or not needed
 
 
 def test_same_coupling_gives_a_running_parity_the_id_of_its_own_bit(rng):

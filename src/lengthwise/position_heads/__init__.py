@@ -5,11 +5,13 @@ from lengthwise.position_heads.head import NextIDs, PositionHead, Prompt, read_p
 from lengthwise.position_heads.increment import Increment
 from lengthwise.position_heads.pointer import Pointer
 from lengthwise.position_heads.rank import Rank
+from lengthwise.position_heads.search import Search
 
 POSITION_HEADS: dict[str, type[PositionHead]] = {
     "pointer": Pointer,
     "rank": Rank,
     "increment": Increment,
+    "search": Search,
     "class": Absolute,
 }
 
@@ -22,5 +24,6 @@ __all__ = [
     "PositionHead",
     "Prompt",
     "Rank",
+    "Search",
     "read_prompt",
 ]

@@ -85,3 +85,19 @@ class PositionHead(nn.Module):
     ) -> NextIDs:
         """A distribution over the next token's ID."""
         raise NotImplementedError
+
+
+def summed_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> Float[Tensor, "batch query rank"]:
+    """What is given to the prompt's tokens, added up for each of its distinct IDs."""
+    by_rank = mass.new_zeros(*mass.shape[:2], prompt.distinct_ids.shape[1])
+    return by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
+
+
+def over_distinct_ids(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
+    """A distribution over the prompt's distinct IDs."""
+    candidates = prompt.distinct_ids[:, None]
+    fill = candidates == Prompt.FILL
+    if fill.any():
+        probabilities, candidates = probabilities.masked_fill(fill, 0.0), candidates.masked_fill(fill, -1)
+    tiny = torch.finfo(probabilities.dtype).tiny
+    return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
-from lengthwise.position_heads.head import NextIDs, PositionHead, Prompt
+from lengthwise.position_heads.head import NextIDs, PositionHead, Prompt, over_distinct_ids, summed_by_id
 
 # A learning rate that suits weights moves three lone scores too slowly without it.
 SHIFT_SCALE = 10.0
@@ -64,16 +64,7 @@ class Pointer(PositionHead):
         if not prompt.inside.all():
             scores = scores.masked_fill(~prompt.inside[:, None], -math.inf)
         mass = scores.softmax(dim=-1)
-        ranks = prompt.distinct_ids.shape[1]
-        by_rank = mass.new_zeros(*mass.shape[:2], ranks)
-        by_rank = by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
-        probabilities = self._shift(by_rank, next_embeddings)
-        candidates = prompt.distinct_ids[:, None]
-        fill = candidates == Prompt.FILL
-        if fill.any():
-            probabilities, candidates = probabilities.masked_fill(fill, 0.0), candidates.masked_fill(fill, -1)
-        tiny = torch.finfo(mass.dtype).tiny
-        return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)
+        return over_distinct_ids(self._shift(summed_by_id(mass, prompt), next_embeddings), prompt)
 
     def _shift(
         self, by_rank: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]

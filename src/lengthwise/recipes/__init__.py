@@ -15,9 +15,11 @@ from lengthwise.recipes.language_model import (
     language_model_small,
 )
 from lengthwise.recipes.multi_addition import multi_addition, multi_addition_given
+from lengthwise.recipes.multiplication import multiplication, multiplication_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.planted import planted
 from lengthwise.recipes.retrieval import recall, sparse_parity
+from lengthwise.recipes.sort import sort, sort_given
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
@@ -38,9 +40,13 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         multi_addition_given,
         variable_assignment,
         variable_assignment_coupled,
+        multiplication,
+        multiplication_given,
         planted,
         sparse_parity,
         recall,
+        sort,
+        sort_given,
         language_model,
         language_model_small,
         language_model_large,

@@ -4,12 +4,14 @@ from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy import Copy
 from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.multi_addition import MultiAddition
+from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
 from lengthwise.tasks.rows import Rows, is_row_file
+from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
@@ -33,12 +35,14 @@ TASKS: dict[str, type[Task]] = {
         Addition,
         MultiAddition,
         VariableAssignment,
+        Multiplication,
         IndexHints,
         Text,
         Planted,
         SparseParity,
         Recall,
         Rows,
+        Sort,
     )
 }
 
@@ -52,12 +56,14 @@ __all__ = [
     "IndexHints",
     "KeepsFiles",
     "MultiAddition",
+    "Multiplication",
     "Parity",
     "Placement",
     "Planted",
     "Recall",
     "Reverse",
     "Rows",
+    "Sort",
     "SparseParity",
     "Staged",
     "Task",

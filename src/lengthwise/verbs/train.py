@@ -29,7 +29,9 @@ def train_(
     num_position_ids: Annotated[
         int | None, typer.Option(**WHOLE, help="Training IDs stay below this: the longest test's largest ID and 1.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment or class.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment, search or class.")
+    ] = None,
     corpus: Corpus = None,
     seed: Annotated[int | None, typer.Option(**WHOLE, help="Of the data and the initial weights.")] = None,
     device: Device = "auto",
