@@ -534,7 +534,7 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["list", "taks"],
-        "unknown list 'taks'; did you mean 'tasks'? known: encodings, measures, recipes, schemes, tasks",
+        "unknown list 'taks'; did you mean 'tasks'? known: claims, encodings, measures, recipes, schemes, tasks",
     ),
     # The parser's own.
     ([*TRAIN, "--steps", "x"], "'x'"),
