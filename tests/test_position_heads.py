@@ -212,6 +212,7 @@ def test_the_pointer_sums_and_shifts_mass_as_a_double_loop_does():
 def test_an_id_wins_by_the_sum_of_its_tokens_where_no_single_token_would():
     head = Pointer(D_MODEL, NUM_POSITION_IDS)
     head.shift.bias.copy_(torch.tensor([-100.0, 0.0, -100.0]))
+    head.content_gain.fill_(0.0)
     head.log_distance_gain.fill_(math.log(0.1))
     mass, _ = brute_force_pointer(head, 0, 0, own_id=4)
     assert POSITION_IDS[0, mass.argmax()] == 4

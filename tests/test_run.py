@@ -218,8 +218,9 @@ def test_a_brought_task_builds_a_placement_that_no_table_has():
 
 def test_two_experiments_that_differ_are_saved_differently():
     trees = [json.dumps(to_dict(Experiment(**part))) for part in PARTS.values()]
-    defaults = [tree for part, tree in zip(PARTS.values(), trees, strict=True) if Experiment(**part) == Experiment()]
-    assert len(set(trees)) == len(trees) - len(defaults) + 1
+    # A default, or a variant that a task is anyway, is there several times.
+    assert len(set(trees)) == len({Experiment(**part) for part in PARTS.values()})
+    assert len(set(trees)) > 50
 
 
 def test_the_experiment_is_saved_with_versions_commit_and_hardware(tmp_path):

@@ -18,8 +18,9 @@ from lengthwise.recipes.multi_addition import multi_addition, multi_addition_giv
 from lengthwise.recipes.multiplication import multiplication, multiplication_given
 from lengthwise.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
 from lengthwise.recipes.planted import planted
-from lengthwise.recipes.retrieval import recall, sparse_parity
+from lengthwise.recipes.recall import recall
 from lengthwise.recipes.sort import sort, sort_given
+from lengthwise.recipes.sparse_parity import sparse_parity, sparse_parity_8
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
@@ -44,6 +45,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         multiplication_given,
         planted,
         sparse_parity,
+        sparse_parity_8,
         recall,
         sort,
         sort_given,

@@ -1,25 +1,12 @@
-"""Answers that stand somewhere in a text, without scratchpad: sparse parity and recall."""
+"""Recall: answers that stand somewhere in a text."""
 
 from lengthwise.decoder import DecoderSettings
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
 from lengthwise.positions import Sequential
-from lengthwise.tasks import Recall, SparseParity
+from lengthwise.tasks import Recall
 from lengthwise.training import TrainingSettings
-
-
-def sparse_parity() -> Experiment:
-    """Up to three flagged bits among 20 to 50."""
-    return Experiment(
-        task=SparseParity(most=3),
-        scheme=Sequential(),
-        encoding=NoPE(),
-        decoder=DecoderSettings(num_layers=2, d_model=64, num_heads=2, length_scaling="none", temperature=1.0),
-        training=TrainingSettings(steps=1500, weight_decay=0.1, fit_every=100, cooldown_steps=300),
-        train_lengths=(20, 50),
-        evaluation=EvaluationSettings(lengths=(50, 100, 200, 500), num_examples=(512,)),
-    )
 
 
 def recall() -> Experiment:
