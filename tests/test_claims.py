@@ -58,3 +58,32 @@ def test_every_experiment_of_a_claim_can_be_trained(claim):
 def test_an_unknown_size_is_answered_with_the_known_ones(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown size 'big'; known: full, gpu, laptop, quick"):
         reproduce(CLAIMS["parity_scratchpad"], "big", tmp_path)
+
+
+def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_path):
+    claim = CLAIMS["sparse_parity"]
+    rows = [
+        {
+            "row": f"{label}, flagged-{number}",
+            "variant": f"flagged-{number}",
+            "length": length,
+            "exact_match": 1.0 if number <= most else 0.5,
+            "num_examples": 64,
+            "seed": seed,
+            "fitted": 1.0 if seed == 0 else 0.9,
+            "train_lengths": [20, 50],
+        }
+        for label, most in (("up to 4 bits", 4), ("up to 6 bits, rotary", 6))
+        for number in (4, 6)
+        for length in (50, 500, 5000)
+        for seed in (0, 1)
+    ]
+    short, far = claim.tables(rows)
+    assert short[0] == "exact match at length 50, by bits flagged; trained up to 50"
+    assert far[1] == ["row", "seeds that fit", "4", "6"]
+    assert far[2] == [
+        ["up to 4 bits", "1 of 2", "1.000", "0.500"],
+        ["up to 6 bits, rotary", "1 of 2", "1.000", "1.000"],
+    ]
+    assert claim.draw(rows, tmp_path, "sparse parity") == tmp_path / "figure.png"
+    assert (tmp_path / "figure.svg").exists()

@@ -97,6 +97,7 @@ def own_modules():
 WITH_FILES = {"your_own", "language_model"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and name not in WITH_FILES])
 def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
     run_commands(quickly(commands_of(DOCS[name])), tmp_path)

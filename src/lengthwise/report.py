@@ -194,6 +194,11 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
         axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+    return save_figure(figure, folder)
+
+
+def save_figure(figure: Any, folder: Path) -> Path:
+    """As ``figure.svg`` and ``figure.png``; the path of the latter."""
     try:
         for ending in ("svg", "png"):
             figure.savefig(folder / f"figure.{ending}", dpi=160)

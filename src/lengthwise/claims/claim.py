@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment
 from lengthwise.recipes import quick
-from lengthwise.report import Rows
+from lengthwise.report import Rows, draw
 
 # A title, a header and rows of a table.
 Table = tuple[str, list[str], list[list[str]]]
@@ -32,7 +33,8 @@ class Size:
 class Claim:
     """A statement of the paper, or one that goes on from it, and the experiments that show it.
 
-    ``experiments`` are the rows at full size; ``tables`` what is read off their results, besides exact match by length.
+    ``experiments`` are the rows at full size; ``tables`` what is read off their results, besides exact match by length;
+    ``draw`` makes a figure of them in a folder and answers with its path.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Claim:
     full: Size = Size(num_seeds=5)
     gpu: Size = Size(num_seeds=5)
     tables: Callable[[Rows], list[Table]] = lambda rows: []
+    draw: Callable[[Rows, Path, str], Path] = draw
 
     def at(self, size: str) -> tuple[dict[str, Experiment], int]:
         """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lengthwise.claims.claim import Claim, Table
 from lengthwise.comparison import Comparison, compare
-from lengthwise.report import draw, heading, table
+from lengthwise.report import heading, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +40,5 @@ def reproduce(
     return Reproduction(
         comparison=comparison,
         tables=[by_length, *claim.tables(comparison.rows)],
-        figure=draw(comparison.rows, out, title=claim.name.replace("_", " ")),
+        figure=claim.draw(comparison.rows, out, claim.name.replace("_", " ")),
     )

@@ -40,7 +40,6 @@ def sparse_parity_up_to(most: int, *, coding: str = "flags", window: int | None 
             weight_decay=0.1,
             stage_loss=0.05,
             fit_every=50,
-            fit_threshold=0.97,
             cooldown_steps=300,
         ),
         evaluation=EvaluationSettings(
