@@ -22,6 +22,8 @@ import torch
 from step_speed import measure
 
 import lengthwise as lw
+from lengthwise.claims import CLAIMS
+from lengthwise.comparison import slug
 from lengthwise.encodings import ENCODINGS
 from lengthwise.folder import append_rows, provenance, read_rows
 from lengthwise.influence import LeaveOneOut
@@ -123,6 +125,8 @@ PARTS: dict[str, Part] = {
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "encoding costs": encoding_costs,
     "influence cost": influence_cost,
+    "multiplication seed 2000": long_evaluation("multiplication", (10, 100, 200), (512, 256, 64), 2000),
+    "sort seed 2000": long_evaluation("sort", (10, 40, 64), (512, 512, 512), 2000),
     "multi_addition seed 2000": long_evaluation("multi_addition", (5, 10, 20, 30), (256, 256, 64, 64), 2000),
     **{
         f"{name} seed 2000": language_model(name, lw.recipe(name))
@@ -131,6 +135,15 @@ PARTS: dict[str, Part] = {
     **{
         f"context_length {label}": language_model(label.replace(" ", "-"), experiment)
         for label, experiment in context_length().items()
+    },
+    # Every claim at its full size, seed by seed.
+    **{
+        f"{name} {label} seed {experiment.seed + more}": measured(
+            replace(experiment, seed=experiment.seed + more), KEPT / name / f"{slug(label)}-{experiment.seed + more}"
+        )
+        for more in range(5)
+        for name, claim in CLAIMS.items()
+        for label, experiment in claim.at("gpu")[0].items()
     },
     # What the comparisons which_parity, which_copy and which_addition leave out.
     **{

@@ -94,7 +94,7 @@ def compare(
         _Job(
             label=label,
             experiment=replace(experiment, seed=experiment.seed + seed),
-            folder=out / _slug(label) / f"seed-{experiment.seed + seed}",
+            folder=out / slug(label) / f"seed-{experiment.seed + seed}",
             device=device,
             threads=0,
         )
@@ -280,5 +280,6 @@ def _read(path: Path) -> Any:
         raise RunFolderError(f"{path} cannot be read ({error!r}); choose another --out") from None
 
 
-def _slug(label: str) -> str:
+def slug(label: str) -> str:
+    """A label as the name of a folder."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
