@@ -103,6 +103,7 @@ def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
     run_commands(quickly(commands_of(DOCS[name])), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
@@ -132,6 +133,7 @@ def results(folder):
     return [(row["length"], row["exact_match"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_file_of_rows_is_trained_on_and_evaluated_by_length_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = section("A task as a file")
