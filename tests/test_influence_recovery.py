@@ -537,7 +537,7 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path):
 LONG = "/home/me/runs/" + "a_model_with_a_long_name_" * 5 + r"$\no$$\formula$"
 
 
-@pytest.mark.parametrize("path", [LONG, "/work/runs/small"], ids=["long", "short"])
+@pytest.mark.parametrize("path", [LONG, "/home/me/runs/small"], ids=["long", "short"])
 def test_all_that_is_written_lies_within_its_figure(path, tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     summary = summary_of(0.4, 7.0, -5.0, model=path, chosen=[(17, 3.0), (30, 1.0)])
@@ -560,7 +560,7 @@ def test_all_that_is_written_lies_within_its_figure(path, tmp_path, monkeypatch)
 
 def test_titles_name_the_last_part_of_the_models_path(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
-    summary = summary_of(0.4, 0.6, 0.9, model="/work/runs/small")
+    summary = summary_of(0.4, 0.6, 0.9, model="/home/me/runs/small")
     draw_recovery(summary, tmp_path)
     assert drawn.title() == "small: 5 of 5 targets with a clear gap 95% intervals over documents"
     draw_distances(summary, tmp_path, near=16, far=64)
