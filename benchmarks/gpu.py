@@ -141,8 +141,8 @@ PARTS: dict[str, Part] = {
         f"{name} {label} seed {experiment.seed + more}": measured(
             replace(experiment, seed=experiment.seed + more), KEPT / name / f"{slug(label)}-{experiment.seed + more}"
         )
-        for more in range(5)
         for name, claim in CLAIMS.items()
+        for more in range(claim.at("gpu")[1])
         for label, experiment in claim.at("gpu")[0].items()
     },
     # What the comparisons which_parity, which_copy and which_addition leave out.

@@ -1,6 +1,7 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
 from lengthwise.batch import Sampler
+from lengthwise.claims import CLAIMS, Claim, Reproduction, reproduce
 from lengthwise.comparison import Comparison, compare
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder, DecoderSettings
@@ -91,12 +92,14 @@ from lengthwise.tasks import (
     SparseParity,
     Task,
     Text,
+    VariableAssignment,
 )
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.training import Trainer, TrainingSettings
 
 __all__ = [
+    "CLAIMS",
     "COMPARISONS",
     "DAPE",
     "ENCODINGS",
@@ -115,6 +118,7 @@ __all__ = [
     "Answer",
     "Assignment",
     "AttentionWeight",
+    "Claim",
     "Comparison",
     "ContextLoss",
     "Copy",
@@ -162,6 +166,7 @@ __all__ = [
     "RandomStart",
     "Randomized",
     "Recall",
+    "Reproduction",
     "Reverse",
     "Rotary",
     "Rows",
@@ -183,6 +188,7 @@ __all__ = [
     "Trainer",
     "TrainingSettings",
     "UntrainedDistanceWarning",
+    "VariableAssignment",
     "Weave",
     "YaRN",
     "build_decoder",
@@ -205,6 +211,7 @@ __all__ = [
     "read_documents",
     "recipe",
     "report_study",
+    "reproduce",
     "scored_everywhere",
     "short_context_losses",
     "stream",

@@ -43,18 +43,17 @@ class Claim:
     experiments: Callable[[], dict[str, Experiment]]
     laptop: Size
     full: Size = Size(num_seeds=5)
-    gpu: Size = Size(num_seeds=5)
     tables: Callable[[Rows], list[Table]] = lambda rows: []
     draw: Callable[[Rows, Path, str], Path] = draw
 
     def at(self, size: str) -> tuple[dict[str, Experiment], int]:
-        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``."""
+        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``; ``gpu`` is ``full``."""
         known = {label: replace(each, seed=FIRST_SEED) for label, each in self.experiments().items()}
         if size == "quick":
             return {label: quick(each) for label, each in known.items()}, 1
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
-        asked: Size = getattr(self, size)
+        asked = self.laptop if size == "laptop" else self.full
         labels = known if asked.rows is None else asked.rows
         return {label: _within(known[label], asked) for label in labels}, asked.num_seeds
 
