@@ -17,7 +17,7 @@ from lengthwise import choices, cli, evaluation
 from lengthwise import run as run_module
 from lengthwise.comparison import Comparison, compare
 from lengthwise.encodings import Learned, NoPE
-from lengthwise.errors import DivergedError, PositionRangeError, RunFolderError, SettingError
+from lengthwise.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
 from lengthwise.positions import Sequential
@@ -101,6 +101,21 @@ def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
     no_training(monkeypatch)
     assert compared(tmp_path).rows == first.rows
     assert (tmp_path / "results.jsonl").read_bytes() == before
+
+
+def test_rows_can_be_run_a_few_at_a_time_and_end_as_if_run_at_once(tmp_path):
+    whole = compared(tmp_path / "whole")
+    parts, told = tmp_path / "parts", []
+    (first, second) = ROWS
+    begun = compared(parts, only=[second], report=told.append)
+    assert begun.finished
+    assert len(told) == 2
+    assert {row["row"] for row in begun.rows} == {second}
+    ended = compared(parts, only=[first], report=told.append)
+    assert len(told) == 4
+    assert untimed(ended.rows) == untimed(whole.rows)
+    with pytest.raises(UnknownNameError, match="unknown row 'PPZ'; did you mean 'PPC'"):
+        compared(parts, only=["PPZ"])
 
 
 def test_an_unfinished_row_is_gone_on_with_and_the_others_are_not_run_again(tmp_path, monkeypatch):

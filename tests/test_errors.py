@@ -708,7 +708,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(weights="softmx"),
         UnknownNameError,
-        r"unknown weights 'softmx'; did you mean 'softmax'\? known: entmax, softmax, top_k",
+        r"unknown weights 'softmx'; did you mean 'softmax'\? known: count, entmax, softmax, top_k",
     ),
     (
         lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),

@@ -204,6 +204,9 @@ def test_results_by_length_say_what_the_examples_say(name):
     graded = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
     assert result.token_accuracy == pytest.approx(graded.token_right[graded.scored].float().mean().item())
     assert result.id_accuracy == pytest.approx(graded.id_right[graded.id_scored].float().mean().item())
+    logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).log_softmax(dim=-1)
+    of_tokens = -logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
+    assert result.answer_loss == pytest.approx(of_tokens[batch.token_scored[:, 1:]].mean().item(), rel=1e-5)
     ids = assignment.position_ids[0]
     assert result.largest_distance == (ids.max(axis=1) - ids.min(axis=1)).max()
 
@@ -218,10 +221,11 @@ def test_results_do_not_depend_on_how_much_is_computed_at_once(name, decode, mon
     experiment, decoder, _ = undertrained(name)
     settings = EvaluationSettings(lengths=(1, 2, 5), num_examples=(21,), decode=decode)
 
-    def results() -> list[LengthResult]:
-        return untimed(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+    def results() -> tuple[list[LengthResult], list[float | None]]:
+        found = untimed(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+        return [replace(result, answer_loss=None) for result in found], [result.answer_loss for result in found]
 
-    usual = results()
+    usual, losses = results()
     sizes = []
     actual = evaluation.grade
     monkeypatch.setattr(
@@ -230,7 +234,10 @@ def test_results_do_not_depend_on_how_much_is_computed_at_once(name, decode, mon
     for tokens, elements in ((1, 1), (40, 100), (10**9, 1)):
         monkeypatch.setattr(evaluation, "FORWARD_TOKENS", tokens)
         monkeypatch.setattr(grading, "ID_CHUNK_ELEMENTS", elements)
-        assert results() == usual
+        again, same_losses = results()
+        assert again == usual
+        # A sum is rounded by how much of it is computed at once.
+        assert same_losses == (losses if decode == "free" else pytest.approx(losses, rel=1e-5))
     assert set(sizes) > {1, 16}
 
 

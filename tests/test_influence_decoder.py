@@ -20,6 +20,7 @@ OPTIONS = {
     "learned length scale": {"length_scaling": "learned"},
     "entmax": {"weights": "entmax"},
     "top-k": {"weights": "top_k", "top_k": 3},
+    "counting": {"weights": "count"},
 }
 # It looks at the scores beside those that it weighs.
 READS_NEIGHBOURS = "dape_v2"
@@ -89,7 +90,7 @@ def test_the_gate_gradient_is_the_slope_of_passes_with_scores_moved_a_little(enc
 
 
 @over_encodings
-@over_options
+@pytest.mark.parametrize("options", [chosen for name, chosen in OPTIONS.items() if name != "counting"])
 def test_attention_weights_are_shares_of_what_is_visible(encoding, options):
     decoder = decoder_of(encoding, options)
     layers: list[torch.Tensor] = []

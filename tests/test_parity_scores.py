@@ -18,6 +18,7 @@ from lengthwise.weighing import entmax, top_k, weighing
 SIZE = EncodingSize(d_model=12, num_heads=2, d_head=6)
 SPARSE = {"entmax": {"weights": "entmax"}, "entmax-1.2": {"weights": "entmax", "entmax_alpha": 1.2}}
 SPARSE["top_k"] = {"weights": "top_k", "top_k": 3}
+SPARSE["count"] = {"weights": "count"}
 over_weights = pytest.mark.parametrize("weights", SPARSE)
 
 
@@ -257,16 +258,21 @@ def test_top_k_is_a_softmax_over_the_k_largest_scores(k, rng):
 
 def test_the_options_of_the_decoder_choose_how_scores_are_weighed(rng):
     scores = torch.from_numpy(masked_scores(rng))
+    expected = {
+        "entmax": entmax(scores, 1.5),
+        "entmax-1.2": entmax(scores, 1.2),
+        "top_k": top_k(scores, 3),
+        "count": 1 / (8 + 8 * (-scores.float()).exp()),
+    }
     for name, settings in SPARSE.items():
         decoder = small_decoder("nope", Parity(), **settings)
         chosen = decoder.blocks[0].weigh
-        expected = entmax(scores, settings.get("entmax_alpha", 1.5)) if "entmax" in name else top_k(scores, 3)
-        assert torch.equal(chosen(scores), expected)
+        torch.testing.assert_close(chosen(scores), expected[name])
     assert weighing("softmax", k=3, alpha=1.5) is None
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("weights", ["entmax", "top_k"])
+@pytest.mark.parametrize("weights", ["entmax", "top_k", "count"])
 @torch.no_grad()
 def test_sparse_weights_never_look_ahead_and_cached_decoding_gives_what_one_pass_gives(weights, encoding, rng):
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 14)))

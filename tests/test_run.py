@@ -33,7 +33,7 @@ from small_runs import facts, same_tensors, small_experiment, stop_after, tree, 
 
 SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 CELL = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
-ACCURACIES = {"token_accuracy", "id_accuracy", "largest_distance"}
+ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance"}
 RUN = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"steps", "fitted", "train_seconds"}
 FIELDS = CELL | ACCURACIES | RUN | TRAINING

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ import torch
 
 from lengthwise.checkpoint import write_atomically
 from lengthwise.context_loss import check_contexts
-from lengthwise.errors import DivergedError, RunFolderError, SettingError, UntrainedDistanceWarning
+from lengthwise.errors import DivergedError, RunFolderError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
 from lengthwise.experiment import Experiment, to_dict
 from lengthwise.folder import COMPARISON, RESULTS, append_rows, provenance, read_rows
@@ -70,27 +70,30 @@ class _Cell:
     diverged: str | None = None
 
 
-def compare(
+def compare(  # noqa: PLR0913  (a setting of the call each)
     experiments: Mapping[str, Experiment],
     out: Path,
     *,
     num_seeds: int = 1,
     jobs: int | None = None,
     device: str = "auto",
+    only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
     """Run every experiment with seeds counted from its own; what an earlier call finished is not run again.
 
     ``jobs`` processes share the cores (all of them by default; one job runs in this process). Interrupted, it
-    returns what is finished; the same call goes on from there.
+    returns what is finished; the same call goes on from there. ``only`` these labels are run now (None: all), and the
+    rows of the others are those that earlier calls finished.
     """
     if num_seeds < 1:
         raise SettingError(f"{num_seeds} seeds run nothing; use at least 1")
     if jobs is not None and jobs < 1:
         raise SettingError(f"{jobs} jobs run nothing; use at least 1")
-    _check(experiments)
+    chosen = experiments if only is None else only
+    _check(experiments, chosen)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
-    todo = [
+    whole = [
         _Job(
             label=label,
             experiment=replace(experiment, seed=experiment.seed + seed),
@@ -101,13 +104,15 @@ def compare(
         for label, experiment in experiments.items()
         for seed in range(num_seeds)
     ]
+    todo = [job for job in whole if job.label in chosen]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
     _claim(out, experiments, num_seeds)
     done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
     finished = len(done) == len(todo)
-    rows = [row for job in todo if job.folder in done for row in done[job.folder].rows]
-    failed = [(job, why) for job in todo if job.folder in done and (why := done[job.folder].diverged) is not None]
+    done |= {job.folder: cell for job in whole if job.folder not in done and (cell := _compared(job)) is not None}
+    rows = [row for job in whole if job.folder in done for row in done[job.folder].rows]
+    failed = [(job, why) for job in whole if job.folder in done and (why := done[job.folder].diverged) is not None]
     reasons = [f"{job}: {why}" for job, why in failed]
     if finished and not rows:
         raise DivergedError(f"every row diverged, such as {reasons[0]}")
@@ -128,8 +133,11 @@ def compare(
     )
 
 
-def _check(experiments: Mapping[str, Experiment]) -> None:
+def _check(experiments: Mapping[str, Experiment], chosen: Iterable[str]) -> None:
     """Refuse what could not be trained or measured to the end, and rows that no table can hold together."""
+    for label in chosen:
+        if label not in experiments:
+            raise unknown_name("row", label, experiments)
     for experiment in experiments.values():
         check(experiment)
         for task in variants(experiment.task, experiment.evaluation).values():
@@ -227,9 +235,7 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
         return _Cell(rows=[], diverged=str(error))
     if run is None or stop():
         return None
-    # Rows of the run's own results.jsonl may come from other evaluations.
-    rows = read_rows(job.folder / COMPARED)
-    if not rows:
+    if (known := _compared(job)) is None:
         with warnings.catch_warnings():
             # Told once for the whole comparison, from its rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
@@ -238,7 +244,14 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
             except _Stopped:
                 return None
         append_rows(job.folder / COMPARED, rows)
-    return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows])
+        known = _compared(job)
+    return known
+
+
+def _compared(job: _Job) -> _Cell | None:
+    """What an earlier call measured; rows of the run's own results.jsonl may come from other evaluations."""
+    rows = read_rows(job.folder / COMPARED)
+    return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
 
 def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -34,7 +34,8 @@ class DecoderSettings:
     is ``offset + log(n + 1)^power`` with both learned per head (after adaptive-scalable entmax: Vasylenko et al. 2025,
     arXiv 2506.16640), ``"none"`` leaves the scores alone.
     ``weights``: ``"softmax"``; ``"entmax"`` with ``entmax_alpha``, for which most keys get exactly 0; ``"top_k"``, a
-    softmax over the ``top_k`` largest scores.
+    softmax over the ``top_k`` largest scores; ``"count"``, sigmoids that do not sum to one (Ramapuram et al. 2024,
+    arXiv 2409.04431): a head that counts and does not average, so that nothing dilutes, and what it adds up grows.
     """
 
     num_layers: int = 1

@@ -78,6 +78,7 @@ class LengthResult:
     """One length. ``exact_match`` asks for every token, the end token included, and for PPC for every ID too.
 
     ``low`` and ``high`` are its 95% Wilson interval; ``exact_tokens`` asks for the tokens alone.
+    ``answer_loss`` is the mean loss of the answers' tokens (nats per token, teacher-forced; None of free decoding).
     ``largest_distance`` is the widest range of IDs that one example used.
     """
 
@@ -90,6 +91,7 @@ class LengthResult:
     exact_tokens: float
     token_accuracy: float
     id_accuracy: float
+    answer_loss: float | None
     first_error: FirstErrors | None
     largest_distance: int | float
     wall_s: float
@@ -186,6 +188,7 @@ class _Tally:
     def __init__(self) -> None:
         self.trials = self.exact = self.exact_tokens = 0
         self.tokens = self.tokens_right = self.ids = self.ids_right = 0
+        self.loss: float | None = 0.0
         self.first_indexes: list[int] = []
         self.kinds: Counter[str] = Counter()
 
@@ -198,6 +201,10 @@ class _Tally:
         self.exact_tokens += int((~token_wrong.any(dim=1)).sum())
         self.tokens += int(graded.scored.sum())
         self.tokens_right += int((graded.scored & graded.token_right).sum())
+        if graded.token_loss is None or self.loss is None:
+            self.loss = None
+        else:
+            self.loss += float(graded.token_loss[graded.scored].double().sum())
         self.ids += int(graded.id_scored.sum())
         self.ids_right += int((graded.id_scored & graded.id_right).sum())
         for row, column, kind in first_errors(graded):
@@ -220,6 +227,7 @@ class _Tally:
             exact_tokens=self.exact_tokens / self.trials,
             token_accuracy=self.tokens_right / max(1, self.tokens),
             id_accuracy=self.ids_right / max(1, self.ids),
+            answer_loss=None if self.loss is None else self.loss / max(1, self.tokens),
             first_error=first,
             largest_distance=distance,
             wall_s=0.0,

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
@@ -17,7 +18,10 @@ ID_CHUNK_ELEMENTS = 1 << 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """Which answer tokens and IDs of a batch are right; ``end`` marks where an end token is due or was written."""
+    """Which answer tokens and IDs of a batch are right; ``end`` marks where an end token is due or was written.
+
+    ``token_loss``: what the right token costs there (nats); None of free decoding, where other tokens precede it.
+    """
 
     token_right: Bool[Tensor, "batch answer"]
     id_right: Bool[Tensor, "batch answer"]
@@ -25,6 +29,7 @@ class Graded:
     id_scored: Bool[Tensor, "batch answer"]
     end: Bool[Tensor, "batch answer"]
     prompt_offset: Int[Tensor, " batch"]
+    token_loss: Float[Tensor, "batch answer"] | None = None
 
 
 def first_errors(graded: Graded) -> list[tuple[int, int, str]]:
@@ -51,7 +56,8 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     first = int(batch.prompt_length.min()) - 1
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
-    written = decoder.token_logits(hidden).argmax(dim=-1)
+    logits = decoder.token_logits(hidden)
+    written = logits.argmax(dim=-1)
     scored = batch.token_scored[:, first + 1 :]
     id_scored = batch.id_scored[:, first + 1 :]
     id_right = torch.ones_like(scored)
@@ -74,6 +80,7 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
         id_scored=id_scored,
         end=(written == end) | (targets == end),
         prompt_offset=batch.prompt_length - 1 - first,
+        token_loss=cross_entropy(logits.mT, targets, reduction="none"),
     )
 
 

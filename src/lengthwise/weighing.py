@@ -9,7 +9,9 @@ from torch import Tensor
 from lengthwise.attention import Weigh
 from lengthwise.errors import SettingError
 
-WEIGHTS = ("softmax", "entmax", "top_k")
+WEIGHTS = ("softmax", "entmax", "top_k", "count")
+# What a counting head adds up stays near one while the keys it counts are few.
+COUNTED = 1 / 8
 
 
 def softmax(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
@@ -37,6 +39,11 @@ def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Floa
     return weights
 
 
+def count(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
+    """The sigmoid of each score by itself, times ``COUNTED``: what is seen adds up, and no key takes from another."""
+    return COUNTED * scores.float().sigmoid()
+
+
 def weighing(name: str, *, k: int, alpha: float) -> Weigh | None:
     """How the option of that name weighs scores; None for the softmax, which needs no scores of its own."""
     if name == "entmax":
@@ -45,4 +52,6 @@ def weighing(name: str, *, k: int, alpha: float) -> Weigh | None:
         except ImportError:
             raise SettingError("weights 'entmax' need the entmax library; pip install 'lengthwise[entmax]'") from None
         return partial(entmax, alpha=alpha)
+    if name == "count":
+        return count
     return partial(top_k, k=k) if name == "top_k" else None

@@ -1,6 +1,6 @@
 """Reproduce: run a claim's experiments at a size, and read off what they show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +24,17 @@ def reproduce(
     out: Path,
     *,
     jobs: int | None = None,
+    only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Reproduction:
     """Train and evaluate what shows a claim, at a size of ``SIZES``; the same call goes on where it was stopped.
 
-    ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``UnknownNameError`` for another size.
+    ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``only`` these rows are run now, and shown
+    with those that earlier calls finished. ``UnknownNameError`` for another size, or another row.
     """
     experiments, num_seeds = claim.at(size)
     device = "cuda" if size == "gpu" else "cpu"
-    comparison = compare(experiments, out, num_seeds=num_seeds, jobs=jobs, device=device, report=report)
+    comparison = compare(experiments, out, num_seeds=num_seeds, jobs=jobs, device=device, only=only, report=report)
     if not comparison.finished:
         return Reproduction(comparison=comparison, tables=[], figure=None)
     diverged = [cell["row"] for cell in comparison.diverged]

@@ -16,6 +16,9 @@ def reproduce_(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim by name, see list claims.")],
     size: Annotated[str, typer.Option(help="quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
     jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Run this row only; repeat it for more. All by default.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder to write; runs/CLAIM-SIZE by default.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -24,7 +27,7 @@ def reproduce_(
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
     with err_console.status(f"{claim}, {size}, into {folder}"):
-        found = reproduce(CLAIMS[claim], size, folder, jobs=jobs, report=say)
+        found = reproduce(CLAIMS[claim], size, folder, jobs=jobs, only=row, report=say)
     for warning in found.comparison.warnings:
         say(f"warning: {warning}")
     if found.figure is None:
