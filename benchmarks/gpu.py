@@ -23,9 +23,8 @@ from step_speed import measure
 
 import lengthwise as lw
 from lengthwise.claims import CLAIMS
-from lengthwise.comparison import slug
 from lengthwise.encodings import ENCODINGS
-from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.folder import append_rows, provenance, read_rows, run_folder
 from lengthwise.influence import LeaveOneOut
 from lengthwise.recipes.language_model import context_length
 from lengthwise.recipes.which import which_rest
@@ -139,7 +138,7 @@ PARTS: dict[str, Part] = {
     # Every claim at its full size, seed by seed.
     **{
         f"{name} {label} seed {experiment.seed + more}": measured(
-            replace(experiment, seed=experiment.seed + more), KEPT / name / f"{slug(label)}-{experiment.seed + more}"
+            replace(experiment, seed=experiment.seed + more), run_folder(KEPT / name, label, experiment.seed + more)
         )
         for name, claim in CLAIMS.items()
         for more in range(claim.at("gpu")[1])

@@ -2,11 +2,13 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from lengthwise import run as run_module
-from lengthwise.claims import CLAIMS, SIZES, reproduce
+from lengthwise.claims import CLAIMS, SIZES, recall, reproduce
 from lengthwise.claims.claim import FIRST_SEED
+from lengthwise.claims.excess_risk import Cell, growth
 from lengthwise.errors import UnknownNameError
 from lengthwise.run import check
 
@@ -18,20 +20,23 @@ def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path, mo
     # One thread: another process may have the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
+    monkeypatch.setattr(recall, "EXAMPLES", 4)
     told = []
     found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
     experiments, num_seeds = claim.at("quick")
     assert num_seeds == 1
     assert len(told) == len(experiments)
-    title, header, body = found.tables[0]
-    assert title
-    assert len({row[0].split(",")[0] for row in body}) == len({label.split(",")[0] for label in experiments})
-    assert all(len(row) == len(header) for row in body)
+    by_length = [body for title, _, body in found.tables if "exact match by length" in title]
+    shown = {row[0] for body in by_length for row in body}
+    assert all(any(row.startswith(label) for row in shown) for label in experiments)
+    assert all(len(row) == len(header) for _, header, body in found.tables for row in body)
+    assert len(found.readings) == (len(experiments) if claim.read else 0)
     assert found.figure is not None
     assert found.figure.exists()
     steps = [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))]
     again = reproduce(claim, "quick", tmp_path, jobs=1)
     assert again.comparison.rows == found.comparison.rows
+    assert again.readings == found.readings
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))] == steps
 
 
@@ -51,7 +56,7 @@ def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim)
 
 @over_claims
 def test_every_experiment_of_a_claim_can_be_trained(claim):
-    for experiment in claim.at("laptop")[0].values():
+    for experiment in claim.at("full")[0].values():
         check(experiment)
 
 
@@ -71,6 +76,7 @@ def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_pa
             "num_examples": 64,
             "seed": seed,
             "fitted": 1.0 if seed == 0 else 0.9,
+            "answer_loss": 0.1,
             "train_lengths": [20, 50],
         }
         for label, most in (("up to 4 bits", 4), ("up to 6 bits, rotary", 6))
@@ -78,12 +84,39 @@ def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_pa
         for length in (50, 500, 5000)
         for seed in (0, 1)
     ]
-    short, far = claim.tables(rows)
+    short, far, _ = claim.tables(rows, [])
     assert short[0] == "exact match at length 50, by bits flagged; trained up to 50"
     assert far[1] == ["row", "seeds that fit", "4", "6"]
     assert far[2] == [
         ["up to 4 bits", "1 of 2", "1.000", "0.500"],
         ["up to 6 bits, rotary", "1 of 2", "1.000", "1.000"],
     ]
-    assert claim.draw(rows, tmp_path, "sparse parity") == tmp_path / "figure.png"
+    assert claim.draw(rows, [], tmp_path, "sparse parity") == tmp_path / "figure.png"
     assert (tmp_path / "figure.svg").exists()
+
+
+def test_the_growth_of_the_loss_is_found_at_equal_loss_within_training():
+    rng = np.random.default_rng(0)
+    cells = [
+        Cell(
+            seed=seed,
+            trained=trained,
+            tested=tested,
+            home=(home := float(rng.uniform(1e-5, 1e-2))),
+            # Three times as much for each bit trained on, a half for each one tested, as the root of the loss at home.
+            far=3.0**trained * 0.5**tested * home**0.5 * float(rng.uniform(0.9, 1.1)),
+        )
+        for seed in range(5)
+        for trained in (4, 6, 8)
+        for tested in (1, 2, 4)
+    ]
+    found = growth(cells, np.random.default_rng(1))
+    assert found is not None
+    for factor, expected in zip(found, (3.0, 0.5), strict=True):
+        assert factor.value == pytest.approx(expected, rel=0.05)
+        assert factor.interval is not None
+        assert factor.interval[0] < expected < factor.interval[1]
+    assert growth([cell for cell in cells if cell.trained == 4], rng) is None
+    few = growth([cell for cell in cells if cell.seed < 2], rng)
+    assert few is not None
+    assert few[0].interval is None

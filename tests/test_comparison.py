@@ -231,7 +231,8 @@ def test_a_row_that_diverges_is_empty_says_why_and_ends_no_other(tmp_path):
         answer = compared(tmp_path, {"too fast": DIVERGING, **ROWS}, report=told.append)
         assert answer.finished
         assert {row["row"] for row in answer.rows} == set(ROWS)
-        assert answer.diverged == [{"row": "too fast", "seed": seed, "reason": WHY} for seed in (0, 1)]
+        expected = {"row": "too fast", "task": "parity", "reason": WHY}
+        assert answer.diverged == [{**expected, "seed": seed} for seed in (0, 1)]
         assert answer.warnings[:2] == [f"too fast, seed {seed}: {WHY}" for seed in (0, 1)]
     assert [line for line in told if "too fast" in line][:2] == [
         f"[1/6] too fast, seed 0: {WHY}",
@@ -262,7 +263,7 @@ def test_the_command_line_shows_a_row_that_diverged(tmp_path, monkeypatch, capsy
     assert f"warning: too fast, seed 0: {WHY}" in printed.err.replace("\n", " ")
     cli.main([*flags, "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert document["diverged"] == [{"row": "too fast", "seed": 0, "reason": WHY}]
+    assert document["diverged"] == [{"row": "too fast", "task": "parity", "seed": 0, "reason": WHY}]
 
 
 def test_a_comparison_does_not_change_how_many_threads_its_caller_computes_with(tmp_path, monkeypatch):

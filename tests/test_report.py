@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.axes import Axes
 
+from lengthwise import report
 from lengthwise.errors import RunFolderError
 from lengthwise.evaluation import wilson_interval
 from lengthwise.report import cells, draw, fit_verdict, length_table, pooled, table, value
@@ -15,6 +16,7 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
     """A result row with what reports read."""
     return {
         "row": label,
+        "task": "parity",
         "seed": 0,
         "length": length,
         "num_examples": 100,
@@ -162,6 +164,15 @@ def test_drawing_writes_both_files_and_tells_the_first(tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "figure.svg").read_text()
+
+
+def test_every_task_has_a_panel_of_its_own(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
+    draw([*ROWS, row("sorted", 10, 1.0, task="sort", train_lengths=[1, 10])], tmp_path, "arithmetic")
+    first, second = figures[0].axes
+    assert (first.get_title(), second.get_title()) == ("arithmetic: parity", "arithmetic: sort")
+    assert [text.get_text() for text in second.get_legend().get_texts()] == ["trained on 1-10", "sorted"]
 
 
 def test_bands_reach_from_the_lowest_to_the_highest_seed(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DivergedError, SettingError
 from lengthwise.experiment import Experiment, build_decoder
-from lengthwise.loss import answer_loss
+from lengthwise.loss import answer_loss, feed_own_ids
 from lengthwise.position_heads import POSITION_HEADS, Increment
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.run import train
@@ -338,6 +338,42 @@ def test_the_loss_of_a_decoder_that_predicts_ids_adds_their_weighted_cross_entro
     assert outcome.ids_in_reach.item() == pytest.approx(np.mean(reached))
 
 
+@pytest.mark.parametrize("task", [Parity(), RAGGED, TWO_LEVELS], ids=["parity", "ragged", "two levels"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_own_ids_are_what_the_head_says_after_the_right_ones_in_a_share_of_the_rows(share, task):
+    experiment = small_experiment(task)
+    decoder, batch = example(experiment)
+    fed = feed_own_ids(decoder, batch, share)
+    changed = 0
+    for row, index in (batch.id_scored | batch.token_scored).nonzero().tolist():
+        right = batch.position_ids[:, row, index]
+        if row >= round(share * len(batch.tokens)) or not batch.id_scored[row, index]:
+            assert torch.equal(fed[:, row, index], right)
+            continue
+        tokens, ids = batch.tokens[row : row + 1], batch.position_ids[:, row : row + 1]
+        with torch.no_grad():
+            hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
+            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[row : row + 1])
+            answers = decoder.next_ids(
+                hidden[:, -1:], ids[:, :, index - 1 : index], tokens[:, index : index + 1], prompt
+            )
+        expected = torch.stack([answer.most_likely()[0, 0] for answer in answers])
+        assert torch.equal(fed[:, row, index], expected)
+        changed += int(not torch.equal(expected, right))
+    assert bool(changed) == (share > 0)
+    scored = batch.id_scored | batch.token_scored
+    assert torch.equal(fed[:, ~scored], batch.position_ids[:, ~scored])
+
+
+def test_a_run_that_reads_its_own_ids_is_trained_and_learns_other_weights(tmp_path):
+    losses = []
+    for share in (0.0, 1.0):
+        (folder := tmp_path / str(share)).mkdir()
+        trainer = trainer_of(small_experiment(own_ids=share), folder)
+        losses.append([trainer.step().loss.item() for _ in range(4)])
+    assert losses[0][0] != losses[1][0]
+
+
 def test_ids_behind_a_gap_are_left_out_of_the_increment_heads_loss_and_reported(tmp_path):
     experiment = small_experiment(head="increment", log_every=1, steps=8)
     decoder, batch = example(experiment)
@@ -448,6 +484,14 @@ def test_a_stage_that_is_not_learned_is_not_left_and_is_no_fit(tmp_path):
     run = train(experiment, tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 12
+
+
+def test_own_ids_are_refused_where_none_are_predicted_and_where_they_are_no_share(tmp_path):
+    given = small_experiment(scheme=Coupled(num_position_ids=48), own_ids=0.5)
+    with pytest.raises(SettingError, match="own_ids feeds predicted IDs, and coupled predicts none; use the scheme"):
+        train(given, tmp_path, device="cpu")
+    with pytest.raises(SettingError, match=r"own_ids 1.5 is no share of a batch; use 0 to 1"):
+        TrainingSettings(own_ids=1.5)
 
 
 def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reached(tmp_path):

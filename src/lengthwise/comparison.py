@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import re
 import signal
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -21,7 +20,7 @@ from lengthwise.context_loss import check_contexts
 from lengthwise.errors import DivergedError, RunFolderError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
 from lengthwise.experiment import Experiment, to_dict
-from lengthwise.folder import COMPARISON, RESULTS, append_rows, provenance, read_rows
+from lengthwise.folder import COMPARISON, RESULTS, append_rows, provenance, read_rows, run_folder
 from lengthwise.interruption import interruptible
 from lengthwise.report import outcome
 from lengthwise.run import check, evaluate, pick_device, train, variants
@@ -34,7 +33,7 @@ COMPARED = "compared.jsonl"
 class Comparison:
     """The rows of all runs; ``warnings`` tell which used ID distances that training never showed, and which diverged.
 
-    ``diverged`` has the ``row``, the ``seed`` and the ``reason`` of each run that has no results for that reason.
+    ``diverged`` has the ``row``, ``task``, ``seed`` and ``reason`` of each run that has no results for that reason.
     """
 
     folder: Path
@@ -97,7 +96,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
         _Job(
             label=label,
             experiment=replace(experiment, seed=experiment.seed + seed),
-            folder=out / slug(label) / f"seed-{experiment.seed + seed}",
+            folder=run_folder(out, label, experiment.seed + seed),
             device=device,
             threads=0,
         )
@@ -124,7 +123,12 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
         folder=out,
         rows=rows,
         diverged=[
-            {"row": job.row_label(variant), "seed": job.experiment.seed, "reason": why}
+            {
+                "row": job.row_label(variant),
+                "task": job.experiment.task.name,
+                "seed": job.experiment.seed,
+                "reason": why,
+            }
             for job, why in failed
             for variant in job.experiment.evaluation.variants or (None,)
         ],
@@ -291,8 +295,3 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())["comparison"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunFolderError(f"{path} cannot be read ({error!r}); choose another --out") from None
-
-
-def slug(label: str) -> str:
-    """A label as the name of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

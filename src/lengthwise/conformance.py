@@ -19,7 +19,7 @@ from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, to_dict
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
-from lengthwise.tasks import nearest_length
+from lengthwise.tasks import GradedByLoss, Staged, nearest_length
 
 IDS = "(level, batch, seq)"
 # What comes back from a hook, where it is no score or bias.
@@ -27,7 +27,7 @@ AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
 
 
 def check_settings(experiment: Experiment) -> None:
-    """Refuse what ``experiment.json`` cannot hold: a class that is no dataclass, a setting that is no plain value."""
+    """Refuse what ``experiment.json`` cannot hold, and ways to train that the task or the scheme does not have."""
     try:
         json.dumps(to_dict(experiment))
     except (TypeError, ValueError) as error:
@@ -35,6 +35,13 @@ def check_settings(experiment: Experiment) -> None:
             f"the experiment cannot be saved ({error}); "
             "make each part a dataclass with settings of plain numbers, words or tuples"
         ) from None
+    training, task, scheme = experiment.training, experiment.task, experiment.scheme
+    if training.stage_loss is not None and not isinstance(task, Staged):
+        raise SettingError(f"stage_loss asks for stages and {task.name} has none; leave it out")
+    if training.fit_every is not None and isinstance(task, GradedByLoss):
+        raise SettingError(f"fit_every looks for exact match, and {task.name} is graded by loss; leave it out")
+    if training.own_ids and not scheme.predicts_ids:
+        raise SettingError(f"own_ids feeds predicted IDs, and {scheme.name} predicts none; use the scheme predicted")
 
 
 def check_scheme(experiment: Experiment) -> list[Batch]:

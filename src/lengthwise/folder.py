@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -104,6 +105,16 @@ def provenance() -> dict[str, Any]:
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def run_folder(out: Path, label: str, seed: int) -> Path:
+    """Where a comparison keeps the run of a row with a seed."""
+    return out / slug(label) / f"seed-{seed}"
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
 def _version(package: str) -> str | None:

@@ -165,13 +165,20 @@ def _trials(rows: Rows) -> int:
 def draw(rows: Rows, folder: Path, title: str) -> Path:
     """Exact match or perplexity against length as ``figure.png`` and ``figure.svg``; the path of the first.
 
-    Bands reach from the lowest to the highest seed; of one seed, bars are the 95% intervals.
+    A panel per task. Bands reach from the lowest to the highest seed; of one seed, bars are the 95% intervals.
     """
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axes = figure.subplots()
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure = Figure(figsize=(8, 4.8 * len(tasks)), layout="constrained")
+    for axes, task in zip(figure.subplots(len(tasks), squeeze=False)[:, 0], tasks, strict=True):
+        own = [row for row in rows if row["task"] == task]
+        _draw_task(axes, own, title if len(tasks) == 1 else f"{title}: {task.replace('_', ' ')}")
+    return save_figure(figure, folder)
+
+
+def _draw_task(axes: Any, rows: Rows, title: str) -> None:
     first, last = rows[0]["train_lengths"]
     axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
     for place, (label, by_length) in enumerate(cells(rows).items()):
@@ -194,7 +201,6 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
         axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-    return save_figure(figure, folder)
 
 
 def save_figure(figure: Any, folder: Path) -> Path:

@@ -22,7 +22,7 @@ from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.generate import generate
 from lengthwise.randomness import stream
-from lengthwise.tasks import GradedByLoss, Staged, Task
+from lengthwise.tasks import GradedByLoss, Task
 from lengthwise.training import Trainer
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -110,12 +110,6 @@ def check(experiment: Experiment) -> None:
         raise PositionRangeError(
             f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
             f"set its num_position_ids to at least {reached}"
-        )
-    if experiment.training.stage_loss is not None and not isinstance(experiment.task, Staged):
-        raise SettingError(f"stage_loss asks for stages and {experiment.task.name} has none; leave it out")
-    if experiment.training.fit_every is not None and isinstance(experiment.task, GradedByLoss):
-        raise SettingError(
-            f"fit_every looks for exact match, and {experiment.task.name} is graded by loss; leave it out"
         )
     variants(experiment.task, experiment.evaluation)
     decoder = build_decoder(experiment)

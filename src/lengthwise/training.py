@@ -16,7 +16,7 @@ from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DivergedError, RunFolderError, SettingError
-from lengthwise.loss import AnswerLoss, answer_loss
+from lengthwise.loss import AnswerLoss, answer_loss, feed_own_ids
 from lengthwise.tasks import Staged
 
 # Steps that the running loss of a stage remembers; it starts at STAGE_START nats.
@@ -28,9 +28,13 @@ PRECISIONS = ("auto", "float32", "bf16")
 class TrainingSettings:
     """Budget and optimiser (AdamW, linear warm-up, linear decay to ``final_share`` of the learning rate).
 
-    ``id_weight`` is the weight of the ID loss beside the token loss. With ``fit_every``, training ends as soon as
-    exact match at the longest training length reaches ``fit_threshold``, looked at every so many steps. With
-    ``cooldown_steps`` it then goes on for so many: the learning rate stays up until there, and decays only in them.
+    ``id_weight`` is the weight of the ID loss beside the token loss. ``own_ids`` is the share of each batch that is fed
+    the response IDs which the decoder predicts, in place of the right ones (PPC only; in parallel, from one pass with
+    the right ones, after Mihaylova and Martins 2019, arXiv 1906.07651): 0 is teacher forcing.
+
+    With ``fit_every``, training ends as soon as exact match at the longest training length reaches ``fit_threshold``,
+    looked at every so many steps. With ``cooldown_steps`` it then goes on for so many: the learning rate stays up until
+    there, and decays only in them.
 
     ``stage_loss`` is a curriculum, for tasks with stages: training begins with the easiest, and goes on to the next as
     soon as the running loss (its mean over about ``STAGE_MEMORY`` steps) is below. Only the last is asked for a fit.
@@ -45,6 +49,7 @@ class TrainingSettings:
     final_share: float = 0.02
     clip: float = 1.0
     id_weight: float = 1.0
+    own_ids: float = 0.0
     log_every: int = 25
     checkpoint_every: int = 250
     fit_every: int | None = None
@@ -61,6 +66,8 @@ class TrainingSettings:
             raise SettingError(
                 f"cooldown_steps {self.cooldown_steps} is not within the {self.steps} steps; use 0 or up to as many"
             )
+        if not 0 <= self.own_ids <= 1:
+            raise SettingError(f"own_ids {self.own_ids} is no share of a batch; use 0 to 1")
         if self.learning_rate <= 0:
             raise SettingError(f"learning rate {self.learning_rate} moves nothing; use a positive number")
         if self.stage_loss is not None and self.stage_loss <= 0:
@@ -187,8 +194,10 @@ class Trainer:
         progress.saw(batch.position_ids)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(progress.step, progress.end)
+        batch = batch.to(self.device)
         with self._precision():
-            outcome = answer_loss(self.decoder, batch.to(self.device), self.settings.id_weight)
+            fed = feed_own_ids(self.decoder, batch, self.settings.own_ids) if self.settings.own_ids else None
+            outcome = answer_loss(self.decoder, batch, self.settings.id_weight, fed)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(outcome.loss)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)

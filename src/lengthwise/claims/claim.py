@@ -1,13 +1,15 @@
 """The contract of a claim: which runs show it, at which sizes, and what is read off their rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment
 from lengthwise.recipes import quick
 from lengthwise.report import Rows, draw
+from lengthwise.run import Run
 
 # A title, a header and rows of a table.
 Table = tuple[str, list[str], list[list[str]]]
@@ -33,8 +35,9 @@ class Size:
 class Claim:
     """A statement of the paper, or one that goes on from it, and the experiments that show it.
 
-    ``experiments`` are the rows at full size; ``tables`` what is read off their results, besides exact match by length;
-    ``draw`` makes a figure of them in a folder and answers with its path.
+    ``experiments`` are the rows at full size. ``read``, where there is one, looks at a trained run and its rows, and
+    answers with values to be written down, beside the ``row`` and the ``seed``. ``tables`` are read off the results and
+    these readings, besides exact match by length; ``draw`` makes a figure of both in a folder, and says where.
     """
 
     name: str
@@ -43,18 +46,22 @@ class Claim:
     experiments: Callable[[], dict[str, Experiment]]
     laptop: Size
     full: Size = Size(num_seeds=5)
-    tables: Callable[[Rows], list[Table]] = lambda rows: []
-    draw: Callable[[Rows, Path, str], Path] = draw
+    read: Callable[[Run, Rows], Mapping[str, Any]] | None = None
+    tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
+    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
 
     def at(self, size: str) -> tuple[dict[str, Experiment], int]:
-        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``; ``gpu`` is ``full``."""
-        known = {label: replace(each, seed=FIRST_SEED) for label, each in self.experiments().items()}
-        if size == "quick":
-            return {label: quick(each) for label, each in known.items()}, 1
+        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``.
+
+        ``quick`` has the rows of ``laptop``, and only shows that they run; ``gpu`` is ``full``.
+        """
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
-        asked = self.laptop if size == "laptop" else self.full
+        known = {label: replace(each, seed=FIRST_SEED) for label, each in self.experiments().items()}
+        asked = self.full if size in ("full", "gpu") else self.laptop
         labels = known if asked.rows is None else asked.rows
+        if size == "quick":
+            return {label: quick(known[label]) for label in labels}, 1
         return {label: _within(known[label], asked) for label in labels}, asked.num_seeds
 
 

@@ -1,19 +1,30 @@
 """Reproduce: run a claim's experiments at a size, and read off what they show."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lengthwise.claims.claim import Claim, Table
-from lengthwise.comparison import Comparison, compare
-from lengthwise.report import heading, table
+from lengthwise.comparison import COMPARED, Comparison, compare
+from lengthwise.experiment import Experiment
+from lengthwise.folder import append_rows, read_rows, run_folder
+from lengthwise.report import Rows, heading, table
+from lengthwise.run import load_run
+
+# What a claim reads of a run, in its folder; of all of them, beside the results.
+READING, READINGS = "reading.jsonl", "readings.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """The rows of all runs, the tables made of them, and the path of the figure; None where nothing is finished."""
+    """The rows of all runs, what was read of them, the tables made of both, and the path of the figure.
+
+    While something that was asked for is unfinished, there are no tables, and the figure is None.
+    """
 
     comparison: Comparison
+    readings: list[dict[str, Any]]
     tables: list[Table]
     figure: Path | None
 
@@ -36,11 +47,38 @@ def reproduce(
     device = "cuda" if size == "gpu" else "cpu"
     comparison = compare(experiments, out, num_seeds=num_seeds, jobs=jobs, device=device, only=only, report=report)
     if not comparison.finished:
-        return Reproduction(comparison=comparison, tables=[], figure=None)
-    diverged = [cell["row"] for cell in comparison.diverged]
-    by_length = (heading(comparison.rows), *table(comparison.rows, diverged))
+        return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
+    rows = comparison.rows
+    readings = _readings(claim, experiments, rows, out, device)
+    by_length = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        diverged = [cell["row"] for cell in comparison.diverged if cell["task"] == task]
+        by_length.append((f"{task}: {heading(own)}", *table(own, diverged)))
     return Reproduction(
         comparison=comparison,
-        tables=[by_length, *claim.tables(comparison.rows)],
-        figure=claim.draw(comparison.rows, out, claim.name.replace("_", " ")),
+        readings=readings,
+        tables=[*by_length, *claim.tables(rows, readings)],
+        figure=claim.draw(rows, readings, out, claim.name.replace("_", " ")),
     )
+
+
+def _readings(
+    claim: Claim, experiments: Mapping[str, Experiment], rows: Rows, out: Path, device: str
+) -> list[dict[str, Any]]:
+    """One of each run that has rows; what an earlier call read is not read again."""
+    if claim.read is None:
+        return []
+    seeds, readings = sorted({row["seed"] for row in rows}), []
+    for label in experiments:
+        for seed in seeds:
+            folder = run_folder(out, label, seed)
+            if not (folder / COMPARED).exists():
+                continue
+            if not (folder / READING).exists():
+                found = claim.read(load_run(folder, device=device), read_rows(folder / COMPARED))
+                append_rows(folder / READING, [{"row": label, "seed": seed, **found}])
+            readings += read_rows(folder / READING)
+    (out / READINGS).unlink(missing_ok=True)
+    append_rows(out / READINGS, readings)
+    return readings

@@ -44,7 +44,7 @@ def sparse_parity_up_to(most: int, *, coding: str = "flags", window: int | None 
         ),
         evaluation=EvaluationSettings(
             lengths=(50, 100, 200, 500, 5000),
-            num_examples=(512, 512, 512, 512, 64),
+            num_examples=(512, 512, 512, 512, 16),
             variants=tuple(f"flagged-{number}" for number in TESTED),
         ),
     )

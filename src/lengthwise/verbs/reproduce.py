@@ -33,8 +33,9 @@ def reproduce_(
     if found.figure is None:
         raise StoppedError("stopped; what was trained is saved: the same command goes on")
     if as_json:
-        rows, diverged = found.comparison.rows, found.comparison.diverged
-        print_json({"claim": claim, "size": size, "results": rows, "diverged": diverged, "figure": str(found.figure)})
+        rows, diverged, readings = found.comparison.rows, found.comparison.diverged, found.readings
+        shown = {"results": rows, "diverged": diverged, "readings": readings, "figure": str(found.figure)}
+        print_json({"claim": claim, "size": size, **shown})
         return
     for title, header, body in found.tables:
         print_table(title, header, body)
