@@ -22,7 +22,7 @@ import torch
 from step_speed import measure
 
 import lengthwise as lw
-from lengthwise.claims import CLAIMS
+from lengthwise.claims import CLAIMS, Claim
 from lengthwise.encodings import ENCODINGS
 from lengthwise.folder import append_rows, provenance, read_rows, run_folder
 from lengthwise.influence import LeaveOneOut
@@ -67,6 +67,20 @@ def measured(experiment: lw.Experiment, folder: Path) -> Part:
             raise TimeoutError
         rows = lw.evaluate(run, experiment.evaluation)
         return {"train_seconds": run.facts["train_seconds"], "fitted": run.facts["fitted"], "results": rows}
+
+    return part
+
+
+def of_claim(claim: Claim, label: str, experiment: lw.Experiment) -> Part:
+    """A row of a claim with one seed: its results, and what the claim reads of the run."""
+    folder = run_folder(KEPT / claim.name, label, experiment.seed)
+
+    def part(left: float) -> dict[str, Any]:
+        row = measured(experiment, folder)(left)
+        known = {"claim": claim.name, "row": label, "seed": experiment.seed, **row}
+        if claim.read is None:
+            return known
+        return {**known, "reading": claim.read(lw.load_run(folder, device="cuda"), row["results"])}
 
     return part
 
@@ -137,8 +151,8 @@ PARTS: dict[str, Part] = {
     },
     # Every claim at its full size, seed by seed.
     **{
-        f"{name} {label} seed {experiment.seed + more}": measured(
-            replace(experiment, seed=experiment.seed + more), run_folder(KEPT / name, label, experiment.seed + more)
+        f"{name} {label} seed {experiment.seed + more}": of_claim(
+            claim, label, replace(experiment, seed=experiment.seed + more)
         )
         for name, claim in CLAIMS.items()
         for more in range(claim.at("gpu")[1])

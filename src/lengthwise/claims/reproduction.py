@@ -50,17 +50,22 @@ def reproduce(
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows
     readings = _readings(claim, experiments, rows, out, device)
-    by_length = []
-    for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        diverged = [cell["row"] for cell in comparison.diverged if cell["task"] == task]
-        by_length.append((f"{task}: {heading(own)}", *table(own, diverged)))
     return Reproduction(
         comparison=comparison,
         readings=readings,
-        tables=[*by_length, *claim.tables(rows, readings)],
+        tables=tables_of(claim, rows, readings, comparison.diverged),
         figure=claim.draw(rows, readings, out, claim.name.replace("_", " ")),
     )
+
+
+def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
+    """Exact match by length, a table per task, and what the claim reads off its rows and readings."""
+    tables: list[Table] = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        failed = [cell["row"] for cell in diverged if cell["task"] == task]
+        tables.append((f"{task}: {heading(own)}", *table(own, failed)))
+    return tables + claim.tables(rows, readings)
 
 
 def _readings(

@@ -1,0 +1,122 @@
+"""Keep the rows of a claim, and print them as the tables of its page.
+
+``python benchmarks/claim_page.py CLAIM`` prints every seed's numbers, then what the claim reads off them, as Markdown,
+and draws ``docs/CLAIM.png``. ``--add FOLDER`` first takes in what ``lengthwise reproduce CLAIM`` wrote there, each row
+with the commit that made it; a run that is there already is replaced. A claim is run row by row, so it takes several.
+``--add-gpu FILE`` takes in the claim's parts of a ``gpu.jsonl`` that ``make gpu`` wrote.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lengthwise.checkpoint import write_atomically
+from lengthwise.claims import CLAIMS
+from lengthwise.claims.claim import Claim
+from lengthwise.claims.reproduction import READINGS, tables_of
+from lengthwise.folder import COMPARISON, RESULTS, read_rows
+
+Rows = list[dict[str, Any]]
+KEPT, FIGURES = Path("benchmarks/results"), Path("docs")
+
+
+def add(claim: Claim, folder: Path) -> None:
+    """Take in the rows and readings of a folder."""
+    commit = json.loads((folder / COMPARISON).read_text())["provenance"]["commit"]
+    for kept, made in ((f"{claim.name}.jsonl", RESULTS), (f"{claim.name}_readings.jsonl", READINGS)):
+        _keep(claim, kept, [{**row, "commit": commit} for row in read_rows(folder / made)])
+
+
+def add_gpu(claim: Claim, path: Path) -> None:
+    """Take in what a GPU measured, part by part."""
+    parts = [part for part in read_rows(path) if part.get("claim") == claim.name]
+    rows, readings = [], []
+    for part in parts:
+        facts = {"commit": part["commit"], "cuda": part["hardware"]["cuda"]}
+        for result in part["results"]:
+            variant = result["variant"]
+            label = part["row"] if variant is None else f"{part['row']}, {variant}"
+            rows.append({"row": label, **result, **facts})
+        if "reading" in part:
+            readings.append({"row": part["row"], "seed": part["seed"], **part["reading"], **facts})
+    _keep(claim, f"{claim.name}.jsonl", rows)
+    _keep(claim, f"{claim.name}_readings.jsonl", readings)
+
+
+def _keep(claim: Claim, kept: str, new: Rows) -> None:
+    again = {(row["row"], row["seed"]) for row in new}
+    whole = [row for row in read_rows(KEPT / kept) if (row["row"], row["seed"]) not in again] + new
+    if whole:
+        write_atomically(KEPT / kept, b"".join(json.dumps(row).encode() + b"\n" for row in _in_order(claim, whole)))
+
+
+def _in_order(claim: Claim, rows: Rows) -> Rows:
+    """As the claim has its rows, then by seed."""
+    labels = list(claim.experiments())
+
+    def place(row: Mapping[str, Any]) -> tuple[int, int]:
+        variant = row.get("variant")
+        label = row["row"] if variant is None else row["row"].removesuffix(f", {variant}")
+        return labels.index(label), row["seed"]
+
+    return sorted(rows, key=place)
+
+
+def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line per row, and in each cell the exact match of every seed, in the order of the seeds."""
+    for task in dict.fromkeys(row["task"] for row in rows):
+        own = [row for row in rows if row["task"] == task]
+        lengths = sorted({row["length"] for row in own})
+        counts = {length: max(row["num_examples"] for row in own if row["length"] == length) for length in lengths}
+        body = []
+        for label in dict.fromkeys(row["row"] for row in own):
+            runs = [row for row in own if row["row"] == label]
+            by_seed = {row["seed"]: row for row in runs}
+            cells = []
+            for length in lengths:
+                at = {row["seed"]: row["exact_match"] for row in runs if row["length"] == length}
+                cells.append(" ".join(f"{at[seed]:.3f}" if seed in at else "·" for seed in by_seed))
+            seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
+            steps = " ".join(str(row["steps"]) for row in by_seed.values())
+            seconds = " ".join(f"{row['train_seconds']:.0f}" for row in by_seed.values())
+            fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
+            body.append([label, seeds, steps, seconds, fitted, *cells])
+        shown = [f"{length:,} (n={counts[length]})" for length in lengths]
+        print_table(f"{task}: every seed", ["row", "seeds", "steps", "seconds", "fitted", *shown], body)
+
+
+def print_table(title: str, header: Iterable[str], body: Iterable[Sequence[str]]) -> None:
+    """As Markdown."""
+    names = [name.replace("\n", " ") for name in header]
+    print(f"\n**{title[0].upper()}{title[1:]}**\n\n| {' | '.join(names)} |\n{'|---' * len(names)}|")
+    for row in body:
+        print("|", " | ".join(cell.replace("\n", " ") for cell in row), "|")
+
+
+def main() -> None:
+    """Take in, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("claim", choices=CLAIMS)
+    parser.add_argument("--add", type=Path, action="append", default=[])
+    parser.add_argument("--add-gpu", type=Path, action="append", default=[])
+    asked = parser.parse_args()
+    claim = CLAIMS[asked.claim]
+    for folder in asked.add:
+        add(claim, folder)
+    for path in asked.add_gpu:
+        add_gpu(claim, path)
+    rows, readings = read_rows(KEPT / f"{claim.name}.jsonl"), read_rows(KEPT / f"{claim.name}_readings.jsonl")
+    every_seed(rows)
+    for title, header, body in tables_of(claim, rows, readings):
+        print_table(title, header, body)
+    with tempfile.TemporaryDirectory() as folder:
+        figure = claim.draw(rows, readings, Path(folder), claim.name.replace("_", " "))
+        shutil.copy(figure, FIGURES / f"{claim.name}.png")
+
+
+if __name__ == "__main__":
+    main()
