@@ -1,4 +1,4 @@
-"""Multiplication: every symbol, what it depends on and its IDs, by plain Python from both factors alone."""
+"""Multiplication: every symbol by plain Python from both factors alone, and what steps depend on."""
 
 from collections import defaultdict
 
@@ -18,34 +18,6 @@ def factors_of(prompt: list[str]) -> tuple[int, int, int, int]:
     return int(first[::-1]), int(second), len(first), len(second)
 
 
-def tied_tokens(count: int, width: int) -> tuple[list[tuple[int, int]], list[set[int]]]:
-    """IDs of every token, and the token indexes that each answer depends on, one symbol after the other."""
-    ids: list[tuple[int, int]] = []
-    needs: list[set[int]] = []
-    where: dict[tuple[object, ...], int] = {}
-
-    def write(name: tuple[object, ...], own: tuple[int, int], *named: tuple[object, ...]) -> None:
-        needs.append({where[each] for each in named if each in where})
-        where[name] = len(ids)
-        ids.append(own)
-
-    for place in range(1, width + 1):
-        write(("a", place), (place, 0))
-    write(("x",), (width + 1, 0))
-    for row in range(1, count + 1):
-        write(("b", row), (0, row))
-    write(("=",), (1, count + 1))
-    write((">", 0), (1, 1))
-    for row in range(1, count + 1):
-        for place in range(1, width + 1):
-            write(("product", row, place), (place, row - 1), ("a", place), ("b", row), ("sum", row, place - 1))
-            below = ("sum", row - 1, place - 1)
-            write(("sum", row, place), (place + 1, row), ("product", row, place), below)
-        write((">", row), (1, row + 1), ("x",))
-    write(("end",), (1, count + 1), ("=",))
-    return ids, needs
-
-
 @over_counts
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_a_thousand_scratchpads_are_what_whole_numbers_say(length, digits, rng):
@@ -58,23 +30,6 @@ def test_a_thousand_scratchpads_are_what_whole_numbers_say(length, digits, rng):
         a, b, width, _ = factors_of(symbols[:prompt_length])
         last = [symbol[0] for symbol in symbols[-2 - 2 * width : -2] if "c" in symbol]
         assert int("".join(reversed(last))) == a * b
-
-
-@over_counts
-@pytest.mark.parametrize("length", [1, 2, 4])
-def test_a_thousand_couplings_and_supports_are_what_the_steps_say(length, digits, rng):
-    task = Multiplication(digits=digits)
-    examples = task.sample(length=length, size=1_000, rng=rng)
-    assert examples.coupling is not None
-    assert examples.support is not None
-    _, _, width, count = factors_of(words(task, examples.tokens[0, : examples.prompt_length[0]]))
-    ids, needs = tied_tokens(count, width)
-    named = [{place for place in places if place >= 0} for places in examples.support[0].tolist()]
-    assert named == [need if answered else set() for need, answered in zip(needs, examples.is_answer[0], strict=True)]
-    assert examples.coupling[:, 0].T.tolist() == [list(pair) for pair in ids]
-    # All that both are made of are the numbers of digits, which all examples of a length share.
-    assert (examples.support == examples.support[:1]).all()
-    assert (examples.coupling == examples.coupling[:, :1]).all()
 
 
 def test_a_step_depends_on_every_token_that_its_support_names(rng):

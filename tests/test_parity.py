@@ -135,8 +135,9 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 @pytest.mark.parametrize("chunk_elements", [1, 2 * 3 * 7 * 2, 1 << 26])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("queries", [1, 3, 5, 7])
+@pytest.mark.parametrize("graded", [False, True])
 def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
-    queries, biased, chunk_elements, short, rng, monkeypatch
+    graded, queries, biased, chunk_elements, short, rng, monkeypatch
 ):
     monkeypatch.setattr("lengthwise.attention.SHORT", short)
     monkeypatch.setattr("lengthwise.attention.CHUNK_ELEMENTS", chunk_elements)
@@ -147,7 +148,8 @@ def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
         return torch.from_numpy(bias[:, :, start:stop, :keys])
 
     given = [torch.from_numpy(part) for part in (query, key, value)]
-    out = attend(*given, bias_of if biased else None).numpy()
+    with torch.set_grad_enabled(graded):
+        out = attend(*given, bias_of if biased else None).numpy()
     for row in range(2):
         np.testing.assert_allclose(out[row], attended(query[row], key[row], value[row], bias[row]), atol=2e-6)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Up to here plain matrix products beat the fused kernel on a CPU (benchmarks/speed.md).
 SHORT = 64
@@ -16,6 +16,9 @@ SHORT = 64
 # (benchmarks/encoding_speed.py); on a GPU, enough for all its cores.
 CHUNK_ELEMENTS = 1 << 19
 GPU_CHUNK_ELEMENTS = 1 << 24
+# With more queries than one in so many keys, those that nobody asks for cost less than a mask does: the fused kernel
+# needs none where there are as many of both.
+MANY = 5
 
 # Of queries ``start`` to ``stop`` on the first ``keys`` keys.
 Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
@@ -42,6 +45,9 @@ def attend(
         return _short(query, key, value, bias)
     if bias is None and queries in (1, keys):
         return scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
+    if bias is None and on_cpu and not torch.is_grad_enabled() and MANY * queries > keys:
+        padded = pad(query, (0, 0, keys - queries, 0))
+        return scaled_dot_product_attention(padded, key, value, is_causal=True)[:, :, keys - queries :]
     if on_cpu and torch.is_grad_enabled():
         biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, queries)]
         attended: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]

@@ -54,8 +54,8 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Graded:
 
 def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     first = int(batch.prompt_length.min()) - 1
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    hidden, targets = hidden[:, first:], batch.tokens[:, first + 1 :]
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], first=first)
+    targets = batch.tokens[:, first + 1 :]
     logits = decoder.token_logits(hidden)
     written = logits.argmax(dim=-1)
     scored = batch.token_scored[:, first + 1 :]

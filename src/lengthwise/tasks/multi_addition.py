@@ -27,7 +27,7 @@ class MultiAddition:
 
     Coupling on two levels (after Cho et al. 2025): which digit, and which row. A digit has the IDs under which it will
     be read, a carry and ``>`` have those of the digits that are needed next; so both digits of a step are at ID
-    distance 0 on both levels, whatever the gaps. Each answer depends on at most two digits and the token before:
+    distance 0 on both levels, whatever the gaps. Each answer depends on at most two tokens of these and the one before:
     k = 3.
     """
 
