@@ -137,7 +137,7 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 @pytest.mark.parametrize("queries", [1, 3, 5, 7])
 @pytest.mark.parametrize("graded", [False, True])
 def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
-    graded, queries, biased, chunk_elements, short, rng, monkeypatch
+    queries, biased, chunk_elements, short, rng, *, graded, monkeypatch
 ):
     monkeypatch.setattr("lengthwise.attention.SHORT", short)
     monkeypatch.setattr("lengthwise.attention.CHUNK_ELEMENTS", chunk_elements)
