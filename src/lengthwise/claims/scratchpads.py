@@ -7,6 +7,7 @@ from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
 from lengthwise.recipes import recipe
 from lengthwise.recipes.baselines import beside_baselines
+from lengthwise.tasks import VariableAssignment
 
 # Those that a laptop trains in minutes: what is new, what it is compared with, and what most models have.
 FEW = ("predicted (PPC)", "coupled, IDs given", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
@@ -26,7 +27,12 @@ def _variable_assignment() -> dict[str, Experiment]:
         variants=("a quarter", "half", "all"),
         until_none=True,
     )
-    return beside_baselines(replace(recipe("variable_assignment"), evaluation=tests))
+    rows = beside_baselines(replace(recipe("variable_assignment"), evaluation=tests))
+    predicted = rows["predicted (PPC)"]
+    for operands in (2, 3):
+        task = VariableAssignment(operands=operands)
+        rows[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task)
+    return rows
 
 
 PARITY = Claim(
