@@ -4,6 +4,7 @@ Stops itself after ``BUDGET_S`` seconds and goes on where it stopped when it is 
 or to ``runs/gpu`` without it: ``gpu.jsonl``, a row per finished part, and ``tests.txt``.
 """
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,14 +151,15 @@ PARTS: dict[str, Part] = {
         f"context_length {label}": language_model(label.replace(" ", "-"), experiment)
         for label, experiment in context_length().items()
     },
-    # Every claim at its full size, seed by seed.
+    # Every claim at its full size: all rows with one seed, then with the next.
     **{
         f"{name} {label} seed {experiment.seed + more}": of_claim(
             claim, label, replace(experiment, seed=experiment.seed + more)
         )
+        for more in range(max(claim.at("gpu")[1] for claim in CLAIMS.values()))
         for name, claim in CLAIMS.items()
-        for more in range(claim.at("gpu")[1])
         for label, experiment in claim.at("gpu")[0].items()
+        if more < claim.at("gpu")[1]
     },
     # What the comparisons which_parity, which_copy and which_addition leave out.
     **{
@@ -167,25 +170,45 @@ PARTS: dict[str, Part] = {
 }
 
 
+# What is timed has the machine for itself; the rest are small models, of which many fit side by side.
+ALONE = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost")
+WORKERS = max(1, min(14, (os.cpu_count() or 1) - 2))
+
+
 def run_parts(ends: float) -> list[str]:
     """Run what is not done yet until the time is over; the names of what is left."""
     done = {row["part"] for row in read_rows(ROWS)}
-    left_to_do = [name for name in PARTS if name not in done]
-    for name in list(left_to_do):
-        started = time.monotonic()
-        try:
-            if started >= ends:
-                break
-            row = PARTS[name](ends - started)
-        except (TimeoutError, subprocess.TimeoutExpired):
-            break
-        except Exception as error:  # One part that fails must not cost the others.
-            print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
-            continue
-        append_rows(ROWS, [{"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}])
-        left_to_do.remove(name)
-        print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)
-    return left_to_do
+    left = dict.fromkeys(name for name in PARTS if name not in done)
+    corpus()
+    for name in [name for name in left if name in ALONE]:
+        _end(name, run_part(name, ends), left)
+    with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(run_part, name, ends): name for name in left if name not in ALONE}
+        for future in as_completed(running):
+            _end(running[future], future.result(), left)
+    return list(left)
+
+
+def run_part(name: str, ends: float) -> dict[str, Any] | None:
+    """The row of a part; None when there was no time, or why it failed is printed."""
+    started = time.monotonic()
+    if started >= ends:
+        return None
+    try:
+        row = PARTS[name](ends - started)
+    except (TimeoutError, subprocess.TimeoutExpired):
+        return None
+    except Exception as error:  # One part that fails must not cost the others.
+        print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
+        return None
+    return {"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}
+
+
+def _end(name: str, row: dict[str, Any] | None, left: dict[str, None]) -> None:
+    if row is not None:
+        append_rows(ROWS, [row])
+        del left[name]
+        print(f"{name}: {row['wall_s']:.0f} s", flush=True)
 
 
 def main() -> int:

@@ -29,23 +29,33 @@ class Reproduction:
     figure: Path | None
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913  (a setting of the call each)
     claim: Claim,
     size: str,
     out: Path,
     *,
+    num_seeds: int | None = None,
     jobs: int | None = None,
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Reproduction:
     """Train and evaluate what shows a claim, at a size of ``SIZES``; the same call goes on where it was stopped.
 
-    ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``only`` these rows are run now, and shown
+    ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``num_seeds`` (by default as many as the size
+    has) are counted from the first of those that are kept for claims. ``only`` these rows are run now, and shown
     with those that earlier calls finished. ``UnknownNameError`` for another size, or another row.
     """
-    experiments, num_seeds = claim.at(size)
+    experiments, usual = claim.at(size)
     device = "cuda" if size == "gpu" else "cpu"
-    comparison = compare(experiments, out, num_seeds=num_seeds, jobs=jobs, device=device, only=only, report=report)
+    comparison = compare(
+        experiments,
+        out,
+        num_seeds=usual if num_seeds is None else num_seeds,
+        jobs=jobs,
+        device=device,
+        only=only,
+        report=report,
+    )
     if not comparison.finished:
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows

@@ -15,6 +15,7 @@ from lengthwise.verbs.flags import WHOLE, Json
 def reproduce_(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim by name, see list claims.")],
     size: Annotated[str, typer.Option(help="quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
+    seeds: Annotated[int | None, typer.Option(**WHOLE, help="How many; as many as the size has by default.")] = None,
     jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Run this row only; repeat it for more. All by default.")
@@ -27,7 +28,7 @@ def reproduce_(
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
     with err_console.status(f"{claim}, {size}, into {folder}"):
-        found = reproduce(CLAIMS[claim], size, folder, jobs=jobs, only=row, report=say)
+        found = reproduce(CLAIMS[claim], size, folder, num_seeds=seeds, jobs=jobs, only=row, report=say)
     for warning in found.comparison.warnings:
         say(f"warning: {warning}")
     if found.figure is None:
