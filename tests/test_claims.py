@@ -9,8 +9,8 @@ from lengthwise import run as run_module
 from lengthwise.claims import CLAIMS, SIZES, recall, reproduce
 from lengthwise.claims.claim import FIRST_SEED
 from lengthwise.claims.excess_risk import Cell, growth
+from lengthwise.comparison import check_rows
 from lengthwise.errors import UnknownNameError
-from lengthwise.run import check
 
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
 
@@ -55,9 +55,8 @@ def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim)
 
 
 @over_claims
-def test_every_experiment_of_a_claim_can_be_trained(claim):
-    for experiment in claim.at("full")[0].values():
-        check(experiment)
+def test_every_experiment_of_a_claim_can_be_trained_and_measured_to_the_end(claim):
+    check_rows(claim.at("full")[0])
 
 
 def test_an_unknown_size_is_answered_with_the_known_ones(tmp_path):

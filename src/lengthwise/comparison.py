@@ -90,7 +90,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     if jobs is not None and jobs < 1:
         raise SettingError(f"{jobs} jobs run nothing; use at least 1")
     chosen = experiments if only is None else only
-    _check(experiments, chosen)
+    check_rows(experiments, chosen)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
     whole = [
         _Job(
@@ -137,7 +137,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     )
 
 
-def _check(experiments: Mapping[str, Experiment], chosen: Iterable[str]) -> None:
+def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()) -> None:
     """Refuse what could not be trained or measured to the end, and rows that no table can hold together."""
     for label in chosen:
         if label not in experiments:
