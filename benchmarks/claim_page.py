@@ -86,7 +86,9 @@ def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
             fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
             body.append([label, seeds, steps, seconds, fitted, *cells])
         shown = [f"{length:,} (n={counts[length]})" for length in lengths]
-        print_table(f"{task}: every seed", ["row", "seeds", "steps", "seconds", "fitted", *shown], body)
+        print_table(
+            f"{task.replace('_', ' ')}: every seed", ["row", "seeds", "steps", "seconds", "fitted", *shown], body
+        )
 
 
 def print_table(title: str, header: Iterable[str], body: Iterable[Sequence[str]]) -> None:

@@ -711,6 +711,16 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"unknown weights 'softmx'; did you mean 'softmax'\? known: count, entmax, softmax, top_k",
     ),
     (
+        lambda: DecoderSettings(dilution=1.0),
+        SettingError,
+        r"dilution 1.0 leaves no attention; use a share from 0 to less than 1",
+    ),
+    (
+        lambda: DecoderSettings(dilution=0.5, weights="count"),
+        SettingError,
+        r"weights 'count' are no shares that a dilution could take from; leave out either",
+    ),
+    (
         lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),
         SettingError,
         r"entmax_alpha 1.0 is no number above 1; use 1.5, or weights='softmax'",

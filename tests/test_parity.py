@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from cases import randomize
-from lengthwise.attention import attend
+from lengthwise.attention import attend, diluted
 from lengthwise.decoder import Decoder, DecoderSettings
-from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, Rotary
+from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.alibi import slopes
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.normalization import RMSNorm
@@ -152,6 +152,37 @@ def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
         out = attend(*given, bias_of if biased else None).numpy()
     for row in range(2):
         np.testing.assert_allclose(out[row], attended(query[row], key[row], value[row], bias[row]), atol=2e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 7])
+def test_diluted_attention_gives_a_share_of_each_head_to_all_visible_keys_alike(queries, rng):
+    query, key, value = (rng.standard_normal((4, 3, seq, 4)).astype(np.float32) for seq in (queries, 7, 7))
+    plain = np.stack([attended(*parts, np.zeros((3, queries, 7))) for parts in zip(query, key, value, strict=True)])
+    out = diluted(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
+    shares = np.empty((4, 3))
+    for row, head in np.ndindex(4, 3):
+        before, means = plain[row, head], np.cumsum(value[row, head], axis=0)[-queries:]
+        means /= np.arange(8 - queries, 8)[:, None]
+        shares[row, head] = (out[row, head, -1] - before[-1])[0] / (means[-1] - before[-1])[0]
+        expected = (1 - shares[row, head]) * before + shares[row, head] * means
+        np.testing.assert_allclose(out[row, head], expected, atol=1e-5)
+    # One for each sequence and head, the same for all queries, spread from 0 to 0.6.
+    np.testing.assert_allclose(np.sort(shares.round(4).flatten()), np.arange(12) * 0.05, atol=1e-3)
+
+
+@torch.no_grad()
+def test_attention_is_diluted_in_training_alone(rng):
+    tokens, ids = torch.from_numpy(rng.integers(0, 4, size=(3, 9))), torch.arange(9).expand(3, 9)
+    decoders = [
+        Decoder(DecoderSettings(num_layers=2, d_model=16, num_heads=2, dilution=share), NoPE(), vocabulary_size=4)
+        for share in (0.0, 0.5)
+    ]
+    for parameter in decoders[0].parameters():
+        parameter.normal_(std=0.3)
+    decoders[1].load_state_dict(decoders[0].state_dict())
+    for training in (True, False):
+        plain, mixed = (decoder.train(training)(tokens, ids)[0] for decoder in decoders)
+        assert torch.equal(plain, mixed) != training
 
 
 def test_a_bias_is_asked_for_in_chunks_that_cover_each_query_once(monkeypatch):

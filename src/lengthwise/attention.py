@@ -168,3 +168,19 @@ def attend_by_scores(
         weights = weigh(scores(start, stop, seen, ~future).masked_fill(future, -math.inf))
         parts.append(weights.to(value.dtype) @ value[:, :, :seen])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def diluted(
+    attended: Float[Tensor, "batch heads query d_head"], value: Float[Tensor, "batch heads key d_head"], most: float
+) -> Float[Tensor, "batch heads query d_head"]:
+    """As if so many more tokens had been there: a share of each head's attention goes to all visible keys alike.
+
+    The shares of a batch's sequences are spread evenly from 0 to ``most``, each head's in another order. The queries
+    are those of the last keys.
+    """
+    batch, heads, queries, _ = attended.shape
+    rows, columns = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)
+    share = most * ((rows[:, None] / batch + columns / heads) % 1)[:, :, None, None].to(value.dtype)
+    visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
+    mean = (value.cumsum(dim=2) / visible)[:, :, -queries:]
+    return (1 - share) * attended + share * mean

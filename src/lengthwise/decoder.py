@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lengthwise.attention import attend, attend_by_scores
+from lengthwise.attention import attend, attend_by_scores, diluted
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import SettingError, unknown_name
@@ -36,6 +36,8 @@ class DecoderSettings:
     ``weights``: ``"softmax"``; ``"entmax"`` with ``entmax_alpha``, for which most keys get exactly 0; ``"top_k"``, a
     softmax over the ``top_k`` largest scores; ``"count"``, sigmoids that do not sum to one (Ramapuram et al. 2024,
     arXiv 2409.04431): a head that counts and does not average, so that nothing dilutes, and what it adds up grows.
+    ``dilution``: in training, up to this share of each head's attention goes to all visible keys alike, as if there
+    were many more tokens: what is learned stands it.
     """
 
     num_layers: int = 1
@@ -47,6 +49,7 @@ class DecoderSettings:
     weights: str = "softmax"
     entmax_alpha: float = 1.5
     top_k: int = 8
+    dilution: float = 0.0
     previous_token_mix: bool = False
     segments: bool = True
     tied_output: bool = False
@@ -58,14 +61,21 @@ class DecoderSettings:
                 raise SettingError(f"{setting} {size} builds no decoder; use a whole number of at least 1")
         if self.d_model % self.num_heads:
             raise SettingError(f"d_model {self.d_model} is no multiple of num_heads {self.num_heads}; change either")
-        if not 0 < self.temperature < math.inf:
-            raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
-        if not 1 < self.entmax_alpha < math.inf:
-            raise SettingError(f"entmax_alpha {self.entmax_alpha} is no number above 1; use 1.5, or weights='softmax'")
+        self._check_attention()
         for setting, known in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
             if getattr(self, setting) not in known:
                 raise unknown_name(setting, getattr(self, setting), known)
         weighing(self.weights, k=self.top_k, alpha=self.entmax_alpha)
+
+    def _check_attention(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
+        if not 0 <= self.dilution < 1:
+            raise SettingError(f"dilution {self.dilution} leaves no attention; use a share from 0 to less than 1")
+        if self.dilution and self.weights == "count":
+            raise SettingError("weights 'count' are no shares that a dilution could take from; leave out either")
+        if not 1 < self.entmax_alpha < math.inf:
+            raise SettingError(f"entmax_alpha {self.entmax_alpha} is no number above 1; use 1.5, or weights='softmax'")
 
 
 @dataclass(slots=True)
@@ -140,8 +150,13 @@ class Block(nn.Module):
         else:
             bias = chunks.bias if chunks.has_bias else None
             heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
-        x = x[:, first:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
+        x = x[:, first:] + self.mix_heads(rearrange(self._diluted(heads, value), "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
+
+    def _diluted(
+        self, heads: Float[Tensor, "batch heads asked d_head"], value: Float[Tensor, "batch heads key d_head"]
+    ) -> Float[Tensor, "batch heads asked d_head"]:
+        return diluted(heads, value, self.settings.dilution) if self.training and self.settings.dilution else heads
 
     def _length_factor(
         self, seq: int, keys: int, looking: Looking, device: torch.device

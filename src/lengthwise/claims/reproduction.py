@@ -74,7 +74,7 @@ def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> 
     for task in dict.fromkeys(row["task"] for row in rows):
         own = [row for row in rows if row["task"] == task]
         failed = [cell["row"] for cell in diverged if cell["task"] == task]
-        tables.append((f"{task}: {heading(own)}", *table(own, failed)))
+        tables.append((f"{task.replace('_', ' ')}: {heading(own)}", *table(own, failed)))
     return tables + claim.tables(rows, readings)
 
 
