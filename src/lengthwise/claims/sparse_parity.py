@@ -57,6 +57,10 @@ def _experiment(kind: _Kind, most: int) -> Experiment:
     if kind in (UNDILUTED, COUNTING):
         weights = "count" if kind is COUNTING else "softmax"
         made = replace(made, decoder=replace(made.decoder, weights=weights, dilution=0.0))
+    if kind is UNDILUTED:
+        # What was tuned without: it has to stop soon after it fits.
+        before = replace(made.training, stage_loss=0.05, fit_threshold=0.99, cooldown_steps=600)
+        made = replace(made, training=before)
     return made
 
 
