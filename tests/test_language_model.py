@@ -276,6 +276,7 @@ def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: 
     """A result row with what reports read."""
     return {
         "row": label,
+        "task": "text",
         "seed": 0,
         "length": length,
         "shortest_context": length - 31,
