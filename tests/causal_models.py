@@ -35,6 +35,13 @@ CONFIGS = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**_SIZES),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
 }
+# What takes IDs of one's own: none of them looks back by token index.
+FOLLOWS_IDS = {
+    **{name: CONFIGS[name] for name in ("llama", "qwen3", "olmo2", "gpt_neox", "gpt2")},
+    "mistral": lambda: transformers.MistralConfig(**_GROUPED, sliding_window=None),
+    "qwen2": lambda: transformers.Qwen2Config(**_GROUPED),
+    "gemma": lambda: transformers.GemmaConfig(**_GROUPED, head_dim=8),
+}
 # What has no keys that could be hidden, or takes no IDs.
 REFUSED = {
     "mamba": lambda: transformers.MambaConfig(

@@ -1,4 +1,4 @@
-"""Whether influences can be measured with a model: what is refused, and why."""
+"""Whether a model can be asked with IDs and masks of one's own: what is refused, and why."""
 
 import inspect
 from typing import Any
@@ -34,13 +34,13 @@ def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
     kinds = set(getattr(inner.config.get_text_config(), "layer_types", None) or [])
     if other := kinds - FULL - WINDOWED:
         raise ModelError(
-            f"{model.name} has layers of kind {', '.join(sorted(other))}: what they carry of a token cannot be hidden; "
-            "influence needs attention in every layer"
+            f"{model.name} has layers of kind {', '.join(sorted(other))}: what they carry of a token cannot be "
+            "hidden, and knows no IDs; give a model with attention in every layer"
         )
     if missing := _missing_arguments(inner):
         raise ModelError(
-            f"{model.name} takes no {' and no '.join(missing)}; influence needs a model that takes both, such as "
-            "Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
+            f"{model.name} takes no {' and no '.join(missing)}; give a model that takes both, such as Llama, Qwen, "
+            "Mistral, OLMo, GPT-NeoX or GPT-2"
         )
     if _sees_ahead(inner):
         raise ModelError(

@@ -1,0 +1,122 @@
+"""`generate` of `transformers` for models that say which position ID each token they write gets."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from transformers import Cache, GenerationMixin
+from transformers.utils import ModelOutput
+
+from lengthwise.errors import SettingError
+from lengthwise.hf.position_cache import PositionCache
+
+
+class PredictsIDs(GenerationMixin):
+    """Greedy decoding, sampling and beams; each hypothesis goes on with IDs of its own.
+
+    ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and of what follows; without
+    any they count up, as anywhere in `transformers`. With ``return_dict_in_generate=True`` the answer has
+    ``position_ids`` beside ``sequences``, -1 where a token was not read again (the last one, and fill).
+    """
+
+    def next_position_ids(
+        self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
+    ) -> Int[Tensor, "batch 1"]:
+        """The IDs of tokens that were just chosen."""
+        raise NotImplementedError
+
+    def step_inputs(
+        self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
+    ) -> dict[str, Any]:
+        """What a decoding step is given beside tokens, IDs and the cache."""
+        return {} if attention_mask is None else {"attention_mask": attention_mask}
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in `transformers`; see the class for ``position_ids``."""
+        tokens = kwargs.get("input_ids") if inputs is None else inputs
+        if isinstance(tokens, Tensor) and kwargs.get("prompt_mask") is None:
+            inside = kwargs.get("attention_mask")
+            kwargs["prompt_mask"] = torch.ones_like(tokens, dtype=torch.bool) if inside is None else inside.bool()
+        written: Any = super().generate(inputs, *args, **kwargs)
+        cache = written.get("past_key_values") if isinstance(written, ModelOutput) else None
+        if isinstance(cache, PositionCache) and cache.num_read:
+            written["position_ids"] = _ids_of_sequences(written, cache)
+        return written
+
+    def prepare_inputs_for_generation(  # noqa: PLR0913, PLR0917
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "batch given"] | None = None,
+        is_first_iteration: bool | None = False,
+        prompt_mask: Bool[Tensor, "batch prompt"] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """What `forward` gets next: a step's ID is predicted here, where its token is known."""
+        kwargs.pop("labels", None)
+        made = {name: value for name, value in kwargs.items() if value is not None}
+        tokens = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
+        made["input_ids"] = tokens.clone(memory_format=torch.contiguous_format)
+        seq = tokens.shape[1]
+        past = past_key_values.num_read if isinstance(past_key_values, PositionCache) else 0
+        if prompt_mask is not None and past < prompt_mask.shape[1]:
+            rest = prompt_mask[:, past : past + seq]
+            made["prompt_mask"] = torch.nn.functional.pad(rest, (0, seq - rest.shape[1]))
+        if not isinstance(past_key_values, PositionCache):
+            given = None if position_ids is None else position_ids[:, :seq]
+            return made | {"attention_mask": attention_mask, "position_ids": given, "use_cache": False}
+        made["past_key_values"] = past_key_values
+        made["position_ids"] = self._given_or_next(tokens, past, position_ids, past_key_values)
+        if is_first_iteration or past == 0:
+            return made | {"attention_mask": attention_mask}
+        return made | self.step_inputs(tokens, past_key_values, attention_mask)
+
+    def _given_or_next(
+        self, tokens: Int[Tensor, "batch new"], past: int, given: Tensor | None, cache: PositionCache
+    ) -> Int[Tensor, "batch new"] | None:
+        if given is not None and given.shape[-1] >= past + tokens.shape[1]:
+            return given[..., past : past + tokens.shape[1]]
+        if past == 0 and given is not None:
+            raise SettingError(
+                f"position_ids are given for {given.shape[-1]} of {tokens.shape[1]} prompt tokens; give one for each"
+            )
+        return self.next_position_ids(cache, tokens) if past and tokens.shape[1] == 1 else None
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
+        made = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
+        if isinstance(cache := model_kwargs.get("past_key_values"), Cache):
+            model_kwargs["past_key_values"] = PositionCache.of(cache)
+        return made
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: ModelOutput, model_kwargs: dict[str, Any], **also: Any
+    ) -> dict[str, Any]:
+        # `transformers` would count the given IDs up.
+        given = model_kwargs.pop("position_ids", None)
+        updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **also)
+        return updated if given is None else updated | {"position_ids": given}
+
+
+def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Int[Tensor, "rows seq"]:
+    """The IDs under which the tokens of each sequence were read, call by call; of beams, in the rows they had there."""
+    sequences = written["sequences"]
+    ids = torch.full_like(sequences, -1)
+    beams = written.get("beam_indices")
+    if beams is None:
+        read = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
+        ids[:, : read.shape[1]] = read
+        return ids
+    prompt = cache.steps[0]
+    prompt_length = prompt.shape[1]
+    ids[:, :prompt_length] = prompt[beams[:, 0].long()]
+    # A token was read in the call after the one that chose it, in the row that its sequence then went on from.
+    for place, step in enumerate(cache.steps[1:], start=1):
+        if place >= beams.shape[1]:
+            break
+        row = beams[:, place].long()
+        ids[:, prompt_length + place - 1] = torch.where(row >= 0, step[row.clamp(min=0), 0], -1)
+    return ids

@@ -1,0 +1,72 @@
+"""The two parts of the loss of a model that predicts IDs: of the tokens, and of their IDs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lengthwise.hf.texts import UNSCORED, places_of, prompts_of
+from lengthwise.position_heads import PositionHead
+
+Embed = Callable[[Tensor], Tensor]
+
+
+def token_loss(
+    logits: Float[Tensor, "batch seq vocab"], labels: Int[Tensor, "batch seq"], num_items: Tensor | int | None
+) -> Float[Tensor, ""]:
+    """Cross-entropy (nats) of the labels after each token; the sum over ``num_items`` where that is named."""
+    scores, targets = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device)
+    return _mean(
+        nn.functional.cross_entropy(scores, targets, ignore_index=UNSCORED, reduction="sum"), targets, num_items
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a position head is trained on: hidden states, and the tokens with their IDs and what these should be."""
+
+    hidden: Float[Tensor, "batch seq d_model"]
+    tokens: Int[Tensor, "batch seq"]
+    position_ids: Int[Tensor, "batch seq"]
+    is_prompt: Bool[Tensor, "batch seq"]
+    position_labels: Int[Tensor, "batch seq"]
+
+    def apart(self, sequence_ids: Int[Tensor, "batch seq"]) -> "Asked":
+        """A row for each text of packed rows."""
+        places = places_of(sequence_ids)
+        return Asked(
+            hidden=places.apart(self.hidden, 0),
+            tokens=places.apart(self.tokens, 0),
+            position_ids=places.apart(self.position_ids, 0),
+            is_prompt=places.apart(self.is_prompt, 0),
+            position_labels=places.apart(self.position_labels, UNSCORED),
+        )
+
+
+def position_loss(
+    head: PositionHead, embed: Embed, chosen: Embed, asked: Asked, num_items: Tensor | int | None
+) -> Float[Tensor, ""]:
+    """Cross-entropy (nats) of the IDs; those the head has no candidate for are left out."""
+    scored = asked.position_labels[:, 1:] != UNSCORED
+    columns = scored.any(dim=0).nonzero()[:, 0]
+    if not len(columns):
+        return asked.hidden.sum() * 0
+    # Nothing is asked before the shortest prompt ends.
+    span = slice(int(columns[0]), int(columns[-1]) + 1)
+    prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
+    predicted = head(
+        asked.hidden[:, :-1][:, span],
+        asked.position_ids[:, :-1][:, span],
+        chosen(asked.tokens[:, 1:][:, span]),
+        prompt,
+    )
+    log_probability, reachable = predicted.log_probability(asked.position_labels[:, 1:][:, span])
+    kept = scored[:, span] & reachable
+    return _mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items)
+
+
+def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:
+    items = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
+    return total / (items.to(total.device) if isinstance(items, Tensor) else items)

@@ -1,0 +1,149 @@
+"""The cache of a model that predicts IDs: beside keys and values, what the position head has to know."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import Cache
+
+from lengthwise.errors import SettingError
+from lengthwise.position_heads import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Tokens that were read in one call; ``hidden`` may be those of the last of them only."""
+
+    tokens: Int[Tensor, "batch new"]
+    position_ids: Int[Tensor, "batch new"]
+    is_prompt: Bool[Tensor, "batch new"]
+    hidden: Float[Tensor, "batch kept d_model"]
+
+    def then(self, later: "Read") -> "Read":
+        """Both, one behind the other; hidden states only as far back as they are known without a gap."""
+        whole = later.hidden.shape[1] == later.tokens.shape[1]
+        return Read(
+            tokens=torch.cat([self.tokens, later.tokens], dim=1),
+            position_ids=torch.cat([self.position_ids, later.position_ids], dim=1),
+            is_prompt=torch.cat([self.is_prompt, later.is_prompt], dim=1),
+            hidden=torch.cat([self.hidden, later.hidden], dim=1) if whole else later.hidden.clone(),
+        )
+
+    def rows(self, chosen: Callable[[Tensor], Tensor]) -> "Read":
+        """The same tokens of other rows."""
+        return Read(
+            tokens=chosen(self.tokens),
+            position_ids=chosen(self.position_ids),
+            is_prompt=chosen(self.is_prompt),
+            hidden=chosen(self.hidden),
+        )
+
+    def without_last(self, number: int) -> "Read":
+        """The tokens before the last ``number``."""
+        seq, kept = self.tokens.shape[1] - number, max(self.hidden.shape[1] - number, 0)
+        return Read(
+            tokens=self.tokens[:, :seq],
+            position_ids=self.position_ids[:, :seq],
+            is_prompt=self.is_prompt[:, :seq],
+            hidden=self.hidden[:, :kept],
+        )
+
+
+class PositionCache(Cache):
+    """Keys and values of any cache, and the IDs, prompt and hidden states of the same tokens.
+
+    What is done to the rows or the length of the one is done to the other: beams are reordered and rejected drafts
+    cropped with their own IDs. ``steps`` holds the IDs of every call in the order of rows of that call.
+    """
+
+    def __init__(self, inner: Cache) -> None:
+        super().__init__(layers=inner.layers)
+        # Layers that are made when they are first written, and offloading, are those of the cache that was given.
+        self.layer_class_to_replicate = inner.layer_class_to_replicate
+        self.offloading = inner.offloading
+        if inner.offloading:
+            self.only_non_sliding, self.prefetch_stream = inner.only_non_sliding, inner.prefetch_stream
+        self.prompt: Prompt | None = None
+        self.steps: list[Int[Tensor, "batch new"]] = []
+        self._read: Read | None = None
+        self._latest: Read | None = None
+
+    @classmethod
+    def of(cls, cache: Cache) -> "PositionCache":
+        """The same cache, which it stays, or one around it."""
+        return cache if isinstance(cache, cls) else cls(cache)
+
+    def note(self, latest: Read) -> None:
+        """Keep what a call has read. A compiled call does no more than this."""
+        self.settle()
+        self._latest = latest
+
+    def settle(self) -> Read | None:
+        """All that was read so far, the latest call included."""
+        if self._latest is not None:
+            latest, self._latest = self._latest, None
+            self.steps.append(latest.position_ids)
+            self._read = latest if self._read is None else self._read.then(latest)
+        return self._read
+
+    @property
+    def has_read(self) -> bool:
+        """Whether any token was read."""
+        return self._read is not None or self._latest is not None
+
+    @property
+    def num_read(self) -> int:
+        """How many tokens were read, fill before a prompt included."""
+        known = self.settle()
+        return 0 if known is None else known.tokens.shape[1]
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """The rows of the beams that go on."""
+        super().reorder_cache(beam_idx)
+        self._choose_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row ``repeats`` times."""
+        super().batch_repeat_interleave(repeats)
+        self._choose_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The rows of these indices."""
+        super().batch_select_indices(indices)
+        self._choose_rows(lambda rows: rows[indices.to(rows.device)])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` tokens."""
+        super().crop(tokens_to_remove)
+        known = self.settle()
+        if known is None or tokens_to_remove == 0:
+            return
+        if bool(known.is_prompt[:, tokens_to_remove:].any()):
+            self.prompt = None
+        self._read = known.without_last(-tokens_to_remove)
+
+    def reset(self) -> None:
+        """Empty, as when it was made."""
+        super().reset()
+        self.prompt = self._read = self._latest = None
+        self.steps = []
+
+    def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
+        """The hidden state of the last token, from which the next ID is predicted."""
+        known = self.settle()
+        if known is None or known.hidden.shape[1] == 0:
+            raise SettingError(
+                "no ID can be predicted: the cache holds no hidden state of its last token (it was filled without this "
+                "model, or cropped into the prompt); give position_ids"
+            )
+        return known.hidden[:, -1:]
+
+    def _choose_rows(self, chosen: Callable[[Tensor], Tensor]) -> None:
+        known = self.settle()
+        self._read = None if known is None else known.rows(chosen)
+        if self.prompt is not None:
+            fields = ("keys", "position_ids", "inside", "ranks", "distinct_ids")
+            self.prompt = replace(self.prompt, **{name: chosen(getattr(self.prompt, name)) for name in fields})

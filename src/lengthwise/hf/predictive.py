@@ -1,0 +1,299 @@
+"""Predictive position coupling for any causal language model of `transformers` that takes position IDs."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.utils import can_return_tuple
+
+from lengthwise.errors import SettingError
+from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
+from lengthwise.hf.length_scaling import LOG_LENGTH
+from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.position_cache import PositionCache, Read
+from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
+from lengthwise.hf.takes_ids import check_takes_ids
+from lengthwise.hf.texts import before_labels, prompts_of
+from lengthwise.position_heads import POSITION_HEADS
+
+
+class Tap:
+    """Keeps what a module is given, for whoever takes it next."""
+
+    def __init__(self) -> None:
+        self.seen: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The hook: before the module runs."""
+        self.seen = args[0]
+
+    def take(self) -> Tensor:
+        """What came last, once."""
+        taken, self.seen = self.seen, None
+        assert taken is not None
+        return taken
+
+
+class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
+    """A causal language model that also predicts the position ID of each token it writes (PPC, section 5.2).
+
+    ``wrap`` puts it around a model; ``from_pretrained`` loads what ``save_pretrained`` has written. Every call passes
+    an explicit mask made from token indexes, so that IDs may repeat, jump and fall.
+    """
+
+    config_class = PredictivePositionConfig
+    config: PredictivePositionConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        config.check_options()
+        self.model = AutoModelForCausalLM.from_config(config.text_config) if model is None else model
+        inner = self.model.config.get_text_config()
+        self.head = (
+            None if config.head is None else POSITION_HEADS[config.head](inner.hidden_size, config.num_position_ids)
+        )
+        self.segment = nn.Parameter(torch.zeros(inner.hidden_size)) if config.segments else None
+        if config.length_scaling == "log":
+            inner.log_length_from = config.log_length_from
+            self.model.set_attn_implementation(LOG_LENGTH)
+        elif inner._attn_implementation not in ("sdpa", "eager"):
+            # The others take no mask of one's own.
+            self.model.set_attn_implementation("sdpa")
+        self._tap, self._tapped = Tap(), -1
+        self.post_init()
+
+    @classmethod
+    def wrap(cls, model: PreTrainedModel, **options: Any) -> "PredictivePositionModel":
+        """Around a model, which it keeps; ``options`` are those of `PredictivePositionConfig`.
+
+        IDs stay below the model's ``max_position_embeddings`` unless ``num_position_ids`` says otherwise. Raises
+        ``ModelError`` for a model that takes no IDs of one's own, and ``SettingError`` for options that are none.
+        """
+        check_takes_ids(model)
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if most is not None:
+            options = {"num_position_ids": int(most)} | options
+        made = cls(PredictivePositionConfig(text_config=model.config, **options), model)
+        made.generation_config = model.generation_config
+        return made.to(device=model.device, dtype=model.dtype).train(model.training)
+
+    @can_return_tuple
+    def forward(  # noqa: PLR0913, PLR0917
+        self,
+        input_ids: Int[Tensor, "batch new"],
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "batch given"] | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "batch new"] | None = None,
+        position_labels: Int[Tensor, "batch new"] | None = None,
+        sequence_ids: Int[Tensor, "batch new"] | None = None,
+        prompt_mask: Shaped[Tensor, "batch new"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Any,
+    ) -> PredictivePositionOutput:
+        """Logits, and with ``labels`` and ``position_labels`` (both unshifted, -100 where not scored) the joint loss.
+
+        ``attention_mask``, (batch, seq) with 0 at fill, covers the tokens in the cache too; one of (batch, 1, new, seq)
+        is taken as it is. The IDs of tokens behind those that ``position_ids`` covers are predicted, one after another.
+        ``sequence_ids`` say to which of several texts packed into a row a token belongs, -1 is fill. The prompt, whose
+        tokens a head may point to, is ``prompt_mask``, or what stands before the first label, or all of a first call.
+        """
+        cache = self._cache(past_key_values, use_cache)
+        given = 0 if position_ids is None else position_ids.shape[1]
+        if given < input_ids.shape[1]:
+            if labels is not None:
+                raise SettingError(f"labels need all IDs, and position_ids has {given} of {input_ids.shape[1]}")
+            return self._one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, kwargs)
+        assert position_ids is not None
+        mask = self._mask(input_ids, attention_mask, cache, sequence_ids)
+        is_prompt = self._is_prompt(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
+        made = self._ask(
+            self._embedded(input_ids, is_prompt),
+            attention_mask=mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=logits_to_keep if labels is None else 0,
+            **kwargs,
+        )
+        hidden = self._tap.take()
+        if cache is not None:
+            cache.note(Read(tokens=input_ids, position_ids=position_ids, is_prompt=is_prompt, hidden=hidden.detach()))
+        of_tokens = of_ids = loss = None
+        if labels is not None:
+            loss = of_tokens = token_loss(made.logits, labels, num_items_in_batch)
+        if position_labels is not None and self.head is not None:
+            asked = Asked(hidden, input_ids, position_ids, is_prompt, position_labels)
+            asked = asked if sequence_ids is None else asked.apart(sequence_ids)
+            embed = self.get_input_embeddings()
+            of_ids = position_loss(self.head, embed, self._chosen, asked, num_items_in_batch)
+            loss = self.config.id_weight * of_ids + (0 if loss is None else loss)
+        return PredictivePositionOutput(
+            loss=loss,
+            logits=made.logits,
+            past_key_values=cache,
+            hidden_states=made.hidden_states,
+            attentions=made.attentions,
+            token_loss=of_tokens,
+            position_loss=of_ids,
+        )
+
+    def next_position_ids(
+        self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
+    ) -> Int[Tensor, "batch 1"]:
+        """The IDs of tokens that were just chosen: the head's most likely ones, or without a head the last plus one."""
+        known = past_key_values.settle()
+        assert known is not None
+        own_ids = known.position_ids[:, -1:]
+        if self.head is None:
+            return own_ids + 1
+        if past_key_values.prompt is None:
+            embedding = self.get_input_embeddings()
+            made = prompts_of(self.head, embedding, known.tokens, known.position_ids, known.is_prompt)
+            past_key_values.prompt = made
+        asked = self.head(past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompt)
+        # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
+        return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
+
+    def step_inputs(
+        self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
+    ) -> dict[str, Any]:
+        """A step's mask is made here where its cache has a fixed length, so that a compiled step is always the same."""
+        if cache.is_compileable:
+            return {"attention_mask": self._mask(tokens, attention_mask, cache, None)}
+        return super().step_inputs(tokens, cache, attention_mask)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Those of the model within."""
+        embeddings: nn.Module = self.model.get_input_embeddings()
+        return embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Of the model within."""
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Those of the model within."""
+        embeddings: nn.Module = self.model.get_output_embeddings()
+        return embeddings
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Of the model within."""
+        self.model.set_output_embeddings(value)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # What is new here starts as its own constructor says; the model within begins with its own.
+        return
+
+    def _cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
+        if past_key_values is not None:
+            return PositionCache.of(past_key_values)
+        return PositionCache(DynamicCache(config=self.config.get_text_config())) if use_cache else None
+
+    def _ask(self, embeddings: Float[Tensor, "batch new d_model"], **inputs: Any) -> Any:
+        output = self.get_output_embeddings()
+        if id(output) != self._tapped:
+            # At first, and when adapters have put another module there.
+            output.register_forward_pre_hook(self._tap)
+            self._tapped = id(output)
+        return self.model(inputs_embeds=embeddings, **inputs, return_dict=True)
+
+    def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
+        embedded: Tensor = self.get_input_embeddings()(tokens)
+        return embedded if self.segment is None else embedded + (~is_prompt)[..., None] * self.segment
+
+    def _chosen(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
+        """What a head is told of the token whose ID is asked for."""
+        embedded: Tensor = self.get_input_embeddings()(tokens)
+        return embedded if self.config.condition_on_token else torch.zeros_like(embedded)
+
+    def _is_prompt(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        attention_mask: Tensor | None,
+        cache: PositionCache | None,
+        labels: Tensor | None,
+        prompt_mask: Tensor | None,
+        sequence_ids: Tensor | None,
+    ) -> Bool[Tensor, "batch new"]:
+        if prompt_mask is not None:
+            found = prompt_mask.bool()
+        elif labels is not None:
+            found = before_labels(labels, sequence_ids)
+        else:
+            first = cache is None or not cache.has_read
+            found = torch.full_like(tokens, first, dtype=torch.bool)
+        if sequence_ids is not None:
+            return found & (sequence_ids >= 0)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            return found & attention_mask[:, -tokens.shape[1] :].bool()
+        return found
+
+    def _mask(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        attention_mask: Tensor | None,
+        cache: PositionCache | None,
+        sequence_ids: Tensor | None,
+    ) -> Float[Tensor, "#batch 1 new key"]:
+        if attention_mask is not None and attention_mask.ndim == 4:
+            return attention_mask
+        new, past = tokens.shape[1], 0 if cache is None else cache.num_read
+        inside = tokens.new_ones(1, past + new, dtype=torch.bool)
+        if sequence_ids is not None:
+            inside = sequence_ids >= 0
+        elif attention_mask is not None:
+            if attention_mask.shape[1] != past + new:
+                raise SettingError(
+                    f"attention_mask covers {attention_mask.shape[1]} tokens, and there are {past + new}; "
+                    f"give one number for each, those in the cache included"
+                )
+            inside = attention_mask.bool()
+        if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
+            inside = nn.functional.pad(inside, (0, room - past - new))
+        return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=self.dtype)
+
+    def _one_by_one(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: PositionCache | None,
+        prompt_mask: Tensor | None,
+        also: dict[str, Any],
+    ) -> PredictivePositionOutput:
+        """Tokens whose IDs are not given: each one's ID is predicted from all before it."""
+        own, cache = cache is None, self._cache(cache, use_cache=True)
+        assert cache is not None
+        past, given = cache.num_read, 0 if position_ids is None else position_ids.shape[1]
+        if past == 0 and given == 0:
+            # As anywhere in `transformers`.
+            inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
+            position_ids, given = (inside.long().cumsum(dim=1) - 1).clamp(min=0), tokens.shape[1]
+        logits = []
+        ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            piece = slice(begin, end)
+            ids = self.next_position_ids(cache, tokens[:, piece]) if begin >= given else position_ids
+            made = self(
+                tokens[:, piece],
+                None if attention_mask is None else attention_mask[:, : past + end],
+                ids,
+                past_key_values=cache,
+                prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
+                **also,
+            )
+            logits.append(made.logits)
+        made.logits = torch.cat(logits, dim=1)
+        made.past_key_values = None if own else cache
+        return made

@@ -1,0 +1,53 @@
+"""Whether position IDs of one's own reach all that a model does with positions."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from lengthwise.errors import ModelError
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.suitability import WINDOWED
+
+
+def check_takes_ids(model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` with the reason if the model counts positions itself, or looks back by token index."""
+    config = model.config.get_text_config()
+    name = str(config.name_or_path or config.model_type)
+    if window := _window(config):
+        raise ModelError(
+            f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
+            "(sliding_window=None in its configuration), or choose another model"
+        )
+    training, attention = model.training, config._attn_implementation
+    try:
+        # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
+        CausalLM(model, name)
+        if not _follows_ids(model):
+            raise ModelError(
+                f"{name} takes position_ids and does not use them: it counts positions itself (as ALiBi by token "
+                "index does); give a model with rotary or learned positions, such as Llama or GPT-NeoX"
+            )
+    finally:
+        model.train(training)
+        if attention != config._attn_implementation:
+            model.set_attn_implementation(attention)
+
+
+def _window(config: Any) -> int | None:
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds and not kinds & WINDOWED:
+        return None
+    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    return None if window is None else int(window)
+
+
+@torch.no_grad()
+def _follows_ids(model: Any) -> bool:
+    """Whether the same tokens under other IDs get another prediction."""
+    tokens = torch.arange(1, 6, device=model.device)[None] % model.config.get_text_config().vocab_size
+    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5]], device=model.device)
+    mask = causal_mask(torch.ones_like(ids, dtype=torch.bool), dtype=model.dtype)
+    made = model(input_ids=tokens.expand(2, -1), position_ids=ids, attention_mask=mask, use_cache=False)
+    return not torch.equal(made.logits[0, -1], made.logits[1, -1])

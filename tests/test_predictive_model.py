@@ -1,0 +1,315 @@
+"""PPC around models of `transformers`: one answer, however it is computed, and IDs that stay with their tokens."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from tests.causal_models import CONFIGS, FOLLOWS_IDS, POSITIONS, REFUSED, VOCABULARY, causal_model
+
+from lengthwise.errors import ModelError, SettingError, UnknownNameError
+from lengthwise.hf.position_cache import PositionCache
+from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.position_heads import POSITION_HEADS
+
+ROWS, PROMPT, WRITTEN = 3, 9, 8
+# Fill before the tokens of two of the prompts.
+INSIDE = torch.ones(ROWS, PROMPT, dtype=torch.long)
+INSIDE[0, :4] = INSIDE[1, :2] = 0
+
+
+def drawn(*shape: int, below: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+TOKENS = drawn(ROWS, PROMPT, below=VOCABULARY)
+# Repeated, jumping and falling.
+IDS = drawn(ROWS, PROMPT, below=40, seed=1)
+IDS[:, 5] = IDS[:, 4]
+
+
+def wrapped(architecture: str, **options) -> PredictivePositionModel:
+    """A model whose head says something else for every token, and whose end never comes."""
+    model = causal_model(FOLLOWS_IDS[architecture]())
+    made = PredictivePositionModel.wrap(model, **{"segments": True} | options)
+    torch.manual_seed(1)
+    for parameter in [*(made.head.parameters() if made.head is not None else []), made.segment]:
+        if parameter is not None:
+            torch.nn.init.normal_(parameter)
+    made.generation_config.eos_token_id = None
+    return made.eval()
+
+
+# Nothing that is asked for below changes a model.
+shared = cache(wrapped)
+
+
+def written(model, **options):
+    asked = {"attention_mask": INSIDE, "position_ids": IDS, "max_new_tokens": WRITTEN, "do_sample": False}
+    return model.generate(TOKENS, **asked | {"return_dict_in_generate": True} | options)
+
+
+@pytest.mark.parametrize("scaling", ["none", "log"])
+@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+def test_one_answer_however_it_is_computed(architecture, scaling):
+    model = shared(architecture, length_scaling=scaling)
+    made = written(model)
+    assert len(made.position_ids[:, PROMPT:-1].unique()) > 3
+    assert torch.equal(written(model, use_cache=False).sequences, made.sequences)
+    static = written(model, cache_implementation="static")
+    assert torch.equal(static.sequences, made.sequences)
+    assert torch.equal(static.position_ids, made.position_ids)
+    # All at once, with the IDs that were predicted.
+    seq = PROMPT + WRITTEN - 1
+    inside = torch.nn.functional.pad(INSIDE, (0, WRITTEN - 1), value=1)
+    prompt = torch.nn.functional.pad(INSIDE, (0, WRITTEN - 1))
+    with torch.no_grad():
+        forced = model(made.sequences[:, :seq], inside, made.position_ids[:, :seq], prompt_mask=prompt)
+    assert torch.equal(forced.logits[:, PROMPT - 1 :].argmax(dim=-1), made.sequences[:, PROMPT:])
+
+
+@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+def test_a_prompt_is_continued_as_it_is_alone(architecture):
+    model = shared(architecture, length_scaling="none")
+    together = written(model)
+    for row in range(ROWS):
+        own = INSIDE[row] == 1
+        alone = model.generate(
+            TOKENS[row : row + 1, own],
+            position_ids=IDS[row : row + 1, own],
+            max_new_tokens=WRITTEN,
+            do_sample=False,
+            return_dict_in_generate=True,
+        )
+        assert torch.equal(alone.sequences[0, -WRITTEN:], together.sequences[row, PROMPT:])
+        assert torch.equal(alone.position_ids[0, -WRITTEN:], together.position_ids[row, PROMPT:])
+
+
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_every_head_predicts(head):
+    model = shared("llama", head=head)
+    made, again = written(model), written(model, use_cache=False)
+    assert torch.equal(made.sequences, again.sequences)
+    ids = made.position_ids[:, PROMPT:-1]
+    assert bool(((ids >= 0) & (ids < POSITIONS)).all())
+
+
+def replayed(model, row: int, tokens: torch.Tensor) -> torch.Tensor:
+    """The IDs that a sequence gets when its tokens are fed one by one, by themselves."""
+    own = INSIDE[row] == 1
+    state = PositionCache(transformers.DynamicCache(config=model.config.get_text_config()))
+    with torch.no_grad():
+        model(TOKENS[row : row + 1, own], None, IDS[row : row + 1, own], past_key_values=state)
+        for token in tokens[:-1]:
+            model(token.view(1, 1), past_key_values=state)
+    return state.settle().position_ids[0, int(own.sum()) :]
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 4, "num_return_sequences": 3}, {"do_sample": True}])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_each_hypothesis_has_its_own_ids(architecture, options):
+    model = shared(architecture)
+    torch.manual_seed(3)
+    made = written(model, **options)
+    each = len(made.sequences) // ROWS
+    for place, sequence in enumerate(made.sequences):
+        expected = replayed(model, place // each, sequence[PROMPT:])
+        assert torch.equal(made.position_ids[place, PROMPT:-1], expected)
+        assert torch.equal(made.position_ids[place, :PROMPT], IDS[place // each])
+
+
+def test_sampled_sequences_of_one_prompt_go_apart():
+    made = written(shared("llama"), do_sample=True, num_return_sequences=4)
+    assert len(made.sequences) == 4 * ROWS
+    assert not torch.equal(made.position_ids[0, PROMPT:], made.position_ids[1, PROMPT:])
+
+
+def test_given_ids_of_the_response_are_taken():
+    model = shared("llama")
+    given = torch.cat([IDS, drawn(ROWS, WRITTEN, below=40, seed=2)], dim=1)
+    made = written(model, position_ids=given)
+    assert torch.equal(made.position_ids[:, :-1], given[:, :-1])
+    assert not torch.equal(made.sequences, written(model).sequences)
+    # Some of them, and the others predicted.
+    part = written(model, position_ids=given[:, : PROMPT + 3])
+    assert torch.equal(part.position_ids[:, : PROMPT + 3], given[:, : PROMPT + 3])
+    assert torch.equal(part.sequences, written(model, position_ids=given[:, : PROMPT + 3], use_cache=False).sequences)
+
+
+def test_without_a_head_ids_count_up():
+    model = shared("llama", head=None, segments=False)
+    made = written(model)
+    counted = IDS[:, -1:] + torch.arange(1, WRITTEN)
+    assert torch.equal(made.position_ids[:, PROMPT:-1], counted)
+
+
+def test_a_draft_that_is_cropped_leaves_no_trace():
+    model = shared("llama")
+    made = written(model)
+    state = made.past_key_values
+    before = made.position_ids[:, : PROMPT + WRITTEN - 1]
+    state.crop(-4)
+    assert state.num_read == PROMPT + WRITTEN - 5
+    inside = torch.nn.functional.pad(INSIDE, (0, WRITTEN), value=1)
+    with torch.no_grad():
+        for place in range(PROMPT + WRITTEN - 5, PROMPT + WRITTEN - 1):
+            model(made.sequences[:, place : place + 1], inside[:, : place + 1], past_key_values=state)
+    assert torch.equal(state.settle().position_ids, before)
+
+
+def test_a_cache_repeats_and_selects_its_ids_with_its_keys():
+    model = shared("llama")
+    state = written(model).past_key_values
+    ids = state.settle().position_ids
+    state.batch_repeat_interleave(2)
+    assert torch.equal(state.settle().position_ids, ids.repeat_interleave(2, dim=0))
+    state.batch_select_indices(torch.tensor([5, 0]))
+    assert torch.equal(state.settle().position_ids, ids[[2, 0]])
+    assert len(state.prompt.keys) == len(state.layers[0].keys) == 2
+    state.reset()
+    assert state.num_read == 0
+
+
+def test_a_cache_that_was_filled_elsewhere_cannot_be_gone_on_with():
+    model = shared("llama")
+    state = written(model).past_key_values
+    state.crop(-WRITTEN - 2)
+    with pytest.raises(SettingError, match="no ID can be predicted: the cache holds no hidden state of its last token"):
+        model(TOKENS[:, :1], past_key_values=state)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Prompts of several lengths, with responses."""
+    tokens, ids = drawn(ROWS, 12, below=VOCABULARY, seed=4), drawn(ROWS, 12, below=40, seed=5)
+    # The IDs of responses are those of prompt tokens, which the head can point to.
+    ids[:, 7:] = ids[:, 1:6]
+    labels, position_labels = tokens.clone(), ids.clone()
+    for row, prompt in enumerate((7, 8, 9)):
+        labels[row, :prompt] = position_labels[row, :prompt] = -100
+    return {"input_ids": tokens, "position_ids": ids, "labels": labels, "position_labels": position_labels}
+
+
+@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+def test_packed_rows_have_the_loss_of_their_texts(architecture):
+    model, whole = shared(architecture), batch()
+    packed = {name: values.view(1, -1) for name, values in whole.items()}
+    packed["sequence_ids"] = torch.arange(ROWS).repeat_interleave(12)[None]
+    with torch.no_grad():
+        apart, together = model(**whole), model(**packed)
+    assert torch.allclose(together.logits.view_as(apart.logits), apart.logits, atol=2e-4, rtol=1e-4)
+    for name in ("loss", "token_loss", "position_loss"):
+        torch.testing.assert_close(together[name], apart[name], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(apart.loss, apart.token_loss + apart.position_loss)
+
+
+@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+def test_the_last_logits_see_what_stands_before_a_jump(architecture):
+    model = shared(architecture)
+    embeddings = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda module, args, output: embeddings.append(output.retain_grad() or output)
+    )
+    model(TOKENS[:1], None, torch.tensor([[0, 1, 2, 3, 20, 21, 2, 2, 30]])).logits[0, -1].logsumexp(0).backward()
+    handle.remove()
+    model.zero_grad()
+    assert bool((embeddings[0].grad[0].abs().sum(dim=-1) > 0).all())
+
+
+def test_the_loss_of_ids_is_weighted_and_counted_as_the_trainer_counts():
+    whole = batch()
+    light, heavy = shared("llama"), wrapped("llama", id_weight=3.0)
+    with torch.no_grad():
+        one, three = light(**whole), heavy(**whole)
+        summed = light(**whole, num_items_in_batch=torch.tensor(10))
+    torch.testing.assert_close(three.loss, one.token_loss + 3 * one.position_loss)
+    scored = int((whole["labels"][:, 1:] != -100).sum())
+    torch.testing.assert_close(summed.token_loss, one.token_loss * scored / 10)
+
+
+@pytest.mark.parametrize("option", [{"condition_on_token": False}, {"segments": False}, {"length_scaling": "log"}])
+def test_options_change_what_is_predicted(option):
+    whole = batch()
+    with torch.no_grad():
+        plain, other = shared("llama")(**whole), shared("llama", **option)(**whole)
+    assert abs(float(plain.loss - other.loss)) > 1e-4
+    assert torch.equal(plain.logits, other.logits) == ("condition_on_token" in option)
+
+
+def test_log_scaling_leaves_short_texts_alone():
+    plain, scaled = (
+        shared("llama", segments=False),
+        shared("llama", segments=False, length_scaling="log", log_length_from=6),
+    )
+    ids = torch.arange(PROMPT)[None]
+    with torch.no_grad():
+        short = [model(TOKENS[:1, :6], None, ids[:, :6]).logits for model in (plain, scaled)]
+        long = [model(TOKENS[:1], None, ids).logits for model in (plain, scaled)]
+    torch.testing.assert_close(*short)
+    assert not torch.allclose(*long)
+
+
+def test_it_is_saved_and_loaded_as_it_is(tmp_path):
+    model = wrapped("gpt_neox", length_scaling="log", head="rank")
+    model.save_pretrained(tmp_path)
+    loaded = PredictivePositionModel.from_pretrained(tmp_path)
+    weights = loaded.state_dict()
+    assert weights.keys() == model.state_dict().keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in model.state_dict().items())
+    assert torch.equal(written(loaded, eos_token_id=None).sequences, written(model).sequences)
+
+
+def test_a_copy_reads_its_own_hidden_states():
+    model = wrapped("llama")
+    written(model)
+    other = copy.deepcopy(model)
+    torch.nn.init.normal_(other.model.model.norm.weight)
+    made = written(other)
+    assert torch.equal(made.sequences, written(other, use_cache=False).sequences)
+    assert model._tap.seen is None
+    assert other._tap is not model._tap
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (CONFIGS["mistral"], "looks back 4096 tokens by token index, whatever their IDs; give it the whole context"),
+        (CONFIGS["gemma3"], "looks back 4096 tokens by token index"),
+        (REFUSED["mamba"], "has layers of kind .*|takes no position_ids"),
+        (REFUSED["bloom"], "takes no position_ids; give a model that takes both, such as Llama"),
+        (
+            lambda: transformers.FalconConfig(
+                vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
+            ),
+            "takes position_ids and does not use them|cannot be measured exactly|cannot be asked",
+        ),
+    ],
+)
+def test_what_takes_no_ids_of_ones_own_is_refused_with_the_reason(config, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        PredictivePositionModel.wrap(causal_model(config()))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"head": "pointr"}, UnknownNameError, "pointer"),
+        ({"length_scaling": "logn"}, UnknownNameError, "log"),
+        ({"log_length_from": 20}, SettingError, "scales nothing; use a number of tokens with length_scaling='log'"),
+        ({"num_position_ids": 0}, SettingError, "leaves no ID; use at least 1"),
+    ],
+)
+def test_options_that_are_none_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()), **options)
+
+
+def test_wrong_input_is_refused():
+    model = shared("llama")
+    with pytest.raises(SettingError, match=r"labels need all IDs, and position_ids has 3 of 9"):
+        model(TOKENS, None, IDS[:, :3], labels=TOKENS)
+    with pytest.raises(SettingError, match=r"attention_mask covers 4 tokens, and there are 9"):
+        model(TOKENS, INSIDE[:, :4], IDS)
+    with pytest.raises(SettingError, match=r"position_ids are given for 4 of 9 prompt tokens; give one for each"):
+        written(model, position_ids=IDS[:, :4])
