@@ -53,7 +53,8 @@ def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
 @torch.no_grad()
 def _sees_ahead(inner: Any) -> bool:
     """Whether another last token changes what the first one gets, without a mask, as a model is trained."""
-    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=inner.device)
+    vocabulary = inner.config.get_text_config().vocab_size
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=inner.device) % vocabulary
     first = inner(input_ids=tokens, use_cache=False).logits[:, 0].float()
     allowed = AHEAD if inner.dtype in ROUNDING else COARSE_AHEAD
     return bool((first[0] - first[1]).abs().max() > allowed * first.abs().max())
