@@ -22,11 +22,12 @@ def causal_mask(
     seen = inside[:, None, :] & torch.ones(keys - past, keys, dtype=torch.bool, device=inside.device).tril(past)
     if sequence_ids is not None:
         seen &= sequence_ids[:, past:, None] == sequence_ids[:, None, :]
-    seen |= torch.eye(keys, dtype=torch.bool, device=inside.device)[past:]
+    seen.diagonal(past, 1, 2).fill_(True)
     return added_to_scores(seen[:, None], dtype)
 
 
 def added_to_scores(seen: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
     """0 where a key is seen, the dtype's most negative number where it is not."""
     # Not minus infinity: a row of it alone would become NaN in the softmax.
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+    zero, hidden = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=seen.device)
+    return torch.where(seen, zero, hidden)
