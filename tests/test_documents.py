@@ -8,9 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import lengthwise as lw
 from lengthwise import cli
@@ -194,6 +197,31 @@ def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, mo
     mine = importlib.import_module("mine")
     assert {mine.Pairs.name, mine.Root.name}.isdisjoint({*SCHEMES, *ENCODINGS})
     assert all(len(part.strip().splitlines()) <= 15 for part in re.split(r"\n\n\n", module)[1:])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
+def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({"<s>": 0, "<pad>": 1, **{byte: i + 2 for i, byte in enumerate(alphabet)}}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", pad_token="<pad>").save_pretrained(
+        "my-model"
+    )
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=128, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained("my-model")
+    (example,) = blocks("python", DOCS["hugging_face"])
+    page: dict = {}
+    exec(compile(example, "hugging_face.md", "exec"), page)
+    assert page["trainer"].state.global_step == 2
+    row = page["sums"][0]
+    assert (row["prompt_length"], len(row["input_ids"])) == (6, 8)
+    # <s>90+5=59, units first: the units of both numbers and the token before the units of the sum are together.
+    given = replace(page["collator"], training=False, pack_to=None)([row])
+    assert given["position_ids"].tolist() == [[0, 2, 1, 2, 1, 1, 2, 3]]
+    assert given["labels"].tolist() == [[-100] * 6 + row["input_ids"][6:]]
 
 
 @pytest.mark.parametrize("name", ["README", "your_own"])

@@ -9,6 +9,7 @@ from tests.causal_models import CONFIGS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.masks import causal_mask
 from lengthwise.influence import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.context import Masked, strict
 from lengthwise.influence.objective import Divergence, TargetLoss
@@ -195,7 +196,7 @@ def test_the_last_prediction_depends_on_tokens_before_a_jump_of_the_ids(architec
     model = model_of(architecture)
     tokens, ids = torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[0, 1, 2, 10, 11]])
     embedded = model.model.get_input_embeddings()(tokens).detach().requires_grad_()
-    mask = model._mask(torch.ones(1, 1, 5, 5, dtype=torch.bool).tril())
+    mask = causal_mask(torch.ones(1, 5, dtype=torch.bool), dtype=model.model.dtype)
     model.model(inputs_embeds=embedded, position_ids=ids, attention_mask=mask).logits[0, -1, 3].backward()
     assert (embedded.grad[0].abs().amax(dim=-1) > 1e-6).all()
 

@@ -52,6 +52,10 @@ class RowError(LengthwiseError):
     """A file of rows that is missing, has changed, or has a malformed row; the message names its line."""
 
 
+class FeatureError(LengthwiseError):
+    """A row of a tokenized data set that no batch can be made of; where it is in a batch, the message names it."""
+
+
 class DivergedError(LengthwiseError):
     """Training whose loss is infinite or no number any more."""
 

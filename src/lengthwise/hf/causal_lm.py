@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lengthwise.hf.masks import added_to_scores, causal_mask
 from lengthwise.hf.suitability import check_suitable, longest_context
 
 # Questions whose near tokens stand behind one another. More: a pack's keys are copied for fewer packs. Fewer: less of
@@ -115,7 +116,7 @@ class CausalLM:
         made = self._forward(
             near.repeat(packed).expand(packs, -1),
             position_ids.repeat(packed).expand(packs, -1),
-            self._mask(seen[:, None]),
+            added_to_scores(seen[:, None], self.model.dtype).to(self.model.device),
             keep=torch.arange(seq - 1, packed * seq, seq),
             cache=states,
         )
@@ -132,7 +133,7 @@ class CausalLM:
         """The gradient of an objective by what is added to the near tokens' scores of each state, in every layer."""
         gates = log_gates.to(self.model.device).requires_grad_()
         with torch.enable_grad():
-            mask = self._mask(self._causal_after(len(log_gates), len(near)))
+            mask = self._causal_after(len(log_gates), len(near))
             added = torch.nn.functional.pad(gates, (0, len(near))).to(mask.dtype)
             made = self._forward(
                 near[None], position_ids[None], mask + added, keep=torch.tensor([len(near) - 1]), cache=states
@@ -146,7 +147,7 @@ class CausalLM:
     ) -> Float[Tensor, " read"]:
         """The last near token's attention weight on each state, the mean over layers and heads."""
         read = states.get_seq_length()
-        mask = self._mask(self._causal_after(read, len(near)))
+        mask = self._causal_after(read, len(near))
         with self._showing_weights():
             made = self._forward(
                 near[None],
@@ -172,16 +173,11 @@ class CausalLM:
         # Where no ID jumps, `transformers` may be left to it: fused attention then skips the half that is hidden.
         if bool((position_ids.diff() == 1).all()):
             return None
-        seq = position_ids.shape[1]
-        return self._mask(torch.ones(1, 1, seq, seq, dtype=torch.bool).tril())
+        return self._causal_after(0, position_ids.shape[1])
 
-    def _causal_after(self, read: int, near: int) -> Bool[Tensor, "1 1 near read_near"]:
-        return torch.ones(1, 1, near, read + near, dtype=torch.bool).tril(read)
-
-    def _mask(self, seen: Bool[Tensor, "rows 1 query key"]) -> Float[Tensor, "rows 1 query key"]:
-        # Added to the scores, as eager and fused attention both take it.
-        dtype = self.model.dtype
-        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min).to(self.model.device)
+    def _causal_after(self, read: int, near: int) -> Float[Tensor, "1 1 near read_near"]:
+        inside = torch.ones(1, read + near, dtype=torch.bool)
+        return causal_mask(inside, past=read, dtype=self.model.dtype).to(self.model.device)
 
     def _forward(
         self,

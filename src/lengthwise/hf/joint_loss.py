@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lengthwise.hf.texts import UNSCORED, places_of, prompts_of
+from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.texts import places_of, prompts_of
 from lengthwise.position_heads import PositionHead
 
 Embed = Callable[[Tensor], Tensor]

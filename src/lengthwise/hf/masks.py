@@ -1,4 +1,4 @@
-"""Masks made from token indexes: which token sees which, whatever the IDs."""
+"""Masks as models of `transformers` take them: made from token indexes and sequences, never from position IDs."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,22 +8,28 @@ from torch import Tensor
 def causal_mask(
     inside: Bool[Tensor, "batch key"],
     *,
-    new: int | None = None,
-    past: int = 0,
     sequence_ids: Int[Tensor, "batch key"] | None = None,
+    past: int = 0,
+    new: int | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Float[Tensor, "batch 1 new key"]:
-    """What is added to the scores: 0 where a key is seen, the smallest number of ``dtype`` elsewhere.
+) -> Float[Tensor, "batch 1 query key"]:
+    """What is added to the scores: 0 where a token sees another, the dtype's most negative number elsewhere.
 
-    The ``new`` queries (by default all behind ``past``) are the tokens from index ``past`` on; keys that are not
-    ``inside`` are fill. Each sees those before it, of its own sequence where ``sequence_ids`` pack several into a row,
-    and itself, so that no row is without a key.
+    A token sees those that are ``inside`` (no padding), not behind it and of its own sequence, and always itself: no
+    row is without a key, padding included. The first ``past`` tokens are keys of a cache; the ``new`` ones behind them,
+    by default all others, are queries as well. Eager and sdpa attention both take it.
     """
-    index = torch.arange(inside.shape[1], device=inside.device)
-    asking = index[past : None if new is None else past + new, None]
-    seen = (index <= asking) & inside[:, None]
+    keys = inside.shape[1]
+    last = keys if new is None else past + new
+    seen = inside[:, None, :] & torch.ones(last - past, keys, dtype=torch.bool, device=inside.device).tril(past)
     if sequence_ids is not None:
-        asked = sequence_ids[:, past : None if new is None else past + new, None]
-        seen = seen & (sequence_ids[:, None] == asked)
-    seen = (seen | (index == asking))[:, None]
-    return torch.zeros(seen.shape, dtype=dtype, device=inside.device).masked_fill_(~seen, torch.finfo(dtype).min)
+        seen &= sequence_ids[:, past:last, None] == sequence_ids[:, None, :]
+    seen.diagonal(past, 1, 2).fill_(True)
+    return added_to_scores(seen[:, None], dtype)
+
+
+def added_to_scores(seen: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
+    """0 where a key is seen, the dtype's most negative number where it is not."""
+    # Not minus infinity: a row of it alone would become NaN in the softmax.
+    zero, hidden = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=seen.device)
+    return torch.where(seen, zero, hidden)

@@ -19,14 +19,19 @@ COARSE = 0.3
 AHEAD, COARSE_AHEAD = 1e-4, 0.02
 
 
+def narrowest_window(config: Any) -> int | None:
+    """The number of tokens that the layers with a window see; ``None`` without such layers."""
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds and not kinds & WINDOWED:
+        return None
+    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return min((int(window) for window in windows if window), default=None)
+
+
 def longest_context(config: Any) -> int | None:
     """The number of positions that a context may use: those of the model, and those that every layer sees whole."""
-    limits = [getattr(config, "max_position_embeddings", None)]
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if not kinds or kinds & WINDOWED:
-        limits += [getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)]
-    known = [int(limit) for limit in limits if limit]
-    return min(known) if known else None
+    limits = (getattr(config, "max_position_embeddings", None), narrowest_window(config))
+    return min((int(limit) for limit in limits if limit), default=None)
 
 
 def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:

@@ -8,14 +8,14 @@ from transformers import PreTrainedModel
 from lengthwise.errors import ModelError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.suitability import WINDOWED
+from lengthwise.hf.suitability import narrowest_window
 
 
 def check_takes_ids(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` with the reason if the model counts positions itself, or looks back by token index."""
     config = model.config.get_text_config()
     name = str(config.name_or_path or config.model_type)
-    if window := _window(config):
+    if window := narrowest_window(config):
         raise ModelError(
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
             "(sliding_window=None in its configuration), or choose another model"
@@ -33,14 +33,6 @@ def check_takes_ids(model: PreTrainedModel) -> None:
         model.train(training)
         if attention != config._attn_implementation:
             model.set_attn_implementation(attention)
-
-
-def _window(config: Any) -> int | None:
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds and not kinds & WINDOWED:
-        return None
-    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
-    return None if window is None else int(window)
 
 
 @torch.no_grad()

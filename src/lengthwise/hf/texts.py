@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from lengthwise.hf.columns import UNSCORED
 from lengthwise.position_heads import PositionHead, Prompt, read_prompt
-
-# In labels: not scored.
-UNSCORED = -100
 
 
 def before_labels(
