@@ -12,7 +12,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
-    ("errors", "randomness", "example"),
+    ("errors", "randomness", "example", "auto_classes"),
     ("documents", "tokenizer", "intervals"),
     ("corpus", "row_file"),
     ("tasks", "positions", "encodings"),
@@ -20,11 +20,11 @@ ROWS = (
     ("weighing", "scores", "preparation"),
     ("decoder",),
     ("generate", "loss", "influence", "theory"),
-    ("grading", "training", "hf"),
+    ("grading", "training"),
     ("evaluation", "forecast"),
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss"),
-    ("conformance", "folder"),
-    ("recipes", "run", "study"),
+    ("conformance", "folder", "hf"),
+    ("recipes", "run", "study", "export"),
     ("choices", "comparison", "study_report", "language_models", "certificate_report", "diagnosis"),
     ("claims",),
     ("verbs",),

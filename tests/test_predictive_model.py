@@ -166,7 +166,7 @@ def test_a_cache_repeats_and_selects_its_ids_with_its_keys():
     assert torch.equal(state.settle().position_ids, ids.repeat_interleave(2, dim=0))
     state.batch_select_indices(torch.tensor([5, 0]))
     assert torch.equal(state.settle().position_ids, ids[[2, 0]])
-    assert len(state.prompt.keys) == len(state.layers[0].keys) == 2
+    assert len(state.prompts[0].keys) == len(state.layers[0].keys) == 2
     state.reset()
     assert state.num_read == 0
 

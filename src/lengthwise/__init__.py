@@ -1,5 +1,6 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
+from lengthwise.auto_classes import register_when_imported
 from lengthwise.batch import Sampler
 from lengthwise.claims import CLAIMS, Claim, Reproduction, reproduce
 from lengthwise.comparison import Comparison, compare
@@ -218,3 +219,5 @@ __all__ = [
     "tokenized",
     "train",
 ]
+
+register_when_imported()

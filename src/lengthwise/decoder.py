@@ -256,7 +256,7 @@ class Decoder(nn.Module):
     ) -> list[Prompt]:
         """What each level's position head has to know of the prompts, once for all ``next_ids``."""
         embeddings = self.embed_tokens(tokens)
-        pairs = zip(self._heads(), position_ids, strict=True)
+        pairs = zip(self.position_heads(), position_ids, strict=True)
         return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
 
     def next_ids(
@@ -267,11 +267,11 @@ class Decoder(nn.Module):
         prompts: list[Prompt],
     ) -> list[NextIDs]:
         """The distribution over the next token's ID on each level, given which token it is."""
-        embeddings = self.embed_tokens(next_tokens)
-        levels = zip(self._heads(), own_ids, prompts, strict=True)
+        levels, embeddings = zip(self.position_heads(), own_ids, prompts, strict=True), self.embed_tokens(next_tokens)
         return [head(hidden, ids, embeddings, prompt) for head, ids, prompt in levels]
 
-    def _heads(self) -> list[PositionHead]:
+    def position_heads(self) -> list[PositionHead]:
+        """One for each level; ``SettingError`` where there is none."""
         if not self.predicts_ids:
             raise SettingError("this decoder has no position head; train it with the scheme predicted")
         return [head for head in self.heads if isinstance(head, PositionHead)]
@@ -287,7 +287,7 @@ class Decoder(nn.Module):
         cache: Cache | None,
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
         x = embedded = self.embed_tokens(tokens)
-        before = torch.zeros_like(x[:, :1]) if cache is None else cache.last_embedding
+        before = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
         seen = torch.zeros_like(tokens[:, :1]) if cache is None else cache.separators_seen
         if self.previous_share is not None:
             x = x + self.previous_share * torch.cat([before, embedded[:, :-1]], dim=1)

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
-from transformers import Cache, GenerationMixin
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.errors import SettingError
@@ -22,7 +22,7 @@ class PredictsIDs(GenerationMixin):
 
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
-    ) -> Int[Tensor, "batch 1"]:
+    ) -> Int[Tensor, "*level batch 1"]:
         """The IDs of tokens that were just chosen."""
         raise NotImplementedError
 
@@ -45,13 +45,46 @@ class PredictsIDs(GenerationMixin):
             written["position_ids"] = _ids_of_sequences(written, cache)
         return written
 
+    def one_by_one(
+        self,
+        tokens: Int[Tensor, "batch new"],
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: PositionCache | None,
+        prompt_mask: Tensor | None,
+        **also: Any,
+    ) -> Any:
+        """A call with tokens behind those whose IDs are given: each one's ID is predicted from all before it."""
+        model: Any = self
+        state = PositionCache(DynamicCache(config=model.config.get_text_config())) if cache is None else cache
+        past, given = state.num_read, 0 if position_ids is None else position_ids.shape[-1]
+        if past == 0 and given == 0:
+            # As anywhere in `transformers`.
+            inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
+            position_ids, given = (inside.long().cumsum(dim=1) - 1).clamp(min=0), tokens.shape[1]
+        logits = []
+        ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            piece = slice(begin, end)
+            made = model(
+                tokens[:, piece],
+                None if attention_mask is None else attention_mask[:, : past + end],
+                position_ids if begin < given else self.next_position_ids(state, tokens[:, piece]),
+                past_key_values=state,
+                prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
+                **also,
+            )
+            logits.append(made.logits)
+        made.logits, made.past_key_values = torch.cat(logits, dim=1), cache
+        return made
+
     def prepare_inputs_for_generation(  # noqa: PLR0913, PLR0917
         self,
         input_ids: Int[Tensor, "batch seq"],
         next_sequence_length: int | None = None,
         past_key_values: Cache | None = None,
         attention_mask: Tensor | None = None,
-        position_ids: Int[Tensor, "batch given"] | None = None,
+        position_ids: Tensor | None = None,
         is_first_iteration: bool | None = False,
         prompt_mask: Bool[Tensor, "batch prompt"] | None = None,
         **kwargs: Any,
@@ -67,7 +100,7 @@ class PredictsIDs(GenerationMixin):
             rest = prompt_mask[:, past : past + seq]
             made["prompt_mask"] = torch.nn.functional.pad(rest, (0, seq - rest.shape[1]))
         if not isinstance(past_key_values, PositionCache):
-            given = None if position_ids is None else position_ids[:, :seq]
+            given = None if position_ids is None else position_ids[..., :seq]
             return made | {"attention_mask": attention_mask, "position_ids": given, "use_cache": False}
         made["past_key_values"] = past_key_values
         made["position_ids"] = self._given_or_next(tokens, past, position_ids, past_key_values)
@@ -77,7 +110,7 @@ class PredictsIDs(GenerationMixin):
 
     def _given_or_next(
         self, tokens: Int[Tensor, "batch new"], past: int, given: Tensor | None, cache: PositionCache
-    ) -> Int[Tensor, "batch new"] | None:
+    ) -> Tensor | None:
         if given is not None and given.shape[-1] >= past + tokens.shape[1]:
             return given[..., past : past + tokens.shape[1]]
         if past == 0 and given is not None:
@@ -101,16 +134,15 @@ class PredictsIDs(GenerationMixin):
         return updated if given is None else updated | {"position_ids": given}
 
 
-def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Int[Tensor, "rows seq"]:
+def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:
     """The IDs under which the tokens of each sequence were read, call by call; of beams, in the rows they had there."""
-    sequences = written["sequences"]
-    ids = torch.full_like(sequences, -1)
+    sequences, prompt = written["sequences"], cache.steps[0]
+    ids = prompt.new_full((*sequences.shape, *prompt.shape[2:]), -1)
     beams = written.get("beam_indices")
     if beams is None:
         read = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
         ids[:, : read.shape[1]] = read
         return ids
-    prompt = cache.steps[0]
     prompt_length = prompt.shape[1]
     ids[:, :prompt_length] = prompt[beams[:, 0].long()]
     # A token was read in the call after the one that chose it, in the row that its sequence then went on from.
@@ -118,5 +150,6 @@ def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Int[Tensor,
         if place >= beams.shape[1]:
             break
         row = beams[:, place].long()
-        ids[:, prompt_length + place - 1] = torch.where(row >= 0, step[row.clamp(min=0), 0], -1)
+        ids[:, prompt_length + place - 1] = step[row.clamp(min=0), 0]
+        ids[row < 0, prompt_length + place - 1] = -1
     return ids

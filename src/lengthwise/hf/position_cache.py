@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from transformers import Cache
 
@@ -15,10 +15,10 @@ from lengthwise.position_heads import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Tokens that were read in one call; ``hidden`` may be those of the last of them only."""
+    """Tokens that were read in one call; ``hidden`` may be those of the last of them only. Levels of IDs come last."""
 
     tokens: Int[Tensor, "batch new"]
-    position_ids: Int[Tensor, "batch new"]
+    position_ids: Shaped[Tensor, "batch new *level"]
     is_prompt: Bool[Tensor, "batch new"]
     hidden: Float[Tensor, "batch kept d_model"]
 
@@ -66,8 +66,8 @@ class PositionCache(Cache):
         self.offloading = inner.offloading
         if inner.offloading:
             self.only_non_sliding, self.prefetch_stream = inner.only_non_sliding, inner.prefetch_stream
-        self.prompt: Prompt | None = None
-        self.steps: list[Int[Tensor, "batch new"]] = []
+        self.prompts: list[Prompt] | None = None
+        self.steps: list[Shaped[Tensor, "batch new *level"]] = []
         self._read: Read | None = None
         self._latest: Read | None = None
 
@@ -122,13 +122,13 @@ class PositionCache(Cache):
         if known is None or tokens_to_remove == 0:
             return
         if bool(known.is_prompt[:, tokens_to_remove:].any()):
-            self.prompt = None
+            self.prompts = None
         self._read = known.without_last(-tokens_to_remove)
 
     def reset(self) -> None:
         """Empty, as when it was made."""
         super().reset()
-        self.prompt = self._read = self._latest = None
+        self.prompts = self._read = self._latest = None
         self.steps = []
 
     def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
@@ -144,6 +144,8 @@ class PositionCache(Cache):
     def _choose_rows(self, chosen: Callable[[Tensor], Tensor]) -> None:
         known = self.settle()
         self._read = None if known is None else known.rows(chosen)
-        if self.prompt is not None:
+        if self.prompts is not None:
             fields = ("keys", "position_ids", "inside", "ranks", "distinct_ids")
-            self.prompt = replace(self.prompt, **{name: chosen(getattr(self.prompt, name)) for name in fields})
+            self.prompts = [
+                replace(prompt, **{name: chosen(getattr(prompt, name)) for name in fields}) for prompt in self.prompts
+            ]

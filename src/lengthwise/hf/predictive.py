@@ -113,7 +113,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         if given < input_ids.shape[1]:
             if labels is not None:
                 raise SettingError(f"labels need all IDs, and position_ids has {given} of {input_ids.shape[1]}")
-            return self._one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, kwargs)
+            return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
         assert position_ids is not None
         mask = self._mask(input_ids, attention_mask, cache, sequence_ids)
         is_prompt = self._is_prompt(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
@@ -157,11 +157,11 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         own_ids = known.position_ids[:, -1:]
         if self.head is None:
             return own_ids + 1
-        if past_key_values.prompt is None:
+        if past_key_values.prompts is None:
             embedding = self.get_input_embeddings()
-            made = prompts_of(self.head, embedding, known.tokens, known.position_ids, known.is_prompt)
-            past_key_values.prompt = made
-        asked = self.head(past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompt)
+            prompt = prompts_of(self.head, embedding, known.tokens, known.position_ids, known.is_prompt)
+            past_key_values.prompts = [prompt]
+        asked = self.head(past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompts[0])
         # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
         return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
 
@@ -262,38 +262,3 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
             inside = nn.functional.pad(inside, (0, room - past - new))
         return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=self.dtype)
-
-    def _one_by_one(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        cache: PositionCache | None,
-        prompt_mask: Tensor | None,
-        also: dict[str, Any],
-    ) -> PredictivePositionOutput:
-        """Tokens whose IDs are not given: each one's ID is predicted from all before it."""
-        own, cache = cache is None, self._cache(cache, use_cache=True)
-        assert cache is not None
-        past, given = cache.num_read, 0 if position_ids is None else position_ids.shape[1]
-        if past == 0 and given == 0:
-            # As anywhere in `transformers`.
-            inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
-            position_ids, given = (inside.long().cumsum(dim=1) - 1).clamp(min=0), tokens.shape[1]
-        logits = []
-        ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
-        for begin, end in zip([0, *ends], ends, strict=False):
-            piece = slice(begin, end)
-            ids = self.next_position_ids(cache, tokens[:, piece]) if begin >= given else position_ids
-            made = self(
-                tokens[:, piece],
-                None if attention_mask is None else attention_mask[:, : past + end],
-                ids,
-                past_key_values=cache,
-                prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
-                **also,
-            )
-            logits.append(made.logits)
-        made.logits = torch.cat(logits, dim=1)
-        made.past_key_values = None if own else cache
-        return made

@@ -1,0 +1,78 @@
+"""Our own decoder's configuration as `transformers` keeps it."""
+
+from dataclasses import asdict
+from typing import Any, no_type_check
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.errors import ModelError
+from lengthwise.experiment import Experiment, entry_of, num_levels, to_dict
+
+
+# What is saved has more than the fields, and the class takes it all.
+@no_type_check
+@strict
+class LengthwiseConfig(PreTrainedConfig):
+    """All that builds a `Decoder`, and the run it came from.
+
+    ``symbols`` is the vocabulary in the order of its token numbers. ``run`` holds the experiment, the facts and the
+    kept files of a run folder, for the way back; it is empty for a decoder that came from none.
+    """
+
+    model_type = "lengthwise"
+    keys_to_ignore_at_inference = ("past_key_values", "token_loss", "position_loss")
+
+    decoder_settings: dict[str, Any] | None = None
+    encoding_settings: dict[str, Any] | None = None
+    symbols: list[str] | None = None
+    separators: list[str] | None = None
+    num_predicted_ids: int | None = None
+    num_levels: int = 1
+    id_weight: float = 1.0
+    run: dict[str, Any] | None = None
+    vocab_size: int = 0
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 0
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+
+def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
+    """The configuration of an experiment's decoder; ``run`` is kept as it is."""
+    vocabulary, settings = list(experiment.task.vocabulary), experiment.decoder
+    end = vocabulary.index("end") if "end" in vocabulary else None
+    return LengthwiseConfig(
+        decoder_settings=asdict(settings),
+        encoding_settings=to_dict(experiment.encoding),
+        symbols=vocabulary,
+        separators=list(experiment.task.separators),
+        num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
+        num_levels=num_levels(experiment),
+        id_weight=experiment.training.id_weight,
+        run=run,
+        vocab_size=len(vocabulary),
+        hidden_size=settings.d_model,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
+
+
+def decoder_of(config: LengthwiseConfig) -> Decoder:
+    """A decoder with fresh weights; ``ModelError`` where the configuration is that of none."""
+    if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
+        raise ModelError("this configuration holds no decoder; make one with lengthwise export RUN --format hf")
+    return Decoder(
+        DecoderSettings(**config.decoder_settings),
+        entry_of("encoding", config.encoding_settings),
+        vocabulary_size=config.vocab_size,
+        separators=tuple(config.symbols.index(separator) for separator in config.separators or ()),
+        num_predicted_ids=config.num_predicted_ids,
+        num_levels=config.num_levels,
+    )

@@ -1,0 +1,188 @@
+"""Our own decoder as a model of `transformers`."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.utils import can_return_tuple
+
+from lengthwise.decoder import Cache as DecoderCache
+from lengthwise.errors import SettingError
+from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
+from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
+from lengthwise.hf.position_cache import PositionCache, Read
+from lengthwise.hf.predictive_config import PredictivePositionOutput
+from lengthwise.hf.texts import before_labels, prompts_of
+from lengthwise.scores import PLAINLY, Looking
+
+
+class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
+    """A decoder of ours with the interface of a causal language model of `transformers`.
+
+    ``position_ids`` are (batch, seq), or (level, batch, seq) where the decoder was built for several levels; in what
+    ``generate`` returns, levels come last. Fill before a prompt is hidden by ``attention_mask``.
+    """
+
+    config_class = LengthwiseConfig
+    config: LengthwiseConfig
+    base_model_prefix = "decoder"
+    main_input_name = "input_ids"
+
+    def __init__(self, config: LengthwiseConfig) -> None:
+        super().__init__(config)
+        self.decoder = decoder_of(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(  # noqa: PLR0913, PLR0917
+        self,
+        input_ids: Int[Tensor, "batch new"],
+        attention_mask: Shaped[Tensor, "batch seq"] | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Int[Tensor, "batch new"] | None = None,
+        position_labels: Tensor | None = None,
+        prompt_mask: Shaped[Tensor, "batch new"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> PredictivePositionOutput:
+        """Logits, and the joint loss of ``labels`` and ``position_labels``, which has the shape of ``position_ids``.
+
+        As in `PredictivePositionModel`; without ``position_ids`` those of a first call count up, and a later token's
+        are predicted.
+        """
+        cache = None if past_key_values is None else PositionCache.of(past_key_values)
+        if cache is None and use_cache:
+            cache = PositionCache(DynamicCache(config=self.config))
+        if position_ids is None or position_ids.shape[-1] < input_ids.shape[1]:
+            return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask)
+        # Those that were counted up are the same on all levels.
+        levels = self.config.num_levels
+        ids = position_ids.expand(levels, -1, -1) if position_ids.dim() == 2 else position_ids
+        looking = self._looking(input_ids, attention_mask, cache)
+        hidden, grown = self.decoder(
+            input_ids, ids, None if cache is None else self._decoder_cache(cache), looking=looking
+        )
+        is_prompt = self._is_prompt(input_ids, attention_mask, labels, prompt_mask, cache)
+        if cache is not None:
+            _keep(cache, grown)
+            cache.note(Read(tokens=input_ids, position_ids=_last(ids), is_prompt=is_prompt, hidden=hidden.detach()))
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
+        of_tokens = of_ids = loss = None
+        if labels is not None:
+            loss = of_tokens = token_loss(logits, labels, num_items_in_batch)
+        if position_labels is not None and self.decoder.predicts_ids:
+            wanted = position_labels[None] if position_labels.dim() == 2 else position_labels
+            embed, of_levels = self.decoder.embed_tokens, []
+            for level, head in enumerate(self.decoder.position_heads()):
+                asked = Asked(hidden, input_ids, ids[level], is_prompt, wanted[level])
+                of_levels.append(position_loss(head, embed, embed, asked, num_items_in_batch))
+            of_ids = torch.stack(of_levels).sum()
+            loss = self.config.id_weight * of_ids + (0 if loss is None else loss)
+        return PredictivePositionOutput(
+            loss=loss, logits=logits, past_key_values=cache, token_loss=of_tokens, position_loss=of_ids
+        )
+
+    def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
+        """The IDs of tokens that were just chosen, on every level; without a head the last ones plus one."""
+        known = past_key_values.settle()
+        assert known is not None
+        own_ids = _first(known.position_ids[:, -1:])
+        if not self.decoder.predicts_ids:
+            return _squeezed(own_ids + 1)
+        if past_key_values.prompts is None:
+            past_key_values.prompts = [
+                prompts_of(head, self.decoder.embed_tokens, known.tokens, level, known.is_prompt)
+                for head, level in zip(self.decoder.position_heads(), _first(known.position_ids), strict=True)
+            ]
+        hidden = past_key_values.last_hidden()
+        levels = self.decoder.next_ids(hidden, own_ids, tokens, past_key_values.prompts)
+        return _squeezed(torch.stack([level.most_likely().clamp(min=0) for level in levels]))
+
+    def get_input_embeddings(self) -> nn.Module:
+        """None that is a module: the decoder's embeddings are a parameter."""
+        raise NotImplementedError
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # Weights start as the decoder's own constructors say. What is not saved (slopes of ALiBi, windows) is made
+        # again: loading builds the model without values.
+        own = dict(module.named_buffers(recurse=False))
+        if own:
+            where = next(name for name, part in self.decoder.named_modules() if part is module)
+            made = decoder_of(self.config).get_submodule(where)
+            for name, buffer in own.items():
+                buffer.copy_(getattr(made, name))
+
+    def _looking(self, tokens: Tensor, attention_mask: Tensor | None, cache: PositionCache | None) -> Looking:
+        if attention_mask is None or bool(attention_mask.all()):
+            return PLAINLY
+        if self.decoder.settings.previous_token_mix:
+            raise SettingError(
+                "this decoder mixes each token with the one before it, fill included; give prompts of one length, "
+                "without an attention_mask"
+            )
+        new, past = tokens.shape[1], 0 if cache is None else cache.num_read
+        hidden = ~attention_mask.bool()[:, None].expand(-1, new, -1).clone()
+        # Fill sees itself: a softmax over nothing is no number.
+        hidden.diagonal(past, 1, 2).fill_(False)
+        return Looking(added=torch.zeros(hidden.shape, device=tokens.device).masked_fill_(hidden, -torch.inf))
+
+    def _is_prompt(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None,
+        labels: Tensor | None,
+        prompt_mask: Tensor | None,
+        cache: PositionCache | None,
+    ) -> Tensor:
+        if prompt_mask is not None:
+            found = prompt_mask.bool()
+        elif labels is not None:
+            found = before_labels(labels, None)
+        else:
+            found = torch.full_like(tokens, cache is None or not cache.has_read, dtype=torch.bool)
+        return found if attention_mask is None else found & attention_mask[:, -tokens.shape[1] :].bool()
+
+    def _decoder_cache(self, cache: PositionCache) -> DecoderCache | None:
+        known = cache.settle()
+        if known is None:
+            return None
+        layers: Any = cache.layers
+        separators = torch.tensor(self.decoder.separators, device=known.tokens.device)
+        seen = torch.isin(known.tokens, separators).sum(dim=1, keepdim=True)
+        return DecoderCache(
+            position_ids=_first(known.position_ids),
+            last_embedding=self.decoder.embed_tokens(known.tokens[:, -1:]),
+            separators_seen=seen.clamp(max=len(separators)),
+            keys=[layer.keys for layer in layers],
+            values=[layer.values for layer in layers],
+        )
+
+
+def _keep(cache: PositionCache, grown: DecoderCache) -> None:
+    """Put the decoder's keys and values into the layers of a cache of `transformers`."""
+    layers: Any = cache.layers
+    for layer, key, value in zip(layers, grown.keys, grown.values, strict=True):
+        if not hasattr(layer, "crop"):
+            raise SettingError("this decoder needs a cache that grows; leave out cache_implementation")
+        if not layer.is_initialized:
+            layer.lazy_initialization(key, value)
+        layer.keys, layer.values = key, value
+
+
+def _last(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
+    """Levels last, so that rows come first; none for a single level."""
+    return levels[0] if len(levels) == 1 else levels.movedim(0, -1)
+
+
+def _first(ids: Tensor) -> Shaped[Tensor, "level batch seq"]:
+    return ids[None] if ids.dim() == 2 else ids.movedim(-1, 0)
+
+
+def _squeezed(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
+    return levels[0] if len(levels) == 1 else levels

@@ -1,0 +1,165 @@
+"""A run as a folder of `transformers`: the same logits there, the same weights back."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.small_runs import small_experiment
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import lengthwise as lw
+from lengthwise.batch import to_batch
+from lengthwise.decoder import Decoder
+from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.experiment import Experiment
+from lengthwise.export import export_hf, import_hf
+from lengthwise.folder import EXPERIMENT, read_experiment, read_model
+from lengthwise.generate import generate
+from lengthwise.randomness import stream
+from lengthwise.run import load_run, train
+
+EXPERIMENTS = {
+    "PPC": small_experiment(),
+    "rank head": small_experiment(head="rank"),
+    "ALiBi, whose slopes are not saved": small_experiment(scheme=lw.Sequential(), encoding=lw.ALiBi()),
+    "previous token mixed in": replace(
+        small_experiment(), decoder=lw.DecoderSettings(d_model=16, previous_token_mix=True)
+    ),
+    "two levels": small_experiment(
+        lw.MultiAddition(operands=(2, 2)), lw.Predicted(num_position_ids=64), weight_decay=0.1
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def folders(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("export")
+    assert train(EXPERIMENTS[request.param], root / "run") is not None
+    export_hf(root / "run", root / "hf")
+    return root
+
+
+def batch_of(experiment: Experiment, length: int = 4, size: int = 3):
+    examples = experiment.task.sample(length=length, size=size, rng=stream(0, "export"))
+    return to_batch(length, examples, experiment.scheme.assign(examples, stream(0, "ids"), training=False))
+
+
+def flat(ids: torch.Tensor) -> torch.Tensor:
+    return ids[0] if len(ids) == 1 else ids
+
+
+def test_logits_are_those_of_the_run(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(run.experiment)
+    with torch.no_grad():
+        expected = run.decoder.token_logits(run.decoder(batch.tokens, batch.position_ids)[0])
+        torch.testing.assert_close(
+            model(batch.tokens, position_ids=flat(batch.position_ids)).logits, expected, atol=1e-6, rtol=0
+        )
+
+
+def test_the_way_back_gives_the_same_run(folders, tmp_path):
+    # Also after `transformers` has saved it again.
+    AutoModelForCausalLM.from_pretrained(folders / "hf").save_pretrained(tmp_path / "again")
+    for place, source in enumerate((folders / "hf", tmp_path / "again")):
+        import_hf(source, tmp_path / str(place))
+        assert read_experiment(tmp_path / str(place)) == read_experiment(folders / "run")
+        (weights, facts), (expected, known) = read_model(tmp_path / str(place)), read_model(folders / "run")
+        assert facts == known
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+
+
+def written(decoder: Decoder, experiment: Experiment, tokens: torch.Tensor, ids: torch.Tensor):
+    end = experiment.task.vocabulary.index("end")
+    given = ids if decoder.predicts_ids else torch.arange(40).expand(len(ids), len(tokens), -1)
+    return generate(decoder, tokens, given, end=end, max_new_tokens=9)
+
+
+def test_it_writes_what_the_run_writes(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(run.experiment)
+    prompt = int(batch.prompt_length[0])
+    tokens, ids = batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt]
+    expected = written(run.decoder, run.experiment, tokens, ids)
+    made = model.generate(
+        tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, return_dict_in_generate=True
+    )
+    new = made.sequences[:, prompt:]
+    assert torch.equal(new[expected.is_written[:, : new.shape[1]]], expected.tokens[expected.is_written])
+    without = model.generate(tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, use_cache=False)
+    assert torch.equal(without, made.sequences)
+
+
+def test_the_loss_is_that_of_training(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf")
+    batch = batch_of(run.experiment)
+    labels = torch.where(batch.token_scored, batch.tokens, -100)
+    wanted = torch.where(batch.id_scored, batch.position_ids, -100)
+    made = model(batch.tokens, position_ids=flat(batch.position_ids), labels=labels, position_labels=flat(wanted))
+    expected = lw.loss.answer_loss(run.decoder, batch, run.experiment.training.id_weight)
+    torch.testing.assert_close(made.loss, expected.loss)
+
+
+def test_its_tokenizer_knows_the_symbols(folders):
+    vocabulary = read_experiment(folders / "run").task.vocabulary
+    tokenizer = AutoTokenizer.from_pretrained(folders / "hf")
+    assert tokenizer(" ".join(vocabulary))["input_ids"] == list(range(len(vocabulary)))
+    assert tokenizer.eos_token == "end"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("one")
+    train(EXPERIMENTS["PPC"], root / "run")
+    export_hf(root / "run", root / "hf")
+    return root / "hf"
+
+
+def test_prompts_of_several_lengths_are_filled_on_the_left(folder):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
+    together = model.generate(**prompts, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    alone = tokenizer(["01="], return_tensors="pt", return_token_type_ids=False)
+    expected = model.generate(**alone, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    assert torch.equal(together[0, -5:], expected[0, -5:])
+
+
+def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
+    train(EXPERIMENTS["previous token mixed in"], tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with pytest.raises(SettingError, match="give prompts of one length, without an attention_mask"):
+        model(torch.tensor([[0, 1, 1]]), attention_mask=torch.tensor([[0, 1, 1]]))
+
+
+def test_what_is_no_exported_run_is_refused(folder, tmp_path):
+    with pytest.raises(RunFolderError, match="holds something already; choose another --out"):
+        export_hf(folder.parent / "run", folder)
+    with pytest.raises(RunFolderError, match="holds no decoder of ours; give a folder that export --format hf made"):
+        import_hf(folder.parent / "run", tmp_path / "out")
+    assert not (tmp_path / "out" / EXPERIMENT).exists()
+
+
+@pytest.mark.parametrize("first", ["lengthwise", "transformers"])
+def test_auto_classes_know_it_once_lengthwise_is_imported(folder, first):
+    second = {"lengthwise": "transformers", "transformers": "lengthwise"}[first]
+    asked = (
+        f"import {first}, {second}; from transformers import AutoConfig, AutoModelForCausalLM; "
+        f"print(AutoConfig.from_pretrained({str(folder)!r}).model_type, "
+        f"type(AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["lengthwise", "LengthwiseForCausalLM"]
+
+
+def test_importing_lengthwise_does_not_import_transformers():
+    asked = "import sys, lengthwise; print('transformers' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
+def test_configurations_load_by_themselves(folder):
+    assert AutoConfig.from_pretrained(folder).symbols == list(lw.Parity().vocabulary)
