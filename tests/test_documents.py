@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from tests.text_models import bytewise, tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import lengthwise as lw
@@ -63,6 +64,13 @@ def with_texts(folder):
     """Where a reader stands: beside the folders that the README reads as texts."""
     for name in ("docs", "src"):
         (folder / name).symlink_to(ROOT / name)
+    return with_model(folder)
+
+
+def with_model(folder):
+    """A reader who has a language model."""
+    tiny_model().save_pretrained(folder / "path/to/model")
+    bytewise().save_pretrained(folder / "path/to/model")
     return folder
 
 
@@ -97,7 +105,7 @@ def own_modules():
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model"}
+WITH_FILES = {"your_own", "language_model", "hugging_face"}
 
 
 @pytest.mark.slow
@@ -123,6 +131,21 @@ def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatc
     (example,) = blocks("python", DOCS["language_model"])
     exec(compile(example, "language_model.md", "exec"), {})
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "64", "128"]
+
+
+def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(with_model(tmp_path))
+    run_commands(commands_of(DOCS["hugging_face"]), tmp_path)
+    (row,) = [json.loads(line) for line in (tmp_path / "runs/model/results.jsonl").read_text().splitlines()]
+    assert (row["task"], row["length"], row["shots"], row["decode"]) == ("addition", 5, 1, "free")
+    assert (tmp_path / "runs/lm-eval/addition.yaml").exists()
+    capsys.readouterr()
+    data, rows = blocks("python", DOCS["hugging_face"])[-2:]
+    exec(compile(data, "hugging_face.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:] for line in lines if line.startswith("'='")] == [[str(len(lines) // 2)] * 2]
+    exec(compile(rows, "hugging_face.md", "exec"), {})
+    assert capsys.readouterr().out == "(2, 3)\n"
 
 
 def section(title):
@@ -212,7 +235,7 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=128, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained("my-model")
-    (example,) = blocks("python", DOCS["hugging_face"])
+    example = next(each for each in blocks("python", DOCS["hugging_face"]) if "PositionCollator" in each)
     page: dict = {}
     exec(compile(example, "hugging_face.md", "exec"), page)
     assert page["trainer"].state.global_step == 2

@@ -38,6 +38,7 @@ from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.generate import generate
+from lengthwise.harness import export_to_harness
 from lengthwise.influence import (
     MEASURES,
     AddOneIn,
@@ -54,7 +55,7 @@ from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.targets import LONGPPL, Rule
 from lengthwise.influence.text_codec import TextCodec, tokenized
-from lengthwise.language_models import LanguageModel, load_language_model
+from lengthwise.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import (
     SCHEMES,
@@ -73,6 +74,7 @@ from lengthwise.positions import (
 )
 from lengthwise.preparation import prepare_corpus
 from lengthwise.randomness import stream
+from lengthwise.reasoning_rows import reasoning_rows, write_reasoning_rows
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.run import Answer, Run, certify_run, evaluate, generate_from_prompt, load_run, train
 from lengthwise.study import InfluenceStudy, measure_influence
@@ -95,6 +97,7 @@ from lengthwise.tasks import (
     Text,
     VariableAssignment,
 )
+from lengthwise.text_form import TextExample, texts_of
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.training import Trainer, TrainingSettings
@@ -117,6 +120,7 @@ __all__ = [
     "AddOneIn",
     "Addition",
     "Answer",
+    "Asking",
     "Assignment",
     "AttentionWeight",
     "Claim",
@@ -186,6 +190,7 @@ __all__ = [
     "TaskCertificate",
     "Text",
     "TextCodec",
+    "TextExample",
     "Trainer",
     "TrainingSettings",
     "UntrainedDistanceWarning",
@@ -200,7 +205,9 @@ __all__ = [
     "diagnose_run",
     "evaluate",
     "evaluate_by_length",
+    "evaluate_language_model",
     "experiment_for",
+    "export_to_harness",
     "generate",
     "generate_from_prompt",
     "load_language_model",
@@ -210,14 +217,17 @@ __all__ = [
     "prepare_corpus",
     "quick",
     "read_documents",
+    "reasoning_rows",
     "recipe",
     "report_study",
     "reproduce",
     "scored_everywhere",
     "short_context_losses",
     "stream",
+    "texts_of",
     "tokenized",
     "train",
+    "write_reasoning_rows",
 ]
 
 register_when_imported()

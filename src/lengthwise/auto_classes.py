@@ -1,12 +1,12 @@
 """Our model types in the Auto classes of `transformers`, as soon as these are there; without importing them here."""
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 # What is registered when a module of `transformers` has been imported.
 AFTER = {
@@ -18,9 +18,7 @@ AFTER = {
 class _Watch(MetaPathFinder):
     """Finds nothing itself; what is watched for is found as ever, and something is done when it has run."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         """The module's own spec, once."""
         if fullname not in AFTER:
             return None

@@ -15,6 +15,7 @@ from lengthwise.verbs.certify import certify
 from lengthwise.verbs.compare import compare_
 from lengthwise.verbs.diagnose import diagnose
 from lengthwise.verbs.evaluate import evaluate_, generate_
+from lengthwise.verbs.export import export
 from lengthwise.verbs.influence import influence
 from lengthwise.verbs.prepare import prepare
 from lengthwise.verbs.reproduce import reproduce_
@@ -52,6 +53,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "certify": certify,
     "diagnose": diagnose,
     "reproduce": reproduce_,
+    "export": export,
 }
 for name, verb in VERBS.items():
     app.command(name)(verb)

@@ -119,7 +119,7 @@ def evaluate_by_length(
     for place, length in enumerate(settings.lengths):
         started = time.perf_counter()
         distance: int | float = 0
-        tally, total = _Tally(), settings.examples_at(place)
+        tally, total = Tally(), settings.examples_at(place)
         for _, batch in drawn(task, scheme, length, total, settings.seed):
             check_range(decoder.check_ids.num_position_ids, batch, length)
             distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
@@ -151,9 +151,7 @@ def warn_of_untrained(
 
 def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
     """The examples that evaluation is made of, with their IDs, as many at a time as are read in one forward."""
-    for block in range(-(-total // BLOCK)):
-        rng = stream(seed, "evaluation examples", length, block)
-        examples = task.sample(length=length, size=BLOCK, rng=rng)
+    for block, examples in enumerate(tested_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
         whole = to_batch(length, examples, assignment)
         wanted = min(BLOCK, total - block * BLOCK)
@@ -161,6 +159,13 @@ def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int
         for start in range(0, wanted, step):
             rows = np.arange(start, min(start + step, wanted))
             yield examples.rows(rows), whole.rows(rows)
+
+
+def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
+    """The examples that evaluation is made of, in whole blocks; the last block may have more than are wanted."""
+    for block in range(-(-total // BLOCK)):
+        rng = stream(seed, "evaluation examples", length, block)
+        yield task.sample(length=length, size=BLOCK, rng=rng)
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
@@ -182,7 +187,7 @@ def check_range(limit: int | None, batch: Batch, length: int) -> None:
         )
 
 
-class _Tally:
+class Tally:
     """Adds up graded batches of one length."""
 
     def __init__(self) -> None:
@@ -193,6 +198,7 @@ class _Tally:
         self.kinds: Counter[str] = Counter()
 
     def add(self, graded: Graded) -> None:
+        """Count a batch in."""
         token_wrong = graded.scored & ~graded.token_right
         id_wrong = graded.id_scored & ~graded.id_right
         wrong = token_wrong | id_wrong
@@ -212,6 +218,7 @@ class _Tally:
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
+        """The shares so far, with their interval; the time is for the caller to say."""
         low, high = wilson_interval(self.exact, self.trials)
         first = None
         if self.first_indexes:

@@ -1,16 +1,20 @@
 """Language models by name: a run of this package, or a model of transformers, with what tokenizes text for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from lengthwise.errors import ModelError
-from lengthwise.folder import EXPERIMENT
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
-from lengthwise.run import load_run, pick_device
-from lengthwise.tasks import Text, TokenizedDocument
+from lengthwise.run import load_run, pick_device, variants
+from lengthwise.tasks import Task, Text, TokenizedDocument
+from lengthwise.text_form import SHOTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,15 @@ class LanguageModel:
         return named.held_out()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How a model of `transformers` is asked: so many examples are shown before each that it is to answer."""
+
+    shots: int = SHOTS
+    device: str = "auto"
+    dtype: str = "float32"
+
+
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
@@ -43,7 +56,7 @@ def load_language_model(
     ``dtype`` is float32 by default, or bfloat16 or float16 for a model of `transformers` that is too large otherwise.
     ``ModelError`` for a model that is missing, predicts no text, or cannot be measured.
     """
-    if _is_own(name):
+    if is_run(name):
         if dtype is not None:
             raise ModelError(f"{name} is a run, which is measured as it was trained; leave --dtype {dtype} out")
         return _own(name, tokenizer, device)
@@ -53,13 +66,42 @@ def load_language_model(
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
 
 
+def evaluate_language_model(
+    name: str,
+    task: Task,
+    settings: EvaluationSettings,
+    *,
+    asking: Asking | None = None,
+    out: Path | None = None,
+    report: Callable[[int, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Exact match by length of what `transformers` loads, asked in plain text; rows are added to ``out`` if given.
+
+    ``name`` is a folder that ``save_pretrained`` made, or a name on the hub. Each variant that the settings name is
+    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``.
+    """
+    asking, tasks, loading = Asking() if asking is None else asking, variants(task, settings), _loading()
+    from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
+
+    model = loading.load_text_model(name, device=pick_device(asking.device), dtype=asking.dtype)
+    rows = [
+        {"task": each.name, "model": name, "seed": settings.seed, "variant": variant, **row}
+        for variant, each in tasks.items()
+        for row in evaluate_texts(model, each, settings, shots=asking.shots, report=report)
+    ]
+    if out is not None:
+        append_rows(out / RESULTS, rows)
+    return rows
+
+
 def check_there(name: str) -> None:
     """``ModelError`` unless there is a run folder, or a model of `transformers`, of this name: nothing is loaded."""
-    if not _is_own(name):
+    if not is_run(name):
         _loading().check_there(name)
 
 
-def _is_own(name: str) -> bool:
+def is_run(name: str) -> bool:
+    """Whether a name stands for a run of ours, a folder with its experiment; any other is a model's."""
     return (Path(name) / EXPERIMENT).is_file()
 
 

@@ -97,8 +97,10 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
         return _loss_table(rows)
     # Which distribution, where there are several.
     named = any(row["variant"] is not None for row in rows)
-    header = [*(["variant"] if named else []), "length", "n", "exact match", "95% interval", "tokens", "IDs"]
-    return [*header, "first errors"], [
+    # A model that is asked in text has no IDs of a scheme.
+    with_ids = "id_accuracy" in rows[0]
+    header = [*(["variant"] if named else []), "length", "n", "exact match", "95% interval", "tokens"]
+    return [*header, *(["IDs"] if with_ids else []), "first errors"], [
         [
             *([str(row["variant"])] if named else []),
             f"{row['length']:,}",
@@ -106,7 +108,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
             f"{row['exact_match']:.3f}",
             f"{row['low']:.3f}-{row['high']:.3f}",
             f"{row['token_accuracy']:.4f}",
-            f"{row['id_accuracy']:.4f}",
+            *([f"{row['id_accuracy']:.4f}"] if with_ids else []),
             _first_errors(row["first_error"]),
         ]
         for row in rows

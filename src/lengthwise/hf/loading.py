@@ -1,17 +1,18 @@
 """Causal language models and their tokenizers, from a folder or by their name on the hub."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from lengthwise.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.codec import HFCodec
+from lengthwise.hf.text_model import TextModel
 
 # What a model without its last matrix lacks, under the names in use; tied to the embedding, it is no loss.
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
@@ -19,7 +20,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> CausalLM:
-    """A model for inference; ``ModelError`` says what is missing.
+    """A model whose influences can be measured; ``ModelError`` says what is missing. See ``load_pretrained``."""
+    return CausalLM(load_pretrained(name, device=device, dtype=dtype), name)
+
+
+def load_text_model(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> TextModel:
+    """A model with its own tokenizer, to be asked in plain text; ``ModelError`` says what is missing."""
+    return TextModel(load_pretrained(name, device=device, dtype=dtype), load_codec(name), name)
+
+
+def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
+    """A causal model for inference; ``ModelError`` says what is missing.
 
     ``dtype`` is one of ``DTYPES``: half precision moves a loss by some hundredths of a nat and takes half of the
     memory. No code that comes with a model is run.
@@ -41,7 +52,8 @@ def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str 
         raise ModelError(
             f"{name} lacks {part}; give a model that was saved with one (an architecture that ends in ForCausalLM)"
         )
-    return CausalLM(model if device is None else model.to(device), name)
+    model.eval()
+    return model if device is None else model.to(device)
 
 
 def check_there(name: str) -> None:
@@ -52,26 +64,6 @@ def check_there(name: str) -> None:
             AutoConfig.from_pretrained(name, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
             raise ModelError(_reason(name, error)) from None
-
-
-class HFCodec:
-    """A tokenizer of `transformers`; what it puts before every text is the start."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-        self.tokenizer, self.name = tokenizer, name
-        plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-        # Some tokenizers end a text with a token as well.
-        before = [place for place in range(len(whole)) if whole[place : place + len(plain)] == plain]
-        begun = whole[: before[0]] if before else [token for token in whole[:1] if token == tokenizer.bos_token_id]
-        self.start: tuple[int, ...] = tuple(begun)
-        self.token_text = lru_cache(maxsize=None)(self._token_text)
-
-    def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text, of whatever length, without special ones."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def _token_text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
 
 def load_codec(name: str) -> HFCodec:

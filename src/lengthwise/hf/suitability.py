@@ -47,12 +47,17 @@ def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
             f"{model.name} takes no {' and no '.join(missing)}; give a model that takes both, such as Llama, Qwen, "
             "Mistral, OLMo, GPT-NeoX or GPT-2"
         )
+    check_causal(model.name, inner)
+    check_exact(model, ROUNDING.get(inner.dtype, COARSE))
+
+
+def check_causal(name: str, inner: PreTrainedModel) -> None:
+    """Raise ``ModelError`` for a model in which a token changes what is predicted before it."""
     if _sees_ahead(inner):
         raise ModelError(
-            f"{model.name} is no causal model: a token changes what is predicted before it; give one that writes from "
+            f"{name} is no causal model: a token changes what is predicted before it; give one that writes from "
             "left to right, such as a Llama or GPT-2"
         )
-    check_exact(model, ROUNDING.get(inner.dtype, COARSE))
 
 
 @torch.no_grad()

@@ -8,15 +8,35 @@ import typer
 
 from lengthwise.choices import brought, on_corpus, tested
 from lengthwise.errors import SettingError
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import task_named
+from lengthwise.folder import EXPERIMENT
+from lengthwise.language_models import Asking, evaluate_language_model, is_run
 from lengthwise.progress import ProgressLine
 from lengthwise.report import length_table
 from lengthwise.run import evaluate, generate_from_prompt, load_run
+from lengthwise.tasks import Task
 from lengthwise.terminal import err_console, out_console, print_json, print_table
-from lengthwise.verbs.flags import WHOLE, Corpus, Device, EncodingName, Json, SchemeName, TaskName, Variants
+from lengthwise.text_form import SHOTS
+from lengthwise.verbs.flags import (
+    WHOLE,
+    Corpus,
+    Device,
+    EncodingName,
+    Json,
+    SchemeName,
+    TaskName,
+    Variants,
+)
+
+# What a model is asked where nothing else is: lengths that any context has room for.
+ASKED = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 
 def evaluate_(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    name: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="A run's folder; a model's, or its name on the hub.")
+    ],
     lengths: Annotated[str | None, typer.Option(help="Such as 20,200,2000; the recipe's by default.")] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     task: TaskName = None,
@@ -27,21 +47,56 @@ def evaluate_(
     decode: Annotated[
         str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
     ] = "forced",
+    shots: Annotated[
+        int | None,
+        typer.Option(**WHOLE, help="Of a model: examples shown before each that is asked.", show_default=str(SHOTS)),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of a model: float32, or bfloat16, float16.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Of a model: a folder for its results.jsonl.")] = None,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples.")] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure a run's exact match by length, or its loss by context length, and add the rows to its results.jsonl."""
-    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
-    run = replace(run, experiment=on_corpus(run.experiment, corpus))
-    settings = tested(run.experiment.evaluation, lengths, num_examples, variants)
-    settings = replace(settings, decode=decode, seed=seed)
-    with ProgressLine(err_console) as progress:
-        rows = evaluate(run, settings, report=progress.evaluated)
+    """Measure exact match by length, or loss by context length, of a run, which keeps the rows, or of a language model.
+
+    A model of transformers is asked a --task in plain text, as it is.
+    """
+    flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
+    if is_run(name):
+        _refuse("of a model; a run is measured as it was trained", shots=shots, dtype=dtype, out=out)
+        run = load_run(Path(name), brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
+        run = replace(run, experiment=on_corpus(run.experiment, corpus))
+        settings = replace(tested(run.experiment.evaluation, **flags), decode=decode, seed=seed)
+        with ProgressLine(err_console) as progress:
+            rows = evaluate(run, settings, report=progress.evaluated)
+    else:
+        _refuse("of a run; a model is asked in text, as it is", scheme=scheme, encoding=encoding, corpus=corpus)
+        chosen, settings = _task_of(name, task), replace(tested(ASKED, **flags), decode=decode, seed=seed)
+        precision = {} if dtype is None else {"dtype": dtype}
+        asking = Asking(shots=SHOTS if shots is None else shots, device=device, **precision)
+        with ProgressLine(err_console) as progress:
+            rows = evaluate_language_model(name, chosen, settings, asking=asking, out=out, report=progress.evaluated)
     if as_json:
         print_json({"results": rows})
         return
-    print_table(f"{folder}, {decode}", *length_table(rows))
+    print_table(f"{name}, {decode}", *length_table(rows))
+
+
+def _task_of(model: str, task: str | None) -> Task:
+    """What a model is asked."""
+    if task is None:
+        raise SettingError(
+            f"{model} is no run folder (it has no {EXPERIMENT}), and of a model it is not known what to ask; give a "
+            "folder that train --out made, or a --task such as parity"
+        )
+    return task_named(task)
+
+
+def _refuse(whose: str, **flags: object) -> None:
+    """One line about the first flag that was given and means nothing here."""
+    for name, value in flags.items():
+        if value is not None:
+            raise SettingError(f"--{name} {value} is {whose}: leave it out")
 
 
 def generate_(

@@ -1,0 +1,71 @@
+"""Exact match by length of a language model that is asked in plain text."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from lengthwise.errors import ModelError, SettingError
+from lengthwise.evaluation import BLOCK, EvaluationSettings, Tally, tested_blocks
+from lengthwise.hf.text_model import Question, TextModel
+from lengthwise.randomness import stream
+from lengthwise.tasks import Task
+from lengthwise.text_form import SHOTS, shots_of, texts_of
+
+# What a result of ours has and a model's has not: a text has no IDs of a scheme.
+WITHOUT = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
+
+
+def evaluate_texts(
+    model: TextModel,
+    task: Task,
+    settings: EvaluationSettings,
+    *,
+    shots: int = SHOTS,
+    report: Callable[[int, int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Measure a model at each length; the examples are those that a run of ours is tested on.
+
+    Before each tested prompt stand ``shots`` examples of the same length, each a line, drawn by another stream and
+    with other prompts: they show the task as it is asked, so that a failure is one of length and not of guessing what
+    a longer text is to look like. ``token_accuracy`` and first errors count the model's own tokens.
+    ``LengthwiseError`` before anything is measured for a task, a length or a tokenizer that will not do.
+    """
+    if shots < 0:
+        raise SettingError(f"{shots} shots are none; use 0 or more")
+    for length in settings.lengths:
+        next(_questions(model, task, length, 1, settings.seed, shots))
+    rows = []
+    for place, length in enumerate(settings.lengths):
+        started, tally, total = time.perf_counter(), Tally(), settings.examples_at(place)
+        for questions in _questions(model, task, length, total, settings.seed, shots):
+            for graded in model.graded(questions, decode=settings.decode):
+                tally.add(graded)
+                if report is not None:
+                    report(length, tally.trials, total)
+        result = asdict(tally.result(length, settings.decode, 0))
+        measured = {name: value for name, value in result.items() if name not in WITHOUT}
+        rows.append({"shots": shots, **measured, "wall_s": round(time.perf_counter() - started, 3)})
+        if settings.until_none and result["exact_match"] == 0:
+            break
+    return rows
+
+
+def _questions(
+    model: TextModel, task: Task, length: int, total: int, seed: int, shots: int
+) -> Iterator[list[Question]]:
+    """Tested examples behind their shots, a block at a time."""
+    for block, examples in enumerate(tested_blocks(task, length, total, seed)):
+        questions = []
+        for place, text in enumerate(texts_of(task, examples)[: total - block * BLOCK]):
+            rng = stream(seed, "shots", length, block * BLOCK + place)
+            shown = shots_of(task, length, shots, rng, tested={text.prompt})
+            context = "".join(shot.prompt + shot.response for shot in shown) + text.prompt
+            question = model.question(context, text.response)
+            if model.num_positions is not None and question.seq > model.num_positions:
+                raise ModelError(
+                    f"length {length} with {shots} shots is a text of {question.seq:,} tokens, more than the "
+                    f"{model.num_positions:,} positions of {model.name}; use shorter lengths or fewer --shots"
+                )
+            questions.append(question)
+        yield questions
