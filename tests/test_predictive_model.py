@@ -34,7 +34,7 @@ def wrapped(architecture: str, **options) -> PredictivePositionModel:
     model = causal_model(FOLLOWS_IDS[architecture]())
     made = PredictivePositionModel.wrap(model, **{"segments": True} | options)
     torch.manual_seed(1)
-    for parameter in [*(made.head.parameters() if made.head is not None else []), made.segment]:
+    for parameter in [*(made.position_head.parameters() if made.position_head is not None else []), made.segment]:
         if parameter is not None:
             torch.nn.init.normal_(parameter)
     made.generation_config.eos_token_id = None

@@ -46,26 +46,33 @@ class Asked:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class OfIDs:
+    """The loss of IDs (nats) and, outside of training, the ID predicted for each token; -1 where none was asked for."""
+
+    loss: Float[Tensor, ""]
+    predicted: Int[Tensor, "batch seq"] | None
+
+
 def position_loss(
     head: PositionHead, embed: Embed, chosen: Embed, asked: Asked, num_items: Tensor | int | None
-) -> Float[Tensor, ""]:
-    """Cross-entropy (nats) of the IDs; those the head has no candidate for are left out."""
+) -> OfIDs:
+    """Cross-entropy of the IDs; those the head has no candidate for are left out."""
     scored = asked.position_labels[:, 1:] != UNSCORED
     columns = scored.any(dim=0).nonzero()[:, 0]
+    known = None if torch.is_grad_enabled() else torch.full_like(asked.tokens, -1)
     if not len(columns):
-        return asked.hidden.sum() * 0
+        return OfIDs(asked.hidden.sum() * 0, known)
     # Nothing is asked before the shortest prompt ends.
-    span = slice(int(columns[0]), int(columns[-1]) + 1)
+    first, last = int(columns[0]), int(columns[-1]) + 1
     prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
-    predicted = head(
-        asked.hidden[:, :-1][:, span],
-        asked.position_ids[:, :-1][:, span],
-        chosen(asked.tokens[:, 1:][:, span]),
-        prompt,
-    )
-    log_probability, reachable = predicted.log_probability(asked.position_labels[:, 1:][:, span])
-    kept = scored[:, span] & reachable
-    return _mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items)
+    next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
+    made = head(asked.hidden[:, first:last], asked.position_ids[:, first:last], next_tokens, prompt)
+    log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
+    kept = scored[:, first:last] & reachable
+    if known is not None:
+        known[:, first + 1 : last + 1] = torch.where(scored[:, first:last], made.most_likely(), -1)
+    return OfIDs(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
 
 
 def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:

@@ -22,7 +22,7 @@ class LengthwiseConfig(PreTrainedConfig):
     """
 
     model_type = "lengthwise"
-    keys_to_ignore_at_inference = ("past_key_values", "token_loss", "position_loss")
+    keys_to_ignore_at_inference = ("past_key_values", "token_loss", "position_loss", "predicted_position_ids")
 
     decoder_settings: dict[str, Any] | None = None
     encoding_settings: dict[str, Any] | None = None

@@ -73,7 +73,7 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
             cache.note(Read(tokens=input_ids, position_ids=_last(ids), is_prompt=is_prompt, hidden=hidden.detach()))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
-        of_tokens = of_ids = loss = None
+        of_tokens = of_ids = loss = predicted = None
         if labels is not None:
             loss = of_tokens = token_loss(logits, labels, num_items_in_batch)
         if position_labels is not None and self.decoder.predicts_ids:
@@ -82,10 +82,17 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
             for level, head in enumerate(self.decoder.position_heads()):
                 asked = Asked(hidden, input_ids, ids[level], is_prompt, wanted[level])
                 of_levels.append(position_loss(head, embed, embed, asked, num_items_in_batch))
-            of_ids = torch.stack(of_levels).sum()
+            of_ids = torch.stack([level.loss for level in of_levels]).sum()
             loss = self.config.id_weight * of_ids + (0 if loss is None else loss)
+            if not torch.is_grad_enabled():
+                predicted = _squeezed(torch.stack([level.predicted for level in of_levels]))
         return PredictivePositionOutput(
-            loss=loss, logits=logits, past_key_values=cache, token_loss=of_tokens, position_loss=of_ids
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            token_loss=of_tokens,
+            position_loss=of_ids,
+            predicted_position_ids=predicted,
         )
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:

@@ -17,7 +17,7 @@ from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
 from lengthwise.hf.takes_ids import check_takes_ids
 from lengthwise.hf.texts import before_labels, prompts_of
-from lengthwise.position_heads import POSITION_HEADS
+from lengthwise.position_heads import POSITION_HEADS, PositionHead
 
 
 class Tap:
@@ -57,7 +57,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         config.check_options()
         self.model = AutoModelForCausalLM.from_config(config.text_config) if model is None else model
         inner = self.model.config.get_text_config()
-        self.head = (
+        self.position_head = (
             None if config.head is None else POSITION_HEADS[config.head](inner.hidden_size, config.num_position_ids)
         )
         self.segment = nn.Parameter(torch.zeros(inner.hidden_size)) if config.segments else None
@@ -132,12 +132,12 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         of_tokens = of_ids = loss = None
         if labels is not None:
             loss = of_tokens = token_loss(made.logits, labels, num_items_in_batch)
-        if position_labels is not None and self.head is not None:
+        if position_labels is not None and self.position_head is not None:
             asked = Asked(hidden, input_ids, position_ids, is_prompt, position_labels)
             asked = asked if sequence_ids is None else asked.apart(sequence_ids)
             embed = self.get_input_embeddings()
-            of_ids = position_loss(self.head, embed, self._chosen, asked, num_items_in_batch)
-            loss = self.config.id_weight * of_ids + (0 if loss is None else loss)
+            of_ids = position_loss(self._head_in_use(), embed, self._chosen, asked, num_items_in_batch)
+            loss = self.config.id_weight * of_ids.loss + (0 if loss is None else loss)
         return PredictivePositionOutput(
             loss=loss,
             logits=made.logits,
@@ -145,7 +145,8 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
             hidden_states=made.hidden_states,
             attentions=made.attentions,
             token_loss=of_tokens,
-            position_loss=of_ids,
+            position_loss=None if of_ids is None else of_ids.loss,
+            predicted_position_ids=None if of_ids is None or sequence_ids is not None else of_ids.predicted,
         )
 
     def next_position_ids(
@@ -155,13 +156,15 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         known = past_key_values.settle()
         assert known is not None
         own_ids = known.position_ids[:, -1:]
-        if self.head is None:
+        if self.position_head is None:
             return own_ids + 1
         if past_key_values.prompts is None:
             embedding = self.get_input_embeddings()
-            prompt = prompts_of(self.head, embedding, known.tokens, known.position_ids, known.is_prompt)
+            prompt = prompts_of(self._head_in_use(), embedding, known.tokens, known.position_ids, known.is_prompt)
             past_key_values.prompts = [prompt]
-        asked = self.head(past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompts[0])
+        asked = self._head_in_use()(
+            past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompts[0]
+        )
         # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
         return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
 
@@ -211,6 +214,14 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
     def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
         embedded: Tensor = self.get_input_embeddings()(tokens)
         return embedded if self.segment is None else embedded + (~is_prompt)[..., None] * self.segment
+
+    def _head_in_use(self) -> PositionHead:
+        """The head or, where adapters train a copy of it, that copy."""
+        head: Any = self.position_head
+        copies = getattr(head, "modules_to_save", None)
+        if copies is None:
+            return head
+        return head.original_module if head.disable_adapters else copies[head.active_adapters[0]]
 
     def _chosen(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
         """What a head is told of the token whose ID is asked for."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, no_type_check
 
 from huggingface_hub.dataclasses import strict
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
@@ -31,7 +31,7 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     model_type = "predictive_position"
     sub_configs_defaults: ClassVar = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")}
-    keys_to_ignore_at_inference: ClassVar = ["past_key_values", "token_loss", "position_loss"]
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values", "token_loss", "position_loss", "predicted_position_ids"]
 
     text_config: dict[str, Any] | PreTrainedConfig | None = None
     head: str | None = "pointer"
@@ -72,7 +72,12 @@ class PredictivePositionConfig(PreTrainedConfig):
 
 @dataclass
 class PredictivePositionOutput(CausalLMOutputWithPast):
-    """The joint loss and its two parts, in nats: of the tokens, and of their IDs."""
+    """The joint loss and its two parts, in nats: of the tokens, and of their IDs.
+
+    ``predicted_position_ids``, of the shape of ``position_labels``, are those that the head would have given the
+    labelled tokens; -1 elsewhere. None in training and of packed rows.
+    """
 
     token_loss: Float[Tensor, ""] | None = None
     position_loss: Float[Tensor, ""] | None = None
+    predicted_position_ids: Int[Tensor, "*level batch seq"] | None = None

@@ -1,0 +1,178 @@
+"""Exact match by length while `transformers.Trainer` trains."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from lengthwise.errors import FeatureError, SettingError, UnservedTaskError
+from lengthwise.evaluation import EvaluationSettings, Tally, drawn
+from lengthwise.folder import RESULTS, append_rows
+from lengthwise.grading import Graded
+from lengthwise.hf.collators import PositionCollator
+from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.positions import PositionScheme
+from lengthwise.tasks import Task
+
+# Batches of one length, with labels, as a collator makes them.
+Batches = Callable[[], Iterator[dict[str, Tensor]]]
+
+
+class EvaluateByLength(TrainerCallback):
+    """Measures exact match by length when `Trainer` evaluates, every so many steps, and when training ends.
+
+    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. Teacher-forced: where one answer is right, greedy decoding
+    is exact if and only if every choice after right tokens is; for a model that predicts IDs, these have to be right
+    too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl`` of the output folder,
+    and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them. ``batches`` has for each
+    length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are written into each row.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        batches: Mapping[int, Batches],
+        *,
+        every_steps: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not batches:
+            raise SettingError("no length to evaluate at; give at least one")
+        if every_steps is not None and every_steps < 1:
+            raise SettingError(f"every_steps {every_steps} is never; use at least 1, or None")
+        self.trainer, self.batches = trainer, dict(sorted(batches.items()))
+        self.every_steps, self.facts = every_steps, dict(facts or {})
+        self._measured_at: int | None = None
+
+    @classmethod
+    def of_task(
+        cls,
+        trainer: Trainer,
+        task: Task,
+        scheme: PositionScheme,
+        settings: EvaluationSettings,
+        *,
+        token_ids: Sequence[int] | None = None,
+        every_steps: int | None = None,
+    ) -> "EvaluateByLength":
+        """With the examples that runs of ours are tested on; ``token_ids`` are the model's for the task's symbols."""
+        numbers = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
+        if len(numbers) != len(task.vocabulary):
+            raise SettingError(
+                f"{len(numbers)} token_ids for the {len(task.vocabulary)} symbols of {task.name}; give one for each"
+            )
+
+        def batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
+            for _, batch in drawn(task, scheme, length, settings.examples_at(place), settings.seed):
+                if len(batch.position_ids) != 1:
+                    raise UnservedTaskError(f"{task.name} has IDs on several levels and models of transformers on one")
+                ids, tokens = batch.position_ids[0], numbers[batch.tokens]
+                yield {
+                    "input_ids": tokens,
+                    "position_ids": ids,
+                    "attention_mask": torch.ones_like(tokens),
+                    "labels": torch.where(batch.token_scored, tokens, UNSCORED),
+                    "position_labels": torch.where(batch.id_scored, ids, UNSCORED),
+                }
+
+        made = {
+            length: lambda place=place, length=length: batches(place, length)
+            for place, length in enumerate(settings.lengths)
+        }
+        return cls(trainer, made, every_steps=every_steps, facts={"task": task.name, "scheme": scheme.name})
+
+    @classmethod
+    def of_rows(
+        cls,
+        trainer: Trainer,
+        rows: Iterable[Mapping[str, Any]],
+        collator: PositionCollator,
+        *,
+        batch_size: int = 16,
+        every_steps: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> "EvaluateByLength":
+        """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
+        collator = replace(collator, training=False, pack_to=None)
+        by_length: dict[int, list[Mapping[str, Any]]] = {}
+        for number, row in enumerate(rows):
+            if "length" not in row:
+                raise FeatureError(f"row {number} says no length; give each a column length")
+            by_length.setdefault(int(row["length"]), []).append(row)
+
+        def batches(own: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
+            for start in range(0, len(own), batch_size):
+                yield collator(own[start : start + batch_size])
+
+        made = {length: lambda own=own: batches(own) for length, own in by_length.items()}
+        return cls(trainer, made, every_steps=every_steps, facts={"scheme": collator.scheme.name, **(facts or {})})
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Every so many steps."""
+        if self.every_steps is not None and state.global_step % self.every_steps == 0:
+            self.measure(state)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Whenever the trainer evaluates."""
+        self.measure(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """What was trained, at last."""
+        self.measure(state)
+
+    def measure(self, state: TrainerState) -> list[dict[str, Any]]:
+        """The rows of the model as it is, once per step; written and logged by the first process alone."""
+        if not state.is_world_process_zero or self._measured_at == state.global_step:
+            return []
+        self._measured_at = state.global_step
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        training, rows = model.training, []
+        model.eval()
+        for length, batches in self.batches.items():
+            started, tally = time.perf_counter(), Tally()
+            for batch in batches():
+                tally.add(_grade(model, batch))
+            measured = asdict(tally.result(length, "forced", 0)) | {"wall_s": round(time.perf_counter() - started, 3)}
+            del measured["largest_distance"]
+            seed = self.trainer.args.seed
+            rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
+        model.train(training)
+        append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
+        self.trainer.log({f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows})
+        return rows
+
+
+@torch.no_grad()
+def _grade(model: Any, batch: Mapping[str, Tensor]) -> Graded:
+    """Which choices after right tokens are right. What a bare model does not take is left out."""
+    inputs = {name: values.to(model.device) for name, values in batch.items()}
+    tokens, labels = inputs["input_ids"], inputs["labels"]
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not isinstance(inner, PredictsIDs):
+        inputs.pop("position_labels", None)
+    made = model(**inputs)
+    scored = labels[:, 1:] != UNSCORED
+    logits = made.logits[:, :-1].float()
+    predicted, id_scored = getattr(made, "predicted_position_ids", None), torch.zeros_like(scored)
+    id_right = torch.ones_like(scored)
+    if predicted is not None:
+        id_scored = inputs["position_labels"][:, 1:] != UNSCORED
+        id_right = predicted[:, 1:] == inputs["position_labels"][:, 1:]
+    return Graded(
+        token_right=logits.argmax(dim=-1) == tokens[:, 1:],
+        id_right=id_right,
+        scored=scored,
+        id_scored=id_scored,
+        # Tokens of others have no name for their end.
+        end=torch.zeros_like(scored),
+        prompt_offset=scored.int().argmax(dim=1),
+        token_loss=torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none"),
+    )
