@@ -108,6 +108,10 @@ def test_its_tokenizer_knows_the_symbols(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders / "hf")
     assert tokenizer(" ".join(vocabulary))["input_ids"] == list(range(len(vocabulary)))
     assert tokenizer.eos_token == "end"
+    task = read_experiment(folders / "run").task
+    examples = task.sample(length=4, size=1, rng=stream(0, "text"))
+    (text,) = lw.texts_of(task, examples)
+    assert tokenizer(text.prompt + text.response)["input_ids"] == examples.tokens[0].tolist()
 
 
 @pytest.fixture(scope="module")

@@ -121,6 +121,31 @@ def test_a_run_of_ours_is_measured_as_it_is_here(tmp_path):
             assert theirs["first_error"]["median_index"] == ours.first_error.median_index
 
 
+def test_free_decoding_finds_what_forced_does(tmp_path):
+    experiment = replace(small_experiment(steps=150), decoder=lw.DecoderSettings(d_model=32))
+    train(experiment, tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    trainer = trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "out")
+    settings = lw.EvaluationSettings(lengths=(8, 20), num_examples=(16, 16))
+    forced, free = (
+        EvaluateByLength.of_task(trainer, experiment.task, experiment.scheme, replace(settings, decode=decode)).measure(
+            trainer.state
+        )
+        for decode in ("forced", "free")
+    )
+    assert [row["exact_match"] for row in free] == [row["exact_match"] for row in forced]
+    assert [row["decode"] for row in free] == ["free", "free"]
+    assert 0 < sum(row["exact_match"] for row in forced) < 2
+    # A bare model writes with IDs that count up.
+    bare = trainer_of(llama(), tmp_path / "bare")
+    rows = EvaluateByLength.of_task(bare, lw.Parity(), lw.Sequential(), replace(SETTINGS, decode="free"))
+    assert [row["num_examples"] for row in rows.measure(bare.state)] == [16, 8]
+    coupled = EvaluateByLength.of_task(bare, lw.Parity(), lw.Coupled(), replace(SETTINGS, decode="free"))
+    bare.state.global_step = 1
+    with pytest.raises(SettingError, match="cannot go on with IDs that do not count up from 0; wrap it"):
+        coupled.measure(bare.state)
+
+
 def test_rows_of_a_data_set_are_grouped_by_their_length(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     asked = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, facts={"task": "mine"})

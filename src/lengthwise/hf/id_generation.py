@@ -20,6 +20,11 @@ class PredictsIDs(GenerationMixin):
     ``position_ids`` beside ``sequences``, -1 where a token was not read again (the last one, and fill).
     """
 
+    @property
+    def num_heads_for_ids(self) -> int:
+        """How many position heads there are: one per level, none where IDs are given."""
+        raise NotImplementedError
+
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "*level batch 1"]:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from lengthwise.errors import FeatureError, SettingError, UnservedTaskError
+from lengthwise.errors import FeatureError, SettingError, UnservedTaskError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, Tally, drawn
 from lengthwise.folder import RESULTS, append_rows
-from lengthwise.grading import Graded
+from lengthwise.grading import DECODES
+from lengthwise.hf.batch_grading import grade_batch
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.columns import UNSCORED
-from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
 
@@ -27,11 +27,11 @@ Batches = Callable[[], Iterator[dict[str, Tensor]]]
 class EvaluateByLength(TrainerCallback):
     """Measures exact match by length when `Trainer` evaluates, every so many steps, and when training ends.
 
-    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. Teacher-forced: where one answer is right, greedy decoding
-    is exact if and only if every choice after right tokens is; for a model that predicts IDs, these have to be right
-    too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl`` of the output folder,
-    and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them. ``batches`` has for each
-    length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are written into each row.
+    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. For ``decode`` see `grade_batch`; where a model predicts IDs,
+    these have to be right too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl``
+    of the output folder, and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them.
+    ``batches`` has for each length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are
+    written into each row.
     """
 
     def __init__(
@@ -40,13 +40,16 @@ class EvaluateByLength(TrainerCallback):
         batches: Mapping[int, Batches],
         *,
         every_steps: int | None = None,
+        decode: str = "forced",
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         if not batches:
             raise SettingError("no length to evaluate at; give at least one")
         if every_steps is not None and every_steps < 1:
             raise SettingError(f"every_steps {every_steps} is never; use at least 1, or None")
-        self.trainer, self.batches = trainer, dict(sorted(batches.items()))
+        if decode not in DECODES:
+            raise unknown_name("decode", decode, DECODES)
+        self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
         self.every_steps, self.facts = every_steps, dict(facts or {})
         self._measured_at: int | None = None
 
@@ -81,11 +84,12 @@ class EvaluateByLength(TrainerCallback):
                     "position_labels": torch.where(batch.id_scored, ids, UNSCORED),
                 }
 
+        facts = {"task": task.name, "scheme": scheme.name}
         made = {
             length: lambda place=place, length=length: batches(place, length)
             for place, length in enumerate(settings.lengths)
         }
-        return cls(trainer, made, every_steps=every_steps, facts={"task": task.name, "scheme": scheme.name})
+        return cls(trainer, made, every_steps=every_steps, decode=settings.decode, facts=facts)
 
     @classmethod
     def of_rows(
@@ -139,8 +143,10 @@ class EvaluateByLength(TrainerCallback):
         for length, batches in self.batches.items():
             started, tally = time.perf_counter(), Tally()
             for batch in batches():
-                tally.add(_grade(model, batch))
-            measured = asdict(tally.result(length, "forced", 0)) | {"wall_s": round(time.perf_counter() - started, 3)}
+                tally.add(grade_batch(model, batch, decode=self.decode))
+            measured = asdict(tally.result(length, self.decode, 0)) | {
+                "wall_s": round(time.perf_counter() - started, 3)
+            }
             del measured["largest_distance"]
             seed = self.trainer.args.seed
             rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
@@ -148,31 +154,3 @@ class EvaluateByLength(TrainerCallback):
         append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
         self.trainer.log({f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows})
         return rows
-
-
-@torch.no_grad()
-def _grade(model: Any, batch: Mapping[str, Tensor]) -> Graded:
-    """Which choices after right tokens are right. What a bare model does not take is left out."""
-    inputs = {name: values.to(model.device) for name, values in batch.items()}
-    tokens, labels = inputs["input_ids"], inputs["labels"]
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not isinstance(inner, PredictsIDs):
-        inputs.pop("position_labels", None)
-    made = model(**inputs)
-    scored = labels[:, 1:] != UNSCORED
-    logits = made.logits[:, :-1].float()
-    predicted, id_scored = getattr(made, "predicted_position_ids", None), torch.zeros_like(scored)
-    id_right = torch.ones_like(scored)
-    if predicted is not None:
-        id_scored = inputs["position_labels"][:, 1:] != UNSCORED
-        id_right = predicted[:, 1:] == inputs["position_labels"][:, 1:]
-    return Graded(
-        token_right=logits.argmax(dim=-1) == tokens[:, 1:],
-        id_right=id_right,
-        scored=scored,
-        id_scored=id_scored,
-        # Tokens of others have no name for their end.
-        end=torch.zeros_like(scored),
-        prompt_offset=scored.int().argmax(dim=1),
-        token_loss=torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none"),
-    )

@@ -95,6 +95,11 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
             predicted_position_ids=predicted,
         )
 
+    @property
+    def num_heads_for_ids(self) -> int:
+        """One per level, or none."""
+        return len(self.decoder.heads)
+
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """The IDs of tokens that were just chosen, on every level; without a head the last ones plus one."""
         known = past_key_values.settle()

@@ -149,6 +149,11 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
             predicted_position_ids=None if of_ids is None or sequence_ids is not None else of_ids.predicted,
         )
 
+    @property
+    def num_heads_for_ids(self) -> int:
+        """One, or none."""
+        return 0 if self.position_head is None else 1
+
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "batch 1"]:

@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     """Each symbol is a token under its own number; ``end`` is the end of a text, and its fill.
 
-    Symbols are parted by spaces. Where all but ``end`` are single characters, they may stand together: ``0110=``.
+    Symbols are parted by spaces, and a line ends with ``end``, as in `lengthwise.text_form`. Where all but ``end`` are
+    single characters, they may stand together: ``0110=``.
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
+    if "end" in symbols:
+        tokenizer.normalizer = normalizers.Replace("\n", " end")
     parts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
     if all(len(symbol) == 1 for symbol in symbols if symbol != "end"):
-        parts.append(pre_tokenizers.Split(Regex("."), "isolated"))
+        parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     special = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special)
