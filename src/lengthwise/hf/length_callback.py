@@ -27,7 +27,7 @@ Batches = Callable[[], Iterator[dict[str, Tensor]]]
 class EvaluateByLength(TrainerCallback):
     """Measures exact match by length when `Trainer` evaluates, every so many steps, and when training ends.
 
-    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. For ``decode`` see `grade_batch`; where a model predicts IDs,
+    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. For ``decode`` see `grade_batch`; where IDs are predicted,
     these have to be right too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl``
     of the output folder, and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them.
     ``batches`` has for each length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are

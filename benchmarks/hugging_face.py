@@ -1,0 +1,228 @@
+"""Fine-tune small models of `transformers` with PPC and with plain positions; measured by `generate` on longer inputs.
+
+    python benchmarks/hugging_face.py --seeds 9000,9001,9002 --out runs/hugging_face
+    python benchmarks/hugging_face.py --table runs/hugging_face
+
+Rows that are there already are not made again.
+"""
+
+import argparse
+import json
+import subprocess
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+import transformers
+
+import lengthwise as lw
+from lengthwise.hf.collators import PositionCollator
+from lengthwise.hf.dataset import to_dataset
+from lengthwise.hf.length_callback import EvaluateByLength
+from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf.symbols import symbol_tokenizer
+
+MODELS = {
+    "Llama": transformers.LlamaConfig,
+    "GPT-NeoX": transformers.GPTNeoXConfig,
+    "Qwen3": transformers.Qwen3Config,
+    "OLMo 2": transformers.Olmo2Config,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learned, how long, and what is asked afterwards."""
+
+    task: lw.Task
+    trained: int
+    lengths: tuple[int, ...]
+    num_examples: tuple[int, ...]
+    steps: int
+    num_position_ids: int
+    max_gaps: int
+
+
+TASKS = {
+    "parity": Task(
+        task=lw.Parity(),
+        trained=20,
+        lengths=(20, 200, 2000),
+        num_examples=(128, 64, 8),
+        steps=1000,
+        num_position_ids=4096,
+        max_gaps=3,
+    ),
+    # As many names as 160 assignments need.
+    "variables": Task(
+        task=lw.VariableAssignment(num_names=200),
+        trained=16,
+        lengths=(16, 160),
+        num_examples=(128, 64),
+        steps=1500,
+        num_position_ids=2048,
+        max_gaps=10,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training: a model, a task, and how positions are given."""
+
+    model: str
+    task: str
+    positions: str
+    scaling: str
+    seed: int
+
+
+def cells(seeds: list[int]) -> list[Cell]:
+    """Llama and GPT-NeoX on both tasks, with PPC and plainly; the others on parity, all with and without scaling."""
+    made = []
+    for seed in seeds:
+        for model in MODELS:
+            for scaling in ("log", "none"):
+                made.append(Cell(model=model, task="parity", positions="PPC", scaling=scaling, seed=seed))
+        for model in ("Llama", "GPT-NeoX"):
+            made.append(Cell(model=model, task="variables", positions="PPC", scaling="log", seed=seed))
+            for task in TASKS:
+                made.append(Cell(model=model, task=task, positions="plain", scaling="none", seed=seed))
+    return made
+
+
+def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
+    """Two layers of 64 dimensions with random weights."""
+    asked = TASKS[cell.task]
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if cell.model != "GPT-NeoX":
+        sizes["num_key_value_heads"] = 2
+    if cell.model == "Qwen3":
+        sizes["head_dim"] = 32
+    # A small base tells neighbouring IDs apart.
+    rope = {"rope_type": "default", "rope_theta": 100.0 if cell.task == "variables" else 10_000.0}
+    config = MODELS[cell.model](
+        vocab_size=vocabulary_size,
+        max_position_embeddings=asked.num_position_ids,
+        rope_parameters=rope,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **sizes,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    if cell.positions == "plain":
+        return model
+    return PredictivePositionModel.wrap(model, segments=True, length_scaling=cell.scaling)
+
+
+def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
+    """The rows of one cell."""
+    torch.set_num_threads(1)
+    # Of the trainer, about memory that is pinned for a GPU.
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
+    transformers.set_seed(cell.seed)
+    asked = TASKS[cell.task]
+    tokenizer = symbol_tokenizer(asked.task.vocabulary)
+    data = to_dataset(asked.task, lengths=range(1, asked.trained + 1), size=20_000, seed=cell.seed)
+
+    def tokenized(row: dict) -> dict:
+        whole, prompt = tokenizer(row["prompt"] + row["response"]), tokenizer(row["prompt"])
+        return {"input_ids": whole["input_ids"], "prompt_length": len(prompt["input_ids"])}
+
+    data = data.map(tokenized)
+    if cell.positions == "plain":
+        scheme: lw.PositionScheme = lw.Sequential()
+    else:
+        scheme = lw.Predicted(num_position_ids=asked.num_position_ids, max_gaps=asked.max_gaps)
+    trainer = transformers.Trainer(
+        model=model_for(cell, len(tokenizer)),
+        args=transformers.TrainingArguments(
+            str(folder / "trainer"),
+            max_steps=asked.steps,
+            per_device_train_batch_size=64,
+            learning_rate=3e-3,
+            warmup_steps=100,
+            lr_scheduler_type="cosine",
+            remove_unused_columns=False,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_steps=asked.steps,
+            seed=cell.seed,
+        ),
+        train_dataset=data,
+        data_collator=PositionCollator(scheme, tokenizer.pad_token_id),
+    )
+    started = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - started
+    settings = lw.EvaluationSettings(
+        lengths=asked.lengths, num_examples=asked.num_examples, decode="free", until_none=True, seed=1
+    )
+    measured = EvaluateByLength.of_task(trainer, asked.task, scheme, settings).measure(trainer.state)
+    return [{**asdict(cell), **row, "train_seconds": round(seconds, 1)} for row in measured]
+
+
+def run(cell: Cell, out: Path) -> None:
+    """Measure a cell and add its rows, unless they are there."""
+    file = out / f"{cell.model} {cell.task} {cell.positions} {cell.scaling} {cell.seed}.json".replace(" ", "-")
+    if file.exists():
+        return
+    rows = train_and_measure(cell, out / file.stem)
+    file.write_text(json.dumps(rows, indent=1))
+    print(file.stem, [(row["length"], row["exact_match"]) for row in rows], flush=True)
+
+
+def table(out: Path) -> None:
+    """A line per model, task and positions; each cell lists the seeds in order."""
+    rows = [row for file in sorted(out.glob("*.json")) for row in json.loads(file.read_text())]
+    for task, asked in TASKS.items():
+        print(f"\n**{task}**, trained on at most {asked.trained}\n")
+        heads = [f"{length:,} (n={number})" for length, number in zip(asked.lengths, asked.num_examples, strict=True)]
+        print("| model | positions | scaling | seconds |", " | ".join(heads), "|")
+        print("|" + "---|" * (4 + len(heads)))
+        own = [row for row in rows if row["task"] == task]
+        for label in dict.fromkeys((row["model"], row["positions"], row["scaling"]) for row in own):
+            mine = [row for row in own if (row["model"], row["positions"], row["scaling"]) == label]
+            seeds = sorted({row["seed"] for row in mine})
+            by = {(row["seed"], row["length"]): row for row in mine}
+            shown = [
+                " ".join(f"{by[seed, n]['exact_match']:.3f}" if (seed, n) in by else "·" for seed in seeds)
+                for n in asked.lengths
+            ]
+            seconds = " ".join(f"{by[seed, asked.lengths[0]]['train_seconds']:.0f}" for seed in seeds)
+            print("|", " | ".join([*label, seconds, *shown]), "|")
+
+
+def main() -> None:
+    """Measure, or print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="9000,9001,9002")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/hugging_face"))
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--only", help="A part of the cells' names, such as 'Llama parity'.")
+    asked = parser.parse_args()
+    if asked.table:
+        table(asked.table)
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+    print("commit", commit.stdout.strip(), flush=True)
+    chosen = [
+        cell
+        for cell in cells([int(seed) for seed in asked.seeds.split(",")])
+        if asked.only is None or asked.only in f"{cell.model} {cell.task} {cell.positions} {cell.scaling}"
+    ]
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(run, cell, asked.out) for cell in chosen]:
+            done.result()
+
+
+if __name__ == "__main__":
+    main()
