@@ -167,3 +167,12 @@ def test_importing_lengthwise_does_not_import_transformers():
 
 def test_configurations_load_by_themselves(folder):
     assert AutoConfig.from_pretrained(folder).symbols == list(lw.Parity().vocabulary)
+
+
+def test_a_module_of_ours_may_be_what_imports_transformers_first():
+    asked = (
+        "from lengthwise.hf.predictive import PredictivePositionModel as made; from transformers import AutoConfig; "
+        "print(AutoConfig.for_model('predictive_position').model_type, made.__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["predictive_position", "PredictivePositionModel"]
