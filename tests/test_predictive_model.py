@@ -1,6 +1,8 @@
 """PPC around models of `transformers`: one answer, however it is computed, and IDs that stay with their tokens."""
 
 import copy
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -313,3 +315,33 @@ def test_wrong_input_is_refused():
         model(TOKENS, INSIDE[:, :4], IDS)
     with pytest.raises(SettingError, match=r"position_ids are given for 4 of 9 prompt tokens; give one for each"):
         written(model, position_ids=IDS[:, :4])
+
+
+COMPILED = """
+import torch
+from tests.test_predictive_model import batch, wrapped, written
+
+torch.set_num_threads(1)
+torch._dynamo.config.recompile_limit, torch._dynamo.config.fail_on_recompile_limit_hit = 4, True
+model, whole = wrapped("llama", length_scaling="log"), batch()
+expected = model(**whole)
+made = torch.compile(model, backend="aot_eager")(**whole)
+torch.testing.assert_close(made.loss, expected.loss)
+made.loss.backward()
+expected = written(model)
+model.forward = torch.compile(model.forward, backend="eager")
+# One graph for all steps: more would be too many.
+made = written(model, cache_implementation="static", max_new_tokens=8)
+assert torch.equal(made.sequences, expected.sequences)
+assert torch.equal(made.position_ids, expected.position_ids)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_compiled_it_says_the_same():
+    # By itself: what checks shapes in these tests cannot be compiled.
+    shown = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, check=False
+    )
+    assert shown.stdout.strip().splitlines()[-1:] == ["done"], shown.stderr

@@ -54,6 +54,8 @@ class OfIDs:
     predicted: Int[Tensor, "batch seq"] | None
 
 
+# Its shapes depend on the labels: compiled, it would be compiled again and again.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def position_loss(
     head: PositionHead, embed: Embed, chosen: Embed, asked: Asked, num_items: Tensor | int | None
 ) -> OfIDs:

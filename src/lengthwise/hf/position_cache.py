@@ -68,6 +68,8 @@ class PositionCache(Cache):
             self.only_non_sliding, self.prefetch_stream = inner.only_non_sliding, inner.prefetch_stream
         self.prompts: list[Prompt] | None = None
         self.steps: list[Shaped[Tensor, "batch new *level"]] = []
+        # A number of its own: a compiled call asks for it, and is the same however much was read.
+        self.has_read = False
         self._read: Read | None = None
         self._latest: Read | None = None
 
@@ -78,8 +80,9 @@ class PositionCache(Cache):
 
     def note(self, latest: Read) -> None:
         """Keep what a call has read. A compiled call does no more than this."""
-        self.settle()
-        self._latest = latest
+        if self._latest is not None:
+            self.settle()
+        self._latest, self.has_read = latest, True
 
     def settle(self) -> Read | None:
         """All that was read so far, the latest call included."""
@@ -88,11 +91,6 @@ class PositionCache(Cache):
             self.steps.append(latest.position_ids)
             self._read = latest if self._read is None else self._read.then(latest)
         return self._read
-
-    @property
-    def has_read(self) -> bool:
-        """Whether any token was read."""
-        return self._read is not None or self._latest is not None
 
     @property
     def num_read(self) -> int:
@@ -129,6 +127,7 @@ class PositionCache(Cache):
         """Empty, as when it was made."""
         super().reset()
         self.prompts = self._read = self._latest = None
+        self.has_read = False
         self.steps = []
 
     def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
