@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.small_runs import small_experiment
+from tests.test_cli import asked, refused
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import lengthwise as lw
@@ -176,3 +177,12 @@ def test_a_module_of_ours_may_be_what_imports_transformers_first():
     )
     shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert shown.stdout.split() == ["predictive_position", "PredictivePositionModel"]
+
+
+def test_the_command_line_goes_there_and_back(folder, tmp_path, capsys):
+    for source, form, out in ((folder.parent / "run", "hf", "hf"), (folder, "run", "back")):
+        shown, _ = asked(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
+        assert shown.startswith(f"saved in {tmp_path / out}; ")
+    assert read_experiment(tmp_path / "back") == read_experiment(folder.parent / "run")
+    flags = ["--format", "hf", "--out", str(tmp_path / "x")]
+    assert refused(["export", "nowhere", *flags], capsys).startswith("nowhere does not exist; give the folder of a run")

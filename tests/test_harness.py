@@ -87,7 +87,7 @@ def test_export_says_how_what_it_wrote_is_used(tmp_path, monkeypatch, capsys):
 
 
 WRONG = [
-    (["copy", "--format", "lm-evl"], "unknown format 'lm-evl'; did you mean 'lm-eval'? known: lm-eval"),
+    (["copy", "--format", "lm-evl"], "unknown format 'lm-evl'; did you mean 'lm-eval'? known: hf, lm-eval, run"),
     (["cpy", "--format", "lm-eval"], "unknown task 'cpy'; did you mean 'copy'?"),
     (["copy", "--format", "lm-eval", "--lengths", "x"], "--lengths 'x' is no list of whole numbers"),
     (["copy", "--format", "lm-eval", "--shots", "-1"], "-1 shots are not to be had; use 0 to 31"),
