@@ -245,6 +245,35 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     given = replace(page["collator"], training=False, pack_to=None)([row])
     assert given["position_ids"].tolist() == [[0, 2, 1, 2, 1, 1, 2, 3]]
     assert given["labels"].tolist() == [[-100] * 6 + row["input_ids"][6:]]
+    callback = next(each for each in blocks("python", DOCS["hugging_face"]) if "EvaluateByLength" in each)
+    exec(compile(callback, "hugging_face.md", "exec"), page)
+    rows = page["asked"].measure(page["trainer"].state)
+    assert [(row["length"], row["num_examples"]) for row in rows] == [(2, 16), (3, 16)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_is_wrapped_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example = next(each for each in blocks("python", DOCS["hugging_face"]) if "wrap(llama" in each)
+    page: dict = {}
+    exec(compile(example, "hugging_face.md", "exec"), page)
+    assert page["written"].sequences.shape == page["written"].position_ids.shape
+    assert page["written"].position_ids[0, :4].tolist() == [10, 12, 12, 17]
+    assert type(page["model"]).__name__ == "PredictivePositionModel"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
+def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page: dict = {}
+    for number, block in enumerate(blocks("python", DOCS["hugging_face_tutorial"])):
+        exec(compile(block, f"tutorial, part {number}", "exec"), page)
+    assert len(page["found"]) == 8
+    for (_, _, scheme), exact in page["found"].items():
+        # The longest length is missing where nothing was exact before.
+        longest = exact[max(exact)]
+        assert longest >= 0.99 if scheme == "predicted" else longest <= 0.5
 
 
 @pytest.mark.parametrize("name", ["README", "your_own"])
