@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import transformers
 
-from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf import PredictivePositionModel
 
 SIZES = {
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024},

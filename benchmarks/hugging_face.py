@@ -20,11 +20,7 @@ import torch
 import transformers
 
 import lengthwise as lw
-from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.dataset import to_dataset
-from lengthwise.hf.length_callback import EvaluateByLength
-from lengthwise.hf.predictive import PredictivePositionModel
-from lengthwise.hf.symbols import symbol_tokenizer
+from lengthwise.hf import EvaluateByLength, PositionCollator, PredictivePositionModel, symbol_tokenizer, to_dataset
 
 MODELS = {
     "Llama": transformers.LlamaConfig,

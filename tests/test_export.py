@@ -186,3 +186,12 @@ def test_the_command_line_goes_there_and_back(folder, tmp_path, capsys):
     assert read_experiment(tmp_path / "back") == read_experiment(folder.parent / "run")
     flags = ["--format", "hf", "--out", str(tmp_path / "x")]
     assert refused(["export", "nowhere", *flags], capsys).startswith("nowhere does not exist; give the folder of a run")
+
+
+def test_the_public_names_of_hf_are_found():
+    from lengthwise import hf  # noqa: PLC0415
+
+    assert all(getattr(hf, name).__name__ == name for name in hf.MODULES)
+    assert set(hf.MODULES) <= set(dir(hf))
+    with pytest.raises(AttributeError, match=r"lengthwise\.hf has no Predictive; it has EvaluateByLength"):
+        hf.Predictive  # noqa: B018

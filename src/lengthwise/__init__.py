@@ -36,6 +36,7 @@ from lengthwise.errors import LengthwiseError, UntrainedDistanceWarning
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
+from lengthwise.export import export_hf, import_hf
 from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.generate import generate
 from lengthwise.harness import export_to_harness
@@ -207,9 +208,11 @@ __all__ = [
     "evaluate_by_length",
     "evaluate_language_model",
     "experiment_for",
+    "export_hf",
     "export_to_harness",
     "generate",
     "generate_from_prompt",
+    "import_hf",
     "load_language_model",
     "load_run",
     "loss_by_context",

@@ -1,4 +1,30 @@
 """Models of the `transformers` library; nothing else in this package imports it."""
 
+from importlib import import_module
+from typing import Any
+
 # First: our model types are registered when it is imported, and their modules import from it.
 import transformers.models.auto.modeling_auto  # noqa: F401
+
+# The public names, imported when they are asked for: some take a second.
+MODULES = {
+    "EvaluateByLength": "length_callback",
+    "LengthwiseConfig": "lengthwise_config",
+    "LengthwiseForCausalLM": "lengthwise_model",
+    "PositionCollator": "collators",
+    "PredictivePositionConfig": "predictive_config",
+    "PredictivePositionModel": "predictive",
+    "groups_of_spans": "spans",
+    "symbol_tokenizer": "symbols",
+    "to_dataset": "dataset",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"lengthwise.hf has no {name}; it has {', '.join(MODULES)}")
+    return getattr(import_module(f"lengthwise.hf.{MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *MODULES]
