@@ -130,6 +130,13 @@ def influence_cost(left: float) -> dict[str, Any]:
     return {"s_per_far_token": own / influence_speed.FAR, "plain_forward_s": forward}
 
 
+def wrapper_cost(left: float) -> dict[str, Any]:
+    """What PPC around a model of transformers costs, as its benchmark prints it."""
+    command = [sys.executable, "benchmarks/hf_overhead.py", "--rounds", "7"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    return {"returncode": ended.returncode, "table": ended.stdout.splitlines(), "last": ended.stderr[-500:]}
+
+
 PARTS: dict[str, Part] = {
     "tests": tests,
     "step_speed float32": step_speed("coupled", "float32"),
@@ -140,6 +147,7 @@ PARTS: dict[str, Part] = {
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "encoding costs": encoding_costs,
     "influence cost": influence_cost,
+    "wrapper cost": wrapper_cost,
     "multiplication seed 2000": long_evaluation("multiplication", (10, 100, 200), (512, 256, 64), 2000),
     "sort seed 2000": long_evaluation("sort", (10, 40, 64), (512, 512, 512), 2000),
     "multi_addition seed 2000": long_evaluation("multi_addition", (5, 10, 20, 30), (256, 256, 64, 64), 2000),
@@ -171,7 +179,7 @@ PARTS: dict[str, Part] = {
 
 
 # What is timed has the machine for itself; the rest are small models, of which many fit side by side.
-ALONE = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost")
+ALONE = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost", "wrapper cost")
 WORKERS = max(1, min(14, (os.cpu_count() or 1) - 2))
 
 

@@ -195,3 +195,12 @@ def test_the_public_names_of_hf_are_found():
     assert set(hf.MODULES) <= set(dir(hf))
     with pytest.raises(AttributeError, match=r"lengthwise\.hf has no Predictive; it has EvaluateByLength"):
         hf.Predictive  # noqa: B018
+
+
+def test_a_transformers_that_is_too_old_is_imported_all_the_same():
+    asked = (
+        "import lengthwise, transformers.configuration_utils as old; del old.SubConfigSpec; "
+        "from transformers import AutoModelForCausalLM, LlamaConfig; print(LlamaConfig.model_type)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "llama"

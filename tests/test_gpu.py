@@ -125,3 +125,32 @@ def test_a_run_that_was_trained_on_cuda_is_certified(tmp_path):
     assert run.decoder.embedding.device.type == "cuda"
     assert lw.certify_run(run, [8]).trained == (1, 4)
     assert run.decoder.embedding.device.type == "cuda"
+
+
+@pytest.mark.parametrize("scaling", ["none", "log"])
+def test_a_wrapped_model_writes_the_same_on_cuda_and_cpu(scaling):
+    predictive = pytest.importorskip("lengthwise.hf.predictive", exc_type=ImportError)
+    model = predictive.PredictivePositionModel.wrap(
+        causal_model(CONFIGS["llama"]()), segments=True, length_scaling=scaling
+    )
+    model.generation_config.eos_token_id = None
+    tokens, ids = torch.tensor([[5, 6, 7, 8], [9, 5, 8, 6]]), torch.tensor([[3, 9, 9, 4], [2, 7, 1, 7]])
+
+    def written(device, **options):
+        made = model.to(device).generate(
+            tokens.to(device),
+            position_ids=ids.to(device),
+            max_new_tokens=6,
+            do_sample=False,
+            return_dict_in_generate=True,
+            **options,
+        )
+        return made.sequences.cpu(), made.position_ids.cpu()
+
+    expected = written("cpu")
+    # With a cache of fixed length `generate` compiles its steps there.
+    for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        sequences, position_ids = written("cuda", **options)
+        assert torch.equal(sequences, expected[0])
+        if options.get("use_cache", True):
+            assert torch.equal(position_ids, expected[1])

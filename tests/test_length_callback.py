@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import peft
 import pytest
 import torch
 import transformers
@@ -164,7 +165,6 @@ def test_symbols_are_translated(tmp_path):
 
 
 def test_a_model_under_adapters_is_measured(tmp_path):
-    peft = pytest.importorskip("peft")
     model = peft.get_peft_model(
         PredictivePositionModel.wrap(llama()),
         peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["position_head"]),

@@ -1,6 +1,7 @@
 """Our model types in the Auto classes of `transformers`, as soon as these are there; without importing them here."""
 
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -48,4 +49,6 @@ def register_when_imported() -> None:
 
 
 def _register(name: str) -> None:
-    getattr(import_module("lengthwise.hf.registration"), AFTER[name])()
+    # A transformers that is too old for our models is no reason to import neither.
+    with suppress(ImportError):
+        getattr(import_module("lengthwise.hf.registration"), AFTER[name])()
