@@ -28,7 +28,7 @@ def _variable_assignment() -> dict[str, Experiment]:
         until_none=True,
     )
     # Three tokens to an assignment, and one more for each that is followed.
-    rows = beside_baselines(replace(recipe("variable_assignment"), evaluation=tests), spread=4)
+    rows = beside_baselines(replace(recipe("variable_assignment"), evaluation=tests), patience=3, spread=4)
     predicted = rows["predicted (PPC)"]
     for operands in (2, 3):
         task = VariableAssignment(operands=operands)
