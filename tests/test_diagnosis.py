@@ -149,7 +149,7 @@ class OneOff(torch.nn.Module):
 def test_ids_that_are_predicted_wrong_are_found_to_limit(counted, told, copying, monkeypatch):
     run = copying()
     one_off = OneOff(run.decoder.heads[0], counted)
-    monkeypatch.setattr(run.decoder, "_heads", lambda: [one_off])
+    monkeypatch.setattr(run.decoder, "position_heads", lambda: [one_off])
     found = diagnose_run(run, 12, num_examples=24)
     assert found.fits
     assert found.failures.id == found.failures.number == 24

@@ -8,6 +8,7 @@ import torch
 from tests.causal_models import CONFIGS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError
+from lengthwise.hf import causal_lm, masks
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.masks import causal_mask
 from lengthwise.influence import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
@@ -242,6 +243,7 @@ def test_a_sliding_window_limits_the_context():
 
 def test_a_model_that_leaks_hidden_tokens_is_refused(monkeypatch):
     # As a model would that makes a mask of its own.
-    monkeypatch.setattr(CausalLM, "_mask", lambda self, seen: torch.zeros(seen.shape))
+    for module in (causal_lm, masks):
+        monkeypatch.setattr(module, "added_to_scores", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
         CausalLM(causal_model(CONFIGS["llama"]()), "leaking")
