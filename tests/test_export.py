@@ -204,3 +204,12 @@ def test_a_transformers_that_is_too_old_is_imported_all_the_same():
     )
     shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "llama"
+
+
+def test_an_exported_folder_writes_nowhere_else(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.config.run["files"] = {"../outside.json": "{}"}
+    model.save_pretrained(tmp_path / "hf")
+    with pytest.raises(RunFolderError, match="names a file outside of a run folder"):
+        import_hf(tmp_path / "hf", tmp_path / "in" / "run")
+    assert not (tmp_path / "in").exists()

@@ -36,8 +36,8 @@ def wrapped(architecture: str, **options) -> PredictivePositionModel:
     model = causal_model(FOLLOWS_IDS[architecture]())
     made = PredictivePositionModel.wrap(model, **{"segments": True} | options)
     torch.manual_seed(1)
-    for parameter in [*(made.position_head.parameters() if made.position_head is not None else []), made.segment]:
-        if parameter is not None:
+    for part in (made.position_head, made.segment):
+        for parameter in () if part is None else part.parameters():
             torch.nn.init.normal_(parameter)
     made.generation_config.eos_token_id = None
     return made.eval()
@@ -109,9 +109,10 @@ def replayed(model, row: int, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{"num_beams": 4, "num_return_sequences": 3}, {"do_sample": True}])
-@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
-def test_each_hypothesis_has_its_own_ids(architecture, options):
-    model = shared(architecture)
+# The pointer reads tokens and IDs, the rank head the hidden state too.
+@pytest.mark.parametrize(("architecture", "head"), [("llama", "pointer"), ("llama", "rank"), ("gpt_neox", "class")])
+def test_each_hypothesis_has_its_own_ids(architecture, head, options):
+    model = shared(architecture, head=head)
     torch.manual_seed(3)
     made = written(model, **options)
     each = len(made.sequences) // ROWS
@@ -146,8 +147,61 @@ def test_without_a_head_ids_count_up():
     assert torch.equal(made.position_ids[:, PROMPT:-1], counted)
 
 
-def test_a_draft_that_is_cropped_leaves_no_trace():
+@pytest.mark.parametrize("options", [{"prefill_chunk_size": 4}, {"num_beams": 3, "use_cache": False}])
+def test_a_prompt_in_pieces_and_beams_without_a_cache_say_the_same(options):
     model = shared("llama")
+    beams = {"num_beams": options["num_beams"]} if "num_beams" in options else {}
+    expected, made = written(model, **beams), written(model, **options)
+    assert torch.equal(made.sequences, expected.sequences)
+    if not beams:
+        assert torch.equal(made.position_ids, expected.position_ids)
+
+
+@pytest.mark.parametrize("given", ["none", "as answered"])
+def test_a_returned_cache_is_gone_on_with(given):
+    model = shared("llama")
+    whole, half = written(model), written(model, max_new_tokens=4)
+    ids = {} if given == "none" else {"position_ids": half.position_ids}
+    inside = torch.nn.functional.pad(INSIDE, (0, 4), value=1)
+    rest = model.generate(
+        half.sequences, attention_mask=inside, past_key_values=half.past_key_values, max_new_tokens=4, do_sample=False,
+        **ids,
+    )  # fmt: skip
+    assert torch.equal(rest, whole.sequences)
+
+
+def test_a_prompt_that_is_read_in_two_calls_is_known_as_one():
+    model = shared("llama")
+    whole, parts = (PositionCache(transformers.DynamicCache(config=model.config.get_text_config())) for _ in range(2))
+    with torch.no_grad():
+        model(TOKENS, INSIDE, IDS, past_key_values=whole)
+        model(TOKENS[:, :5], INSIDE[:, :5], IDS[:, :5], past_key_values=parts)
+        model.next_position_ids(parts, TOKENS[:, 5:6])
+        prompt = torch.ones(ROWS, 4, dtype=torch.bool)
+        model(TOKENS[:, 5:], INSIDE, IDS[:, 5:], past_key_values=parts, prompt_mask=prompt)
+    asked = drawn(ROWS, 1, below=VOCABULARY, seed=6)
+    assert torch.equal(model.next_position_ids(parts, asked), model.next_position_ids(whole, asked))
+
+
+def test_a_cache_of_the_callers_own_is_known_again():
+    model = shared("llama")
+    own = transformers.DynamicCache(config=model.config.get_text_config())
+    ours = PositionCache(transformers.DynamicCache(config=model.config.get_text_config()))
+    with torch.no_grad():
+        for state in (own, ours):
+            model(TOKENS, INSIDE, IDS, past_key_values=state)
+        inside = torch.nn.functional.pad(INSIDE, (0, 1), value=1)
+        first, second = (model(TOKENS[:, :1], inside, past_key_values=state).logits for state in (own, ours))
+    assert torch.equal(first, second)
+    filled = transformers.DynamicCache(config=model.config.get_text_config())
+    model.model(TOKENS, past_key_values=filled)
+    with pytest.raises(SettingError, match="the cache was filled elsewhere and knows no position IDs"):
+        model(TOKENS[:, :1], past_key_values=filled)
+
+
+@pytest.mark.parametrize("head", ["pointer", "class"])
+def test_a_draft_that_is_cropped_leaves_no_trace(head):
+    model = shared("llama", head=head)
     made = written(model)
     state = made.past_key_values
     before = made.position_ids[:, : PROMPT + WRITTEN - 1]
@@ -218,6 +272,54 @@ def test_the_last_logits_see_what_stands_before_a_jump(architecture):
     assert bool((embeddings[0].grad[0].abs().sum(dim=-1) > 0).all())
 
 
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_gradients_are_finite_where_all_is_labelled(head):
+    model, whole = wrapped("llama", head=head), batch()
+    made = model(**whole | {"labels": whole["input_ids"], "position_labels": whole["position_ids"]})
+    made.loss.backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)
+    assert bool(torch.isfinite(made.loss))
+
+
+def test_no_text_foretells_the_next_of_its_row():
+    model, whole = shared("llama"), batch()
+    packed = {name: values.view(1, -1) for name, values in whole.items()}
+    packed["sequence_ids"] = torch.arange(ROWS).repeat_interleave(12)[None]
+    labels = {"labels": whole["input_ids"]}
+    flat = {"labels": whole["input_ids"].view(1, -1)}
+    with torch.no_grad():
+        apart, together = model(**whole | labels), model(**packed | flat)
+    torch.testing.assert_close(together.token_loss, apart.token_loss, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_a_model_in_half_precision_stays_as_it_is(head):
+    model = causal_model(CONFIGS["llama"]()).to(torch.bfloat16)
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.float()
+    made = PredictivePositionModel.wrap(model, head=head)
+    assert made.model is model
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert {weight.dtype for weight in made.position_head.parameters()} == {torch.float32}
+    assert written(made, eos_token_id=None).sequences.shape == (ROWS, PROMPT + WRITTEN)
+
+
+def test_wrapping_leaves_weights_as_they_are():
+    model = causal_model(CONFIGS["llama"]())
+    model.lm_head = torch.nn.Linear(32, VOCABULARY, bias=False)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    made = PredictivePositionModel.wrap(model)
+    assert all(torch.equal(weight, before[name]) for name, weight in made.model.named_parameters())
+
+
+def test_a_saved_model_that_lacks_what_is_asked_for_is_refused(tmp_path):
+    wrapped("llama", segments=False).save_pretrained(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"the saved model has no position_head.scores.*; load it with its own, or wrap"
+    ):
+        PredictivePositionModel.from_pretrained(tmp_path, head="rank")
+
+
 def test_the_loss_of_ids_is_weighted_and_counted_as_the_trainer_counts():
     whole = batch()
     light, heavy = shared("llama"), wrapped("llama", id_weight=3.0)
@@ -262,7 +364,7 @@ def test_it_is_saved_and_loaded_as_it_is(tmp_path):
 
 
 def test_a_copy_reads_its_own_hidden_states():
-    model = wrapped("llama")
+    model = wrapped("llama", head="class")
     written(model)
     other = copy.deepcopy(model)
     torch.nn.init.normal_(other.model.model.norm.weight)
@@ -309,12 +411,18 @@ def test_options_that_are_none_are_refused(options, error, message):
 
 def test_wrong_input_is_refused():
     model = shared("llama")
-    with pytest.raises(SettingError, match=r"labels need all IDs, and position_ids has 3 of 9"):
+    with pytest.raises(SettingError, match=r"labels and packed texts need all IDs, and position_ids has 3 of 9"):
         model(TOKENS, None, IDS[:, :3], labels=TOKENS)
     with pytest.raises(SettingError, match=r"attention_mask covers 4 tokens, and there are 9"):
         model(TOKENS, INSIDE[:, :4], IDS)
     with pytest.raises(SettingError, match=r"position_ids are given for 4 of 9 prompt tokens; give one for each"):
         written(model, position_ids=IDS[:, :4])
+    with pytest.raises(SettingError, match="drafted tokens would get counted IDs; leave out prompt_lookup_num_tokens"):
+        written(model, prompt_lookup_num_tokens=2)
+    with pytest.raises(SettingError, match="packed texts cannot be gone on with"):
+        model(TOKENS, None, IDS, past_key_values=written(model).past_key_values, sequence_ids=torch.zeros_like(TOKENS))
+    with pytest.raises(SettingError, match="attention eager would leave out length_scaling='log'"):
+        shared("llama", length_scaling="log").set_attn_implementation("eager")
 
 
 COMPILED = """

@@ -50,6 +50,8 @@ def import_hf(folder: Path, out: Path) -> None:
     _check_free(out)
     tree = {"experiment": model.config.run["experiment"], "provenance": provenance()}
     for name, content in model.config.run["files"].items():
+        if Path(name).name != name:
+            raise RunFolderError(f"{folder} names a file outside of a run folder ({name}); export the run again")
         write_atomically(out / name, content.encode())
     write_atomically(out / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
     save_tensors(out / MODEL, model.decoder.state_dict(), model.config.run["facts"])

@@ -40,10 +40,18 @@ class PredictsIDs(GenerationMixin):
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in `transformers`; see the class for ``position_ids``."""
+        drafting = {"assistant_model", "prompt_lookup_num_tokens"} & kwargs.keys()
+        if any(kwargs[name] is not None for name in drafting):
+            raise SettingError(f"drafted tokens would get counted IDs; leave out {' and '.join(sorted(drafting))}")
+        _go_on(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("prompt_mask") is None:
             inside = kwargs.get("attention_mask")
-            kwargs["prompt_mask"] = torch.ones_like(tokens, dtype=torch.bool) if inside is None else inside.bool()
+            mask = torch.ones_like(tokens, dtype=torch.bool) if inside is None else inside.bool()
+            if isinstance(cache := kwargs.get("past_key_values"), PositionCache):
+                # What was written, and read or not, is no prompt. New questions are what the caller says they are.
+                mask = torch.nn.functional.pad(mask[:, : cache.num_read], (0, mask.shape[1] - cache.num_read))
+            kwargs["prompt_mask"] = mask
         written: Any = super().generate(inputs, *args, **kwargs)
         cache = written.get("past_key_values") if isinstance(written, ModelOutput) else None
         if isinstance(cache, PositionCache) and cache.num_read:
@@ -80,8 +88,9 @@ class PredictsIDs(GenerationMixin):
                 **also,
             )
             logits.append(made.logits)
-        made.logits, made.past_key_values = torch.cat(logits, dim=1), cache
-        return made
+        known = {name: value for name, value in made.items() if name not in ("logits", "past_key_values")}
+        kept = {} if cache is None else {"past_key_values": cache}
+        return type(made)(**known, **kept, logits=torch.cat(logits, dim=1))
 
     def prepare_inputs_for_generation(  # noqa: PLR0913, PLR0917
         self,
@@ -108,7 +117,11 @@ class PredictsIDs(GenerationMixin):
             given = None if position_ids is None else position_ids[..., :seq]
             return made | {"attention_mask": attention_mask, "position_ids": given, "use_cache": False}
         made["past_key_values"] = past_key_values
-        made["position_ids"] = self._given_or_next(tokens, past, position_ids, past_key_values)
+        if is_first_iteration and past and position_ids is not None and position_ids.shape[-1] == seq:
+            # A chunk of a long prompt, or new tokens behind a cache: the IDs are theirs.
+            made["position_ids"] = position_ids
+        else:
+            made["position_ids"] = self._given_or_next(tokens, past, position_ids, past_key_values)
         if is_first_iteration or past == 0:
             return made | {"attention_mask": attention_mask}
         return made | self.step_inputs(tokens, past_key_values, attention_mask)
@@ -137,6 +150,18 @@ class PredictsIDs(GenerationMixin):
         given = model_kwargs.pop("position_ids", None)
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **also)
         return updated if given is None else updated | {"position_ids": given}
+
+
+def _go_on(kwargs: dict[str, Any]) -> None:
+    """IDs that are not known, as ``generate`` gives them for what it did not read again, are predicted."""
+    given, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+    if given is None and isinstance(cache, PositionCache) and (known := cache.settle()) is not None:
+        kwargs["position_ids"] = (
+            known.position_ids if known.position_ids.dim() == 2 else known.position_ids.movedim(-1, 0)
+        )
+    elif given is not None and bool((given < 0).any()):
+        known_columns = (given >= 0).flatten(0, -2).all(dim=0).long().cumprod(dim=0).sum()
+        kwargs["position_ids"] = given[..., : int(known_columns)]
 
 
 def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:

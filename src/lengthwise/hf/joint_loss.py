@@ -69,7 +69,7 @@ def position_loss(
     first, last = int(columns[0]), int(columns[-1]) + 1
     prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
     next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
-    made = head(asked.hidden[:, first:last], asked.position_ids[:, first:last], next_tokens, prompt)
+    made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
     log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
     kept = scored[:, first:last] & reachable
     if known is not None:

@@ -117,14 +117,22 @@ class EvaluateByLength(TrainerCallback):
         made = {length: lambda own=own: batches(own) for length, own in by_length.items()}
         return cls(trainer, made, every_steps=every_steps, facts={"scheme": collator.scheme.name, **(facts or {})})
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """A training that begins anew is measured anew."""
+        self._measured_at = None
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Every so many steps."""
         if self.every_steps is not None and state.global_step % self.every_steps == 0:
             self.measure(state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Whenever the trainer evaluates."""
-        self.measure(state)
+        """Whenever the trainer evaluates; what it found is among its metrics, by which the best model is chosen."""
+        rows = self.measure(state)
+        if (metrics := kwargs.get("metrics")) is not None:
+            metrics |= {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

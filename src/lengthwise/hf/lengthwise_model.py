@@ -1,6 +1,6 @@
 """Our own decoder as a model of `transformers`."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int, Shaped
@@ -15,7 +15,8 @@ from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.texts import before_labels, prompts_of
+from lengthwise.hf.reading import prompt_of_call
+from lengthwise.hf.texts import prompts_of
 from lengthwise.scores import PLAINLY, Looking
 
 
@@ -30,6 +31,8 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
     config: LengthwiseConfig
     base_model_prefix = "decoder"
     main_input_name = "input_ids"
+    # Its angles and heads would tell too few IDs apart in half precision.
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["decoder"]
 
     def __init__(self, config: LengthwiseConfig) -> None:
         super().__init__(config)
@@ -67,10 +70,11 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
         hidden, grown = self.decoder(
             input_ids, ids, None if cache is None else self._decoder_cache(cache), looking=looking
         )
-        is_prompt = self._is_prompt(input_ids, attention_mask, labels, prompt_mask, cache)
+        is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _keep(cache, grown)
-            cache.note(Read(tokens=input_ids, position_ids=_last(ids), is_prompt=is_prompt, hidden=hidden.detach()))
+            new_prompt = prompt_mask is not None or labels is not None or not cache.has_read
+            cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
         of_tokens = of_ids = loss = predicted = None
@@ -143,22 +147,6 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
         # Fill sees itself: a softmax over nothing is no number.
         hidden.diagonal(past, 1, 2).fill_(False)
         return Looking(added=torch.zeros(hidden.shape, device=tokens.device).masked_fill_(hidden, -torch.inf))
-
-    def _is_prompt(
-        self,
-        tokens: Tensor,
-        attention_mask: Tensor | None,
-        labels: Tensor | None,
-        prompt_mask: Tensor | None,
-        cache: PositionCache | None,
-    ) -> Tensor:
-        if prompt_mask is not None:
-            found = prompt_mask.bool()
-        elif labels is not None:
-            found = before_labels(labels, None)
-        else:
-            found = torch.full_like(tokens, cache is None or not cache.has_read, dtype=torch.bool)
-        return found if attention_mask is None else found & attention_mask[:, -tokens.shape[1] :].bool()
 
     def _decoder_cache(self, cache: PositionCache) -> DecoderCache | None:
         known = cache.settle()

@@ -13,14 +13,18 @@ from lengthwise.errors import SettingError
 from lengthwise.position_heads import Prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Read:
-    """Tokens that were read in one call; ``hidden`` may be those of the last of them only. Levels of IDs come last."""
+    """Tokens that were read in one call; ``hidden`` may be those of the last of them only. Levels of IDs come last.
+
+    Where ``new_prompt`` is False none of them is prompt.
+    """
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Shaped[Tensor, "batch new *level"]
     is_prompt: Bool[Tensor, "batch new"]
     hidden: Float[Tensor, "batch kept d_model"]
+    new_prompt: bool = True
 
     def then(self, later: "Read") -> "Read":
         """Both, one behind the other; hidden states only as far back as they are known without a gap."""
@@ -75,8 +79,18 @@ class PositionCache(Cache):
 
     @classmethod
     def of(cls, cache: Cache) -> "PositionCache":
-        """The same cache, which it stays, or one around it."""
-        return cache if isinstance(cache, cls) else cls(cache)
+        """The same cache, or one around it, now and later; ``SettingError`` for one that was filled without this."""
+        if isinstance(cache, cls):
+            return cache
+        known = getattr(cache, "_with_positions", None)
+        if known is None:
+            if cache.get_seq_length() > 0:
+                raise SettingError(
+                    "the cache was filled elsewhere and knows no position IDs; go on with the past_key_values that "
+                    "this model returned, or begin with an empty cache"
+                )
+            known = cache._with_positions = cls(cache)  # type: ignore[attr-defined]
+        return known
 
     def note(self, latest: Read) -> None:
         """Keep what a call has read. A compiled call does no more than this."""
@@ -90,6 +104,8 @@ class PositionCache(Cache):
             latest, self._latest = self._latest, None
             self.steps.append(latest.position_ids)
             self._read = latest if self._read is None else self._read.then(latest)
+            if latest.new_prompt:
+                self.prompts = None
         return self._read
 
     @property
@@ -122,6 +138,7 @@ class PositionCache(Cache):
         if bool(known.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
         self._read = known.without_last(-tokens_to_remove)
+        self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
     def reset(self) -> None:
         """Empty, as when it was made."""

@@ -1,40 +1,25 @@
 """Predictive position coupling for any causal language model of `transformers` that takes position IDs."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from lengthwise.errors import SettingError
+from lengthwise.errors import ModelError, SettingError
+from lengthwise.hf.columns import UNSCORED
 from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.length_scaling import LOG_LENGTH
-from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.parts import Segment, Tap
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
+from lengthwise.hf.reading import mask_of_call, prompt_of_call
 from lengthwise.hf.takes_ids import check_takes_ids
-from lengthwise.hf.texts import before_labels, prompts_of
+from lengthwise.hf.texts import prompts_of
 from lengthwise.position_heads import POSITION_HEADS, PositionHead
-
-
-class Tap:
-    """Keeps what a module is given, for whoever takes it next."""
-
-    def __init__(self) -> None:
-        self.seen: Tensor | None = None
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """The hook: before the module runs."""
-        self.seen = args[0]
-
-    def take(self) -> Tensor:
-        """What came last, once."""
-        taken, self.seen = self.seen, None
-        assert taken is not None
-        return taken
 
 
 class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
@@ -51,6 +36,8 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
+    # Half precision tells too few IDs apart.
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["position_head"]
 
     def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
         super().__init__(config)
@@ -60,7 +47,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         self.position_head = (
             None if config.head is None else POSITION_HEADS[config.head](inner.hidden_size, config.num_position_ids)
         )
-        self.segment = nn.Parameter(torch.zeros(inner.hidden_size)) if config.segments else None
+        self.segment = Segment(inner.hidden_size) if config.segments else None
         if config.length_scaling == "log":
             inner.log_length_from = config.log_length_from
             self.model.set_attn_implementation(LOG_LENGTH)
@@ -68,6 +55,10 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
             # The others take no mask of one's own.
             self.model.set_attn_implementation("sdpa")
         self._tap, self._tapped = Tap(), -1
+        if model is not None:
+            # Its weights stay as they are, whoever put them there.
+            for part in (*model.modules(), *model.parameters()):
+                part._is_hf_initialized = True
         self.post_init()
 
     @classmethod
@@ -83,7 +74,27 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
             options = {"num_position_ids": int(most)} | options
         made = cls(PredictivePositionConfig(text_config=model.config, **options), model)
         made.generation_config = model.generation_config
-        return made.to(device=model.device, dtype=model.dtype).train(model.training)
+        # What is new goes to where it is used; of the model itself nothing is moved or rounded.
+        output = made.get_output_embeddings().weight
+        if made.position_head is not None:
+            made.position_head.to(output.device)
+        if made.segment is not None:
+            embedding = made.get_input_embeddings().weight
+            made.segment.to(device=embedding.device, dtype=embedding.dtype)
+        return made
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As anywhere; ``ModelError`` where what was saved has no such head or segment."""
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, found = loaded
+        lost = sorted(name for name in found["missing_keys"] if name.startswith(("position_head", "segment")))
+        if lost:
+            raise ModelError(
+                f"the saved model has no {lost[0]}: it was saved with other options; load it with its own, or wrap the "
+                "model within anew"
+            )
+        return (model, found) if output_loading_info else model
 
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917
@@ -111,32 +122,42 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         cache = self._cache(past_key_values, use_cache)
         given = 0 if position_ids is None else position_ids.shape[1]
         if given < input_ids.shape[1]:
-            if labels is not None:
-                raise SettingError(f"labels need all IDs, and position_ids has {given} of {input_ids.shape[1]}")
-            return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
+            if labels is not None or position_labels is not None or sequence_ids is not None:
+                raise SettingError(
+                    f"labels and packed texts need all IDs, and position_ids has {given} of {input_ids.shape[1]}"
+                )
+            made = self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            made.logits = made.logits[:, kept]
+            return made
         assert position_ids is not None
-        mask = self._mask(input_ids, attention_mask, cache, sequence_ids)
-        is_prompt = self._is_prompt(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
+        mask = mask_of_call(input_ids, attention_mask, cache, sequence_ids, self.dtype)
+        is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         made = self._ask(
             self._embedded(input_ids, is_prompt),
             attention_mask=mask,
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=cache is not None,
-            logits_to_keep=logits_to_keep if labels is None else 0,
+            logits_to_keep=logits_to_keep if labels is None and position_labels is None else 0,
             **kwargs,
         )
         hidden = self._tap.take()
         if cache is not None:
-            cache.note(Read(tokens=input_ids, position_ids=position_ids, is_prompt=is_prompt, hidden=hidden.detach()))
+            new_prompt = prompt_mask is not None or labels is not None or not cache.has_read
+            cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt))
         of_tokens = of_ids = loss = None
         if labels is not None:
+            if sequence_ids is not None:
+                # No text foretells the first token of the next.
+                begins = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
+                labels = labels.masked_fill(begins, UNSCORED)
             loss = of_tokens = token_loss(made.logits, labels, num_items_in_batch)
         if position_labels is not None and self.position_head is not None:
             asked = Asked(hidden, input_ids, position_ids, is_prompt, position_labels)
             asked = asked if sequence_ids is None else asked.apart(sequence_ids)
-            embed = self.get_input_embeddings()
-            of_ids = position_loss(self._head_in_use(), embed, self._chosen, asked, num_items_in_batch)
+            head = self._head_in_use()
+            of_ids = position_loss(head, self._known_tokens, self._chosen, asked, num_items_in_batch)
             loss = self.config.id_weight * of_ids.loss + (0 if loss is None else loss)
         return PredictivePositionOutput(
             loss=loss,
@@ -164,11 +185,11 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         if self.position_head is None:
             return own_ids + 1
         if past_key_values.prompts is None:
-            embedding = self.get_input_embeddings()
+            embedding = self._known_tokens
             prompt = prompts_of(self._head_in_use(), embedding, known.tokens, known.position_ids, known.is_prompt)
             past_key_values.prompts = [prompt]
         asked = self._head_in_use()(
-            past_key_values.last_hidden(), own_ids, self._chosen(tokens), past_key_values.prompts[0]
+            past_key_values.last_hidden().float(), own_ids, self._chosen(tokens), past_key_values.prompts[0]
         )
         # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
         return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
@@ -178,7 +199,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
     ) -> dict[str, Any]:
         """A step's mask is made here where its cache has a fixed length, so that a compiled step is always the same."""
         if cache.is_compileable:
-            return {"attention_mask": self._mask(tokens, attention_mask, cache, None)}
+            return {"attention_mask": mask_of_call(tokens, attention_mask, cache, None, self.dtype)}
         return super().step_inputs(tokens, cache, attention_mask)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -218,7 +239,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
 
     def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
         embedded: Tensor = self.get_input_embeddings()(tokens)
-        return embedded if self.segment is None else embedded + (~is_prompt)[..., None] * self.segment
+        return embedded if self.segment is None else self.segment(embedded, is_prompt)
 
     def _head_in_use(self) -> PositionHead:
         """The head or, where adapters train a copy of it, that copy."""
@@ -230,51 +251,18 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
 
     def _chosen(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
         """What a head is told of the token whose ID is asked for."""
-        embedded: Tensor = self.get_input_embeddings()(tokens)
+        embedded = self._known_tokens(tokens)
         return embedded if self.config.condition_on_token else torch.zeros_like(embedded)
 
-    def _is_prompt(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        attention_mask: Tensor | None,
-        cache: PositionCache | None,
-        labels: Tensor | None,
-        prompt_mask: Tensor | None,
-        sequence_ids: Tensor | None,
-    ) -> Bool[Tensor, "batch new"]:
-        if prompt_mask is not None:
-            found = prompt_mask.bool()
-        elif labels is not None:
-            found = before_labels(labels, sequence_ids)
-        else:
-            first = cache is None or not cache.has_read
-            found = torch.full_like(tokens, first, dtype=torch.bool)
-        if sequence_ids is not None:
-            return found & (sequence_ids >= 0)
-        if attention_mask is not None and attention_mask.ndim == 2:
-            return found & attention_mask[:, -tokens.shape[1] :].bool()
-        return found
+    def _known_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
+        """Embeddings as a head compares them, in its own precision."""
+        embedded: Tensor = self.get_input_embeddings()(tokens)
+        return embedded.float()
 
-    def _mask(
-        self,
-        tokens: Int[Tensor, "batch new"],
-        attention_mask: Tensor | None,
-        cache: PositionCache | None,
-        sequence_ids: Tensor | None,
-    ) -> Float[Tensor, "#batch 1 new key"]:
-        if attention_mask is not None and attention_mask.ndim == 4:
-            return attention_mask
-        new, past = tokens.shape[1], 0 if cache is None else cache.num_read
-        inside = tokens.new_ones(1, past + new, dtype=torch.bool)
-        if sequence_ids is not None:
-            inside = sequence_ids >= 0
-        elif attention_mask is not None:
-            if attention_mask.shape[1] != past + new:
-                raise SettingError(
-                    f"attention_mask covers {attention_mask.shape[1]} tokens, and there are {past + new}; "
-                    f"give one number for each, those in the cache included"
-                )
-            inside = attention_mask.bool()
-        if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
-            inside = nn.functional.pad(inside, (0, room - past - new))
-        return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=self.dtype)
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """As anywhere, but for length scaling, which is an attention of its own: ``SettingError``."""
+        if self.config.length_scaling == "log" and attn_implementation != LOG_LENGTH:
+            raise SettingError(
+                f"attention {attn_implementation} would leave out length_scaling='log'; wrap the model without it"
+            )
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)

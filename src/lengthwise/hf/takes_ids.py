@@ -20,6 +20,12 @@ def check_takes_ids(model: PreTrainedModel) -> None:
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
             "(sliding_window=None in its configuration), or choose another model"
         )
+    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if rope in ("longrope", "dynamic"):
+        raise ModelError(
+            f"{name} turns by other angles once a call has large IDs (rope_type {rope}), so that a cache would hold "
+            "keys of both kinds; give a model with default, linear, llama3 or yarn angles"
+        )
     training, attention = model.training, config._attn_implementation
     try:
         # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.

@@ -16,10 +16,14 @@ def before_labels(
 ) -> Bool[Tensor, "batch seq"]:
     """The tokens before the first that is scored, of each text."""
     scored = labels != UNSCORED
+    # Nothing foretells a text's first token, labelled or not.
+    scored[:, 0] = False
     so_far = scored.cumsum(dim=1)
     if sequence_ids is not None:
         starts = torch.ones_like(scored)
         starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+        scored = scored & ~starts
+        so_far = scored.cumsum(dim=1)
         so_far = so_far - torch.where(starts, so_far - scored.long(), 0).cummax(dim=1).values
     return so_far == 0
 

@@ -1,0 +1,35 @@
+"""What a wrapped model gets besides a position head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Tap:
+    """Keeps what a module is given, for whoever takes it next."""
+
+    def __init__(self) -> None:
+        self.seen: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """The hook: before the module runs."""
+        self.seen = args[0]
+
+    def take(self) -> Tensor:
+        """What came last, once."""
+        taken, self.seen = self.seen, None
+        assert taken is not None
+        return taken
+
+
+class Segment(nn.Module):
+    """One learned vector for the tokens of the response."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, embedded: Tensor, is_prompt: Tensor) -> Tensor:
+        """Added to the embeddings of what is no prompt."""
+        return embedded + (~is_prompt)[..., None] * self.weight

@@ -1,0 +1,60 @@
+"""What a call reads: which of its tokens are prompt, and who sees whom."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lengthwise.errors import SettingError
+from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.position_cache import PositionCache
+from lengthwise.hf.texts import before_labels
+
+
+def prompt_of_call(
+    tokens: Int[Tensor, "batch new"],
+    attention_mask: Tensor | None,
+    cache: PositionCache | None,
+    labels: Tensor | None,
+    prompt_mask: Tensor | None,
+    sequence_ids: Tensor | None = None,
+) -> Bool[Tensor, "batch new"]:
+    """The mask that was given, or what stands before the first label, or all tokens of a first call; never fill."""
+    if prompt_mask is not None:
+        found = prompt_mask.bool()
+    elif labels is not None:
+        found = before_labels(labels, sequence_ids)
+    else:
+        found = torch.full_like(tokens, cache is None or not cache.has_read, dtype=torch.bool)
+    if sequence_ids is not None:
+        return found & (sequence_ids >= 0)
+    if attention_mask is not None and attention_mask.ndim == 2:
+        return found & attention_mask[:, -tokens.shape[1] :].bool()
+    return found
+
+
+def mask_of_call(
+    tokens: Int[Tensor, "batch new"],
+    attention_mask: Tensor | None,
+    cache: PositionCache | None,
+    sequence_ids: Tensor | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "#batch 1 new key"]:
+    """What is added to the scores; a mask of (batch, 1, new, key) is taken as it is."""
+    if attention_mask is not None and attention_mask.ndim == 4:
+        return attention_mask
+    new, past = tokens.shape[1], 0 if cache is None else cache.num_read
+    inside = tokens.new_ones(1, past + new, dtype=torch.bool)
+    if sequence_ids is not None:
+        if past:
+            raise SettingError("packed texts cannot be gone on with; leave out sequence_ids, or past_key_values")
+        inside = sequence_ids >= 0
+    elif attention_mask is not None:
+        if attention_mask.shape[1] != past + new:
+            raise SettingError(
+                f"attention_mask covers {attention_mask.shape[1]} tokens, and there are {past + new}; "
+                f"give one number for each, those in the cache included"
+            )
+        inside = attention_mask.bool()
+    if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
+        inside = torch.nn.functional.pad(inside, (0, room - past - new))
+    return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=dtype)
