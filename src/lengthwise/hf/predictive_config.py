@@ -26,7 +26,8 @@ class PredictivePositionConfig(PreTrainedConfig):
     are given. IDs stay below ``num_position_ids``. ``segments`` adds a learned vector to the embeddings of the
     response. ``length_scaling`` is "none" or "log"; "log" leaves texts of up to ``log_length_from`` tokens alone, where
     that is named. ``condition_on_token`` lets an ID depend on the token that has it; ``id_weight`` is the weight of the
-    ID loss.
+    ID loss. Under a trainer that says how many labels a step has, both losses are divided by that number: where fewer
+    IDs than tokens are scored, theirs weighs as much less.
     """
 
     model_type = "predictive_position"
