@@ -92,7 +92,7 @@ class EvaluateByLength(TrainerCallback):
         return cls(trainer, made, every_steps=every_steps, decode=settings.decode, facts=facts)
 
     @classmethod
-    def of_rows(
+    def of_rows(  # noqa: PLR0913
         cls,
         trainer: Trainer,
         rows: Iterable[Mapping[str, Any]],
@@ -100,6 +100,7 @@ class EvaluateByLength(TrainerCallback):
         *,
         batch_size: int = 16,
         every_steps: int | None = None,
+        decode: str = "forced",
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
         """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
@@ -115,7 +116,8 @@ class EvaluateByLength(TrainerCallback):
                 yield collator(own[start : start + batch_size])
 
         made = {length: lambda own=own: batches(own) for length, own in by_length.items()}
-        return cls(trainer, made, every_steps=every_steps, facts={"scheme": collator.scheme.name, **(facts or {})})
+        facts = {"scheme": collator.scheme.name, **(facts or {})}
+        return cls(trainer, made, every_steps=every_steps, decode=decode, facts=facts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
