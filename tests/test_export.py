@@ -104,6 +104,13 @@ def test_the_loss_is_that_of_training(folders):
     torch.testing.assert_close(made.loss, expected.loss)
 
 
+def test_a_loss_without_ids_is_refused(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.tensor([[0, 1, 2, 1]])
+    with pytest.raises(SettingError, match="labels and packed texts need all IDs, and position_ids has 0 of 4"):
+        model(tokens, labels=tokens)
+
+
 def test_its_tokenizer_knows_the_symbols(folders):
     vocabulary = read_experiment(folders / "run").task.vocabulary
     tokenizer = AutoTokenizer.from_pretrained(folders / "hf")

@@ -102,6 +102,16 @@ def test_it_measures_when_the_trainer_evaluates(tmp_path):
     assert {row["id_accuracy"] for row in results(tmp_path)} == {0.0}
 
 
+def test_the_best_model_can_be_chosen_by_it(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(llama(), tmp_path, **options, metric_for_best_model="eval_exact_match_4")
+    trainer.data_collator = PositionCollator(lw.Sequential(), 3)
+    # Also where it has measured before the trainer evaluates.
+    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), lw.Sequential(), SETTINGS, every_steps=2))
+    trainer.train()
+    assert trainer.state.best_metric is not None
+
+
 def test_a_run_of_ours_is_measured_as_it_is_here(tmp_path):
     # Trained long enough that some answers are right.
     experiment = replace(small_experiment(steps=150), decoder=lw.DecoderSettings(d_model=32))

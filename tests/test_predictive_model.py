@@ -147,13 +147,16 @@ def test_without_a_head_ids_count_up():
     assert torch.equal(made.position_ids[:, PROMPT:-1], counted)
 
 
-@pytest.mark.parametrize("options", [{"prefill_chunk_size": 4}, {"num_beams": 3, "use_cache": False}])
+@pytest.mark.parametrize(
+    "options",
+    [{"prefill_chunk_size": 4}, {"prefill_chunk_size": 4, "num_beams": 3}, {"num_beams": 3, "use_cache": False}],
+)
 def test_a_prompt_in_pieces_and_beams_without_a_cache_say_the_same(options):
     model = shared("llama")
     beams = {"num_beams": options["num_beams"]} if "num_beams" in options else {}
     expected, made = written(model, **beams), written(model, **options)
     assert torch.equal(made.sequences, expected.sequences)
-    if not beams:
+    if options.get("use_cache", True):
         assert torch.equal(made.position_ids, expected.position_ids)
 
 

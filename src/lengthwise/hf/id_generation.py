@@ -152,6 +152,12 @@ class PredictsIDs(GenerationMixin):
         return updated if given is None else updated | {"position_ids": given}
 
 
+def check_all_given(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor | None) -> None:
+    """``SettingError`` where IDs are missing in a call that is asked for more than what comes next."""
+    if any(each is not None for each in asked):
+        raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
+
+
 def _go_on(kwargs: dict[str, Any]) -> None:
     """IDs that are not known, as ``generate`` gives them for what it did not read again, are predicted."""
     given, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
@@ -173,10 +179,13 @@ def _ids_of_sequences(written: ModelOutput, cache: PositionCache) -> Shaped[Tens
         read = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
         ids[:, : read.shape[1]] = read
         return ids
-    prompt_length = prompt.shape[1]
-    ids[:, :prompt_length] = prompt[beams[:, 0].long()]
+    # A long prompt may have been read in pieces.
+    prompt_length, pieces = sequences.shape[1] - beams.shape[1], 1
+    while sum(step.shape[1] for step in cache.steps[:pieces]) < prompt_length:
+        pieces += 1
+    ids[:, :prompt_length] = torch.cat(cache.steps[:pieces], dim=1)[beams[:, 0].long()]
     # A token was read in the call after the one that chose it, in the row that its sequence then went on from.
-    for place, step in enumerate(cache.steps[1:], start=1):
+    for place, step in enumerate(cache.steps[pieces:], start=1):
         if place >= beams.shape[1]:
             break
         row = beams[:, place].long()

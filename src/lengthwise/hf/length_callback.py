@@ -52,6 +52,7 @@ class EvaluateByLength(TrainerCallback):
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
         self.every_steps, self.facts = every_steps, dict(facts or {})
         self._measured_at: int | None = None
+        self._latest: dict[str, float] = {}
 
     @classmethod
     def of_task(
@@ -132,9 +133,9 @@ class EvaluateByLength(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Whenever the trainer evaluates; what it found is among its metrics, by which the best model is chosen."""
-        rows = self.measure(state)
+        self.measure(state)
         if (metrics := kwargs.get("metrics")) is not None:
-            metrics |= {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
+            metrics |= self._latest
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -162,5 +163,6 @@ class EvaluateByLength(TrainerCallback):
             rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
         model.train(training)
         append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
-        self.trainer.log({f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows})
+        self._latest = {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
+        self.trainer.log(dict(self._latest))
         return rows

@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.decoder import Cache as DecoderCache
 from lengthwise.errors import SettingError
-from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.id_generation import PredictsIDs, check_all_given
 from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
 from lengthwise.hf.position_cache import PositionCache, Read
@@ -61,7 +61,9 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
         cache = None if past_key_values is None else PositionCache.of(past_key_values)
         if cache is None and use_cache:
             cache = PositionCache(DynamicCache(config=self.config))
-        if position_ids is None or position_ids.shape[-1] < input_ids.shape[1]:
+        given = 0 if position_ids is None else position_ids.shape[-1]
+        if position_ids is None or given < input_ids.shape[1]:
+            check_all_given(given, input_ids, labels, position_labels)
             return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask)
         # Those that were counted up are the same on all levels.
         levels = self.config.num_levels
@@ -73,8 +75,8 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
         is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _keep(cache, grown)
-            new_prompt = prompt_mask is not None or labels is not None or not cache.has_read
-            cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt))
+            told = prompt_mask is not None or labels is not None
+            cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt=told))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
         of_tokens = of_ids = loss = predicted = None

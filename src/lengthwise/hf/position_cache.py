@@ -17,7 +17,7 @@ from lengthwise.position_heads import Prompt
 class Read:
     """Tokens that were read in one call; ``hidden`` may be those of the last of them only. Levels of IDs come last.
 
-    Where ``new_prompt`` is False none of them is prompt.
+    Where ``new_prompt`` is False none of them is prompt, but in a first call.
     """
 
     tokens: Int[Tensor, "batch new"]

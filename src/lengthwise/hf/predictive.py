@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.errors import ModelError, SettingError
 from lengthwise.hf.columns import UNSCORED
-from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.id_generation import PredictsIDs, check_all_given
 from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.length_scaling import LOG_LENGTH
 from lengthwise.hf.parts import Segment, Tap
@@ -122,10 +122,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         cache = self._cache(past_key_values, use_cache)
         given = 0 if position_ids is None else position_ids.shape[1]
         if given < input_ids.shape[1]:
-            if labels is not None or position_labels is not None or sequence_ids is not None:
-                raise SettingError(
-                    f"labels and packed texts need all IDs, and position_ids has {given} of {input_ids.shape[1]}"
-                )
+            check_all_given(given, input_ids, labels, position_labels, sequence_ids)
             made = self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             made.logits = made.logits[:, kept]
@@ -144,8 +141,8 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         )
         hidden = self._tap.take()
         if cache is not None:
-            new_prompt = prompt_mask is not None or labels is not None or not cache.has_read
-            cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt))
+            told = prompt_mask is not None or labels is not None
+            cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=told))
         of_tokens = of_ids = loss = None
         if labels is not None:
             if sequence_ids is not None:

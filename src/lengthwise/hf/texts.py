@@ -18,14 +18,13 @@ def before_labels(
     scored = labels != UNSCORED
     # Nothing foretells a text's first token, labelled or not.
     scored[:, 0] = False
+    if sequence_ids is None:
+        return scored.cumsum(dim=1) == 0
+    starts = torch.ones_like(scored)
+    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    scored &= ~starts
     so_far = scored.cumsum(dim=1)
-    if sequence_ids is not None:
-        starts = torch.ones_like(scored)
-        starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-        scored = scored & ~starts
-        so_far = scored.cumsum(dim=1)
-        so_far = so_far - torch.where(starts, so_far - scored.long(), 0).cummax(dim=1).values
-    return so_far == 0
+    return so_far == torch.where(starts, so_far, 0).cummax(dim=1).values
 
 
 @dataclass(frozen=True, slots=True)
