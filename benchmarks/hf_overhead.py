@@ -79,6 +79,7 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--size", choices=SIZES, help="One size only.")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,7 +95,7 @@ def main() -> None:
     print("| model | size | what | bare | with PPC | ratio |")
     print("|---|---|---|---|---|---|")
     for name in MODELS:
-        for size in SIZES:
+        for size in SIZES if asked.size is None else [asked.size]:
             plain = built(name, size).to(device)
             ours = PredictivePositionModel.wrap(built(name, size).to(device), segments=True)
             given = {**bare, "labels": labels}
