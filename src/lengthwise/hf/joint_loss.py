@@ -18,7 +18,9 @@ def token_loss(
     logits: Float[Tensor, "batch seq vocab"], labels: Int[Tensor, "batch seq"], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
     """Cross-entropy (nats) of the labels after each token; the sum over ``num_items`` where that is named."""
-    scores, targets = logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten().to(logits.device)
+    # The labels are shifted, never the logits: a slice of these would be copied, and its gradient again.
+    targets = nn.functional.pad(labels[:, 1:], (0, 1), value=UNSCORED).flatten().to(logits.device)
+    scores = logits.flatten(0, 1).float()
     return _mean(
         nn.functional.cross_entropy(scores, targets, ignore_index=UNSCORED, reduction="sum"), targets, num_items
     )

@@ -31,5 +31,4 @@ def causal_mask(
 def added_to_scores(seen: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
     """0 where a key is seen, the dtype's most negative number where it is not."""
     # Not minus infinity: a row of it alone would become NaN in the softmax.
-    zero, hidden = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=seen.device)
-    return torch.where(seen, zero, hidden)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)

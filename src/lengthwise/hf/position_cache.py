@@ -1,7 +1,7 @@
 """The cache of a model that predicts IDs: beside keys and values, what the position head has to know."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,14 +26,18 @@ class Read:
     hidden: Float[Tensor, "batch kept d_model"]
     new_prompt: bool = True
 
-    def then(self, later: "Read") -> "Read":
-        """Both, one behind the other; hidden states only as far back as they are known without a gap."""
-        whole = later.hidden.shape[1] == later.tokens.shape[1]
+    @staticmethod
+    def joined(pieces: "list[Read]") -> "Read":
+        """All, one behind the other; hidden states only as far back as they are known without a gap."""
+        if len(pieces) == 1:
+            return pieces[0]
+        gaps = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
+        known = pieces[gaps[-1] if gaps else 0 :]
         return Read(
-            tokens=torch.cat([self.tokens, later.tokens], dim=1),
-            position_ids=torch.cat([self.position_ids, later.position_ids], dim=1),
-            is_prompt=torch.cat([self.is_prompt, later.is_prompt], dim=1),
-            hidden=torch.cat([self.hidden, later.hidden], dim=1) if whole else later.hidden.clone(),
+            tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
+            position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
+            is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
+            hidden=torch.cat([piece.hidden for piece in known], dim=1),
         )
 
     def rows(self, chosen: Callable[[Tensor], Tensor]) -> "Read":
@@ -74,7 +78,7 @@ class PositionCache(Cache):
         self.steps: list[Shaped[Tensor, "batch new *level"]] = []
         # A number of its own: a compiled call asks for it, and is the same however much was read.
         self.has_read = False
-        self._read: Read | None = None
+        self._pieces: list[Read] = []
         self._latest: Read | None = None
 
     @classmethod
@@ -94,25 +98,37 @@ class PositionCache(Cache):
 
     def note(self, latest: Read) -> None:
         """Keep what a call has read. A compiled call does no more than this."""
-        if self._latest is not None:
-            self.settle()
+        self._take_latest()
         self._latest, self.has_read = latest, True
 
     def settle(self) -> Read | None:
         """All that was read so far, the latest call included."""
-        if self._latest is not None:
-            latest, self._latest = self._latest, None
-            self.steps.append(latest.position_ids)
-            self._read = latest if self._read is None else self._read.then(latest)
-            if latest.new_prompt:
-                self.prompts = None
-        return self._read
+        self._take_latest()
+        # Not at every step: it copies all that was read.
+        if len(self._pieces) > 1:
+            self._pieces = [Read.joined(self._pieces)]
+        return self._pieces[0] if self._pieces else None
 
     @property
     def num_read(self) -> int:
         """How many tokens were read, fill before a prompt included."""
-        known = self.settle()
-        return 0 if known is None else known.tokens.shape[1]
+        self._take_latest()
+        return sum(piece.tokens.shape[1] for piece in self._pieces)
+
+    def last_ids(self) -> Shaped[Tensor, "batch 1 *level"]:
+        """The IDs of the last token."""
+        self._take_latest()
+        return self._pieces[-1].position_ids[:, -1:]
+
+    def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
+        """The hidden state of the last token, from which the next ID is predicted."""
+        self._take_latest()
+        if not self._pieces or self._pieces[-1].hidden.shape[1] == 0:
+            raise SettingError(
+                "no ID can be predicted: the cache holds no hidden state of its last token (it was filled without this "
+                "model, or cropped into the prompt); give position_ids"
+            )
+        return self._pieces[-1].hidden[:, -1:]
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """The rows of the beams that go on."""
@@ -137,31 +153,27 @@ class PositionCache(Cache):
             return
         if bool(known.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
-        self._read = known.without_last(-tokens_to_remove)
+        self._pieces = [known.without_last(-tokens_to_remove)]
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
     def reset(self) -> None:
         """Empty, as when it was made."""
         super().reset()
-        self.prompts = self._read = self._latest = None
+        self.prompts = self._latest = None
         self.has_read = False
-        self.steps = []
-
-    def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
-        """The hidden state of the last token, from which the next ID is predicted."""
-        known = self.settle()
-        if known is None or known.hidden.shape[1] == 0:
-            raise SettingError(
-                "no ID can be predicted: the cache holds no hidden state of its last token (it was filled without this "
-                "model, or cropped into the prompt); give position_ids"
-            )
-        return known.hidden[:, -1:]
+        self.steps, self._pieces = [], []
 
     def _choose_rows(self, chosen: Callable[[Tensor], Tensor]) -> None:
-        known = self.settle()
-        self._read = None if known is None else known.rows(chosen)
+        self._take_latest()
+        self._pieces = [piece.rows(chosen) for piece in self._pieces]
         if self.prompts is not None:
-            fields = ("keys", "position_ids", "inside", "ranks", "distinct_ids")
-            self.prompts = [
-                replace(prompt, **{name: chosen(getattr(prompt, name)) for name in fields}) for prompt in self.prompts
-            ]
+            self.prompts = [prompt.rows(chosen) for prompt in self.prompts]
+
+    def _take_latest(self) -> None:
+        latest, self._latest = self._latest, None
+        if latest is None:
+            return
+        self.steps.append(latest.position_ids)
+        self._pieces.append(latest)
+        if latest.new_prompt:
+            self.prompts = None

@@ -176,18 +176,17 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "batch 1"]:
         """The IDs of tokens that were just chosen: the head's most likely ones, or without a head the last plus one."""
-        known = past_key_values.settle()
-        assert known is not None
-        own_ids = known.position_ids[:, -1:]
+        own_ids = past_key_values.last_ids()
         if self.position_head is None:
             return own_ids + 1
+        head = self._head_in_use()
         if past_key_values.prompts is None:
-            embedding = self._known_tokens
-            prompt = prompts_of(self._head_in_use(), embedding, known.tokens, known.position_ids, known.is_prompt)
+            known = past_key_values.settle()
+            assert known is not None
+            prompt = prompts_of(head, self._known_tokens, known.tokens, known.position_ids, known.is_prompt)
             past_key_values.prompts = [prompt]
-        asked = self._head_in_use()(
-            past_key_values.last_hidden().float(), own_ids, self._chosen(tokens), past_key_values.prompts[0]
-        )
+        hidden = past_key_values.last_hidden().float()
+        asked = head(hidden, own_ids, self._chosen(tokens), past_key_values.prompts[0])
         # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
         return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
 

@@ -1,7 +1,8 @@
 """The contract of a position head: the ID of the next token, predicted after the token is chosen (PPC)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,15 +11,27 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a head may look up: the prompt's IDs, the distinct ones among them, and its keys for the prompt's tokens."""
+    """What a head may look up: the prompt's IDs, the distinct ones among them, and its keys for the prompt's tokens.
+
+    ``sharpness``, log(1 + length), goes before scores: without it a softmax dilutes as prompts grow. ``even`` says that
+    all prompts have the same length and the same number of distinct IDs.
+    """
 
     keys: Float[Tensor, "batch prompt d_key"]
     position_ids: Int[Tensor, "batch prompt"]
     inside: Bool[Tensor, "batch prompt"]
     ranks: Int[Tensor, "batch prompt"]
     distinct_ids: Int[Tensor, "batch rank"]
+    sharpness: Float[Tensor, "batch 1 1"]
+    even: bool
 
     FILL: ClassVar[int] = torch.iinfo(torch.int64).max
+
+    def rows(self, chosen: Callable[[Tensor], Tensor]) -> "Prompt":
+        """The prompts of other rows."""
+        tensors = (field.name for field in fields(self) if field.name != "even")
+        of_rows: dict[str, Any] = {name: chosen(getattr(self, name)) for name in tensors}
+        return replace(self, **of_rows)
 
 
 def read_prompt(
@@ -36,13 +49,16 @@ def read_prompt(
     steps = torch.zeros_like(ordered)
     steps[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
     rank_in_order = steps.cumsum(dim=1)
-    distinct = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
+    empty = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
+    distinct = empty.scatter(1, rank_in_order, ordered)
     return Prompt(
         keys=head.keys(embeddings[:, :longest], ids),
         position_ids=ids,
         inside=inside,
         ranks=torch.zeros_like(ids).scatter(1, order, rank_in_order),
-        distinct_ids=distinct.scatter(1, rank_in_order, ordered),
+        distinct_ids=distinct,
+        sharpness=prompt_length.add(1).log()[:, None, None],
+        even=bool(inside.all() & (distinct[:, -1] != Prompt.FILL).all()),
     )
 
 
@@ -96,8 +112,8 @@ def summed_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> F
 def over_distinct_ids(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
     """A distribution over the prompt's distinct IDs."""
     candidates = prompt.distinct_ids[:, None]
-    fill = candidates == Prompt.FILL
-    if fill.any():
+    if not prompt.even:
+        fill = candidates == Prompt.FILL
         probabilities, candidates = probabilities.masked_fill(fill, 0.0), candidates.masked_fill(fill, -1)
     tiny = torch.finfo(probabilities.dtype).tiny
     return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)

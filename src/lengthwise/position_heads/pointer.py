@@ -58,10 +58,8 @@ class Pointer(PositionHead):
             ],
             dim=-1,
         )
-        # Without the log factor the softmax dilutes as prompts grow.
-        sharpness = prompt.inside.sum(dim=1).add(1).log()[:, None, None]
-        scores = (sharpness * query) @ prompt.keys.mT
-        if not prompt.inside.all():
+        scores = (prompt.sharpness * query) @ prompt.keys.mT
+        if not prompt.even:
             scores = scores.masked_fill(~prompt.inside[:, None], -math.inf)
         mass = scores.softmax(dim=-1)
         return over_distinct_ids(self._shift(summed_by_id(mass, prompt), next_embeddings), prompt)
@@ -71,10 +69,8 @@ class Pointer(PositionHead):
     ) -> Float[Tensor, "batch query rank"]:
         """Mass that would leave the prompt's IDs is lost: no ID there could be named."""
         down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        moved = stay * by_rank
-        moved[..., 1:] = moved[..., 1:] + up * by_rank[..., :-1]
-        moved[..., :-1] = moved[..., :-1] + down * by_rank[..., 1:]
-        return moved
+        around = nn.functional.pad(by_rank, (1, 1))
+        return stay * by_rank + up * around[..., :-2] + down * around[..., 2:]
 
     def _turned(self, side: int, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_pointer"]:
         vector = self.distance[side].expand(*position_ids.shape, -1)

@@ -38,9 +38,7 @@ class Search(PositionHead):
         prompt: Prompt,
     ) -> NextIDs:
         """Over the prompt's distinct IDs."""
-        # Without the log factor the softmax dilutes as prompts grow.
-        sharpness = prompt.inside.sum(dim=1).add(1).log()[:, None, None]
         query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
-        scores = (sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
+        scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
         mass = scores.float().masked_fill(~prompt.inside[:, None], -math.inf).softmax(dim=-1)
         return over_distinct_ids(summed_by_id(mass, prompt), prompt)
