@@ -112,6 +112,14 @@ def test_the_best_model_can_be_chosen_by_it(tmp_path):
     assert trainer.state.best_metric is not None
 
 
+def test_every_process_measures_and_the_first_one_writes(tmp_path):
+    trainer = trainer_of(llama(), tmp_path)
+    asked = EvaluateByLength.of_rows(trainer, rows_of(), PositionCollator(lw.Sequential(), 0))
+    trainer.state.is_world_process_zero = False
+    assert [row["length"] for row in asked.measure(trainer.state)] == [2, 4]
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_a_run_of_ours_is_measured_as_it_is_here(tmp_path):
     # Trained long enough that some answers are right.
     experiment = replace(small_experiment(steps=150), decoder=lw.DecoderSettings(d_model=32))

@@ -412,6 +412,34 @@ def test_options_that_are_none_are_refused(options, error, message):
         PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()), **options)
 
 
+def test_no_id_goes_beyond_learned_positions():
+    gpt2, llama = (causal_model(CONFIGS[name]()) for name in ("gpt2", "llama"))
+    with pytest.raises(SettingError, match=f"num_position_ids 200 is more than the {POSITIONS} positions that"):
+        PredictivePositionModel.wrap(gpt2, num_position_ids=200)
+    assert PredictivePositionModel.wrap(llama, num_position_ids=200).config.num_position_ids == 200
+
+
+def test_another_models_folder_is_no_configuration(tmp_path):
+    causal_model(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="this is a saved llama, and no model that predicts IDs; load it as"):
+        PredictivePositionModel.from_pretrained(tmp_path)
+
+
+def test_one_row_of_ids_is_for_all():
+    model = shared("llama")
+    torch.testing.assert_close(model(TOKENS, None, IDS[:1]).logits, model(TOKENS, None, IDS[:1].expand(3, -1)).logits)
+    rows = [written(model, position_ids=ids).position_ids for ids in (IDS[:1], IDS[:1].expand(3, -1))]
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_a_batch_without_labels_of_ids_has_a_gradient_for_every_weight(head):
+    model = wrapped("llama", head=head)
+    unlabelled = torch.full_like(TOKENS, -100)
+    model(TOKENS, None, IDS, labels=TOKENS, position_labels=unlabelled).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.position_head.parameters())
+
+
 def test_wrong_input_is_refused():
     model = shared("llama")
     with pytest.raises(SettingError, match=r"labels and packed texts need all IDs, and position_ids has 3 of 9"):
@@ -424,6 +452,12 @@ def test_wrong_input_is_refused():
         written(model, prompt_lookup_num_tokens=2)
     with pytest.raises(SettingError, match="packed texts cannot be gone on with"):
         model(TOKENS, None, IDS, past_key_values=written(model).past_key_values, sequence_ids=torch.zeros_like(TOKENS))
+    with pytest.raises(SettingError, match=r"position_ids are \(2, 9\) and there are 3 rows of tokens"):
+        model(TOKENS, None, IDS[:2])
+    with pytest.raises(SettingError, match="inputs_embeds names none; give input_ids"):
+        model.generate(inputs_embeds=torch.zeros(1, 2, 32))
+    with pytest.raises(SettingError, match="DataParallel runs copies of this model that share what they read"):
+        model._replicate_for_data_parallel()(TOKENS, None, IDS)
     with pytest.raises(SettingError, match="attention eager would leave out length_scaling='log'"):
         shared("llama", length_scaling="log").set_attn_implementation("eager")
 

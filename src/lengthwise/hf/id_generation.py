@@ -10,6 +10,7 @@ from transformers.utils import ModelOutput
 
 from lengthwise.errors import SettingError
 from lengthwise.hf.position_cache import PositionCache
+from lengthwise.hf.reading import ids_of_rows
 
 
 class PredictsIDs(GenerationMixin):
@@ -17,7 +18,8 @@ class PredictsIDs(GenerationMixin):
 
     ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and of what follows; without
     any they count up, as anywhere in `transformers`. With ``return_dict_in_generate=True`` the answer has
-    ``position_ids`` beside ``sequences``, -1 where a token was not read again (the last one, and fill).
+    ``position_ids`` beside ``sequences``, -1 where a token was not read again (the last one). Fill behind the end of a
+    sequence has IDs as well, which mean nothing.
     """
 
     @property
@@ -40,11 +42,15 @@ class PredictsIDs(GenerationMixin):
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in `transformers`; see the class for ``position_ids``."""
+        if kwargs.get("inputs_embeds") is not None:
+            raise SettingError("an ID depends on tokens, and inputs_embeds names none; give input_ids")
         drafting = {"assistant_model", "prompt_lookup_num_tokens"} & kwargs.keys()
         if any(kwargs[name] is not None for name in drafting):
             raise SettingError(f"drafted tokens would get counted IDs; leave out {' and '.join(sorted(drafting))}")
         _go_on(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
+        if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
+            kwargs["position_ids"] = ids_of_rows(kwargs["position_ids"], len(tokens))
         if isinstance(tokens, Tensor) and kwargs.get("prompt_mask") is None:
             inside = kwargs.get("attention_mask")
             mask = torch.ones_like(tokens, dtype=torch.bool) if inside is None else inside.bool()

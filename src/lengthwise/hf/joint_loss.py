@@ -66,7 +66,11 @@ def position_loss(
     columns = scored.any(dim=0).nonzero()[:, 0]
     known = None if torch.is_grad_enabled() else torch.full_like(asked.tokens, -1)
     if not len(columns):
-        return OfIDs(asked.hidden.sum() * 0, known)
+        # Of nothing, and yet of all weights: processes that train together wait for the gradient of each.
+        nothing = asked.hidden.float().sum() * 0
+        for parameter in head.parameters():
+            nothing = nothing + parameter.sum() * 0
+        return OfIDs(nothing, known)
     # Nothing is asked before the shortest prompt ends.
     first, last = int(columns[0]), int(columns[-1]) + 1
     prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)

@@ -144,8 +144,12 @@ class EvaluateByLength(TrainerCallback):
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
-        """The rows of the model as it is, once per step; written and logged by the first process alone."""
-        if not state.is_world_process_zero or self._measured_at == state.global_step:
+        """The rows of the model as it is, once per step.
+
+        Every process measures all (with sharded weights none can alone, and all may choose the best model by it); the
+        first one writes.
+        """
+        if self._measured_at == state.global_step:
             return []
         self._measured_at = state.global_step
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
@@ -162,7 +166,8 @@ class EvaluateByLength(TrainerCallback):
             seed = self.trainer.args.seed
             rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
         model.train(training)
-        append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
+        if state.is_world_process_zero:
+            append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
         self._latest = {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
         self.trainer.log(dict(self._latest))
         return rows

@@ -11,6 +11,13 @@ class Tap:
 
     def __init__(self) -> None:
         self.seen: Tensor | None = None
+        self.at: nn.Module | None = None
+
+    def watch(self, module: nn.Module) -> None:
+        """From now on this one; at first, and when adapters have put another module in its place."""
+        if self.at is not module:
+            module.register_forward_pre_hook(self)
+            self.at = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """The hook: before the module runs."""

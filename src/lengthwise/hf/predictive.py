@@ -16,8 +16,8 @@ from lengthwise.hf.length_scaling import LOG_LENGTH
 from lengthwise.hf.parts import Segment, Tap
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
-from lengthwise.hf.reading import mask_of_call, prompt_of_call
-from lengthwise.hf.takes_ids import check_takes_ids
+from lengthwise.hf.reading import ids_of_rows, mask_of_call, prompt_of_call
+from lengthwise.hf.takes_ids import check_table, check_takes_ids
 from lengthwise.hf.texts import prompts_of
 from lengthwise.position_heads import POSITION_HEADS, PositionHead
 
@@ -54,7 +54,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         elif inner._attn_implementation not in ("sdpa", "eager"):
             # The others take no mask of one's own.
             self.model.set_attn_implementation("sdpa")
-        self._tap, self._tapped = Tap(), -1
+        self._tap = Tap()
         if model is not None:
             # Its weights stay as they are, whoever put them there.
             for part in (*model.modules(), *model.parameters()):
@@ -72,6 +72,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None:
             options = {"num_position_ids": int(most)} | options
+            check_table(model, most, options["num_position_ids"])
         made = cls(PredictivePositionConfig(text_config=model.config, **options), model)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
@@ -101,7 +102,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         self,
         input_ids: Int[Tensor, "batch new"],
         attention_mask: Tensor | None = None,
-        position_ids: Int[Tensor, "batch given"] | None = None,
+        position_ids: Int[Tensor, "rows given"] | None = None,
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "batch new"] | None = None,
         position_labels: Int[Tensor, "batch new"] | None = None,
@@ -115,11 +116,14 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         """Logits, and with ``labels`` and ``position_labels`` (both unshifted, -100 where not scored) the joint loss.
 
         ``attention_mask``, (batch, seq) with 0 at fill, covers the tokens in the cache too; one of (batch, 1, new, seq)
-        is taken as it is. The IDs of tokens behind those that ``position_ids`` covers are predicted, one after another.
-        ``sequence_ids`` say to which of several texts packed into a row a token belongs, -1 is fill. The prompt, whose
-        tokens a head may point to, is ``prompt_mask``, or what stands before the first label, or all of a first call.
+        is taken as it is. One row of ``position_ids`` is for all rows; the IDs of tokens behind those that they cover
+        are predicted, one after another. ``sequence_ids`` say to which of several texts packed into a row a token
+        belongs, -1 is fill. The prompt, whose tokens a head may point to, is ``prompt_mask``, or what stands before the
+        first label, or all of a first call.
         """
         cache = self._cache(past_key_values, use_cache)
+        self._check_one_copy()
+        position_ids = None if position_ids is None else ids_of_rows(position_ids, len(input_ids))
         given = 0 if position_ids is None else position_ids.shape[1]
         if given < input_ids.shape[1]:
             check_all_given(given, input_ids, labels, position_labels, sequence_ids)
@@ -141,7 +145,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         )
         hidden = self._tap.take()
         if cache is not None:
-            told = prompt_mask is not None or labels is not None
+            told = not (prompt_mask is None and labels is None)
             cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=told))
         of_tokens = of_ids = loss = None
         if labels is not None:
@@ -226,16 +230,19 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         return PositionCache(DynamicCache(config=self.config.get_text_config())) if use_cache else None
 
     def _ask(self, embeddings: Float[Tensor, "batch new d_model"], **inputs: Any) -> Any:
-        output = self.get_output_embeddings()
-        if id(output) != self._tapped:
-            # At first, and when adapters have put another module there.
-            output.register_forward_pre_hook(self._tap)
-            self._tapped = id(output)
+        self._tap.watch(self.get_output_embeddings())
         return self.model(inputs_embeds=embeddings, **inputs, return_dict=True)
 
     def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
         embedded: Tensor = self.get_input_embeddings()(tokens)
         return embedded if self.segment is None else self.segment(embedded, is_prompt)
+
+    def _check_one_copy(self) -> None:
+        if getattr(self, "_is_replica", False):
+            raise SettingError(
+                "torch.nn.DataParallel runs copies of this model that share what they read; start a process for each "
+                "device (torchrun, or accelerate launch), or show one device alone"
+            )
 
     def _head_in_use(self) -> PositionHead:
         """The head or, where adapters train a copy of it, that copy."""

@@ -10,7 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lengthwise.errors import SettingError, unknown_name
+from lengthwise.errors import ModelError, SettingError, unknown_name
 from lengthwise.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
@@ -55,6 +55,16 @@ class PredictivePositionConfig(PreTrainedConfig):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(inner, name, None))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As anywhere; ``ModelError`` for what another model was saved with."""
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ModelError(
+                f"this is a saved {found}, and no model that predicts IDs; load it as what it is and wrap it"
+            )
+        return super().from_dict(config_dict, **kwargs)
 
     def check_options(self) -> None:
         """Raise ``SettingError`` for options that are none."""

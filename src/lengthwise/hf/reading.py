@@ -32,6 +32,17 @@ def prompt_of_call(
     return found
 
 
+def ids_of_rows(position_ids: Int[Tensor, "*level given_batch given"], rows: int) -> Int[Tensor, "*level batch given"]:
+    """IDs for each row; one row of them is for all."""
+    found = position_ids.shape[-2] if position_ids.dim() > 1 else 0
+    if found not in (1, rows):
+        raise SettingError(
+            f"position_ids are {tuple(position_ids.shape)} and there are {rows} rows of tokens; give IDs for each row, "
+            "or one row of them for all"
+        )
+    return position_ids.expand(*position_ids.shape[:-2], rows, -1)
+
+
 def mask_of_call(
     tokens: Int[Tensor, "batch new"],
     attention_mask: Tensor | None,

@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from lengthwise.errors import ModelError
+from lengthwise.errors import ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.masks import causal_mask
 from lengthwise.hf.suitability import narrowest_window
+
+SPARE = 2
 
 
 def check_takes_ids(model: PreTrainedModel) -> None:
@@ -26,7 +29,7 @@ def check_takes_ids(model: PreTrainedModel) -> None:
             f"{name} turns by other angles once a call has large IDs (rope_type {rope}), so that a cache would hold "
             "keys of both kinds; give a model with default, linear, llama3 or yarn angles"
         )
-    training, attention = model.training, config._attn_implementation
+    modes, attention = [(part, part.training) for part in model.modules()], config._attn_implementation
     try:
         # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
         CausalLM(model, name)
@@ -36,9 +39,22 @@ def check_takes_ids(model: PreTrainedModel) -> None:
                 "index does); give a model with rotary or learned positions, such as Llama or GPT-NeoX"
             )
     finally:
-        model.train(training)
+        for part, training in modes:
+            part.training = training
         if attention != config._attn_implementation:
             model.set_attn_implementation(attention)
+
+
+def check_table(model: PreTrainedModel, most: int, num_position_ids: int) -> None:
+    """Raise ``SettingError`` for IDs beyond those that a model has learned vectors for; angles have no such end."""
+    tokens = model.get_input_embeddings()
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens)
+    # A table may hold a few more, which stand for fill.
+    if num_position_ids > most and any(most <= table.num_embeddings <= most + SPARE for table in tables):
+        raise SettingError(
+            f"num_position_ids {num_position_ids} is more than the {most} positions that the model has learned vectors "
+            f"for; use at most {most}, or a model with rotary positions"
+        )
 
 
 @torch.no_grad()
