@@ -75,10 +75,21 @@ class Cell:
     positions: str
     scaling: str
     seed: int
+    # An option that this one lacks: "segments", or "token" (an ID does not depend on the token that has it).
+    without: str = ""
+
+    @property
+    def label(self) -> str:
+        """All but the seed."""
+        lacks = f" without {self.without}" if self.without else ""
+        return f"{self.model} {self.task} {self.positions} {self.scaling}{lacks}"
 
 
 def cells(seeds: list[int]) -> list[Cell]:
-    """Llama and GPT-NeoX on both tasks, with PPC and plainly; the others on parity, all with and without scaling."""
+    """Llama and GPT-NeoX on both tasks, with PPC and plainly; the others on parity, all with and without scaling.
+
+    Last, a Llama without one of the other options.
+    """
     made = []
     for seed in seeds:
         for model in MODELS:
@@ -88,6 +99,10 @@ def cells(seeds: list[int]) -> list[Cell]:
             made.append(Cell(model=model, task="variables", positions="PPC", scaling="log", seed=seed))
             for task in TASKS:
                 made.append(Cell(model=model, task=task, positions="plain", scaling="none", seed=seed))
+    for seed in seeds:
+        for task in TASKS:
+            for option in ("segments", "token"):
+                made.append(Cell(model="Llama", task=task, positions="PPC", scaling="log", seed=seed, without=option))
     return made
 
 
@@ -113,7 +128,12 @@ def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
     model = transformers.AutoModelForCausalLM.from_config(config)
     if cell.positions == "plain":
         return model
-    return PredictivePositionModel.wrap(model, segments=True, length_scaling=cell.scaling)
+    return PredictivePositionModel.wrap(
+        model,
+        segments=cell.without != "segments",
+        condition_on_token=cell.without != "token",
+        length_scaling=cell.scaling,
+    )
 
 
 def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
@@ -166,7 +186,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
 
 def run(cell: Cell, out: Path) -> None:
     """Measure a cell and add its rows, unless they are there."""
-    file = out / f"{cell.model} {cell.task} {cell.positions} {cell.scaling} {cell.seed}.json".replace(" ", "-")
+    file = out / f"{cell.label} {cell.seed}.json".replace(" ", "-")
     if file.exists():
         return
     rows = train_and_measure(cell, out / file.stem)
@@ -180,11 +200,12 @@ def table(out: Path) -> None:
     for task, asked in TASKS.items():
         print(f"\n**{task}**, trained on at most {asked.trained}\n")
         heads = [f"{length:,} (n={number})" for length, number in zip(asked.lengths, asked.num_examples, strict=True)]
-        print("| model | positions | scaling | seconds |", " | ".join(heads), "|")
-        print("|" + "---|" * (4 + len(heads)))
+        print("| model | positions | scaling | without | seconds |", " | ".join(heads), "|")
+        print("|" + "---|" * (5 + len(heads)))
         own = [row for row in rows if row["task"] == task]
-        for label in dict.fromkeys((row["model"], row["positions"], row["scaling"]) for row in own):
-            mine = [row for row in own if (row["model"], row["positions"], row["scaling"]) == label]
+        parts = ("model", "positions", "scaling", "without")
+        for label in dict.fromkeys(tuple(row[part] for part in parts) for row in own):
+            mine = [row for row in own if tuple(row[part] for part in parts) == label]
             seeds = sorted({row["seed"] for row in mine})
             by = {(row["seed"], row["length"]): row for row in mine}
             shown = [
@@ -213,7 +234,7 @@ def main() -> None:
     chosen = [
         cell
         for cell in cells([int(seed) for seed in asked.seeds.split(",")])
-        if asked.only is None or asked.only in f"{cell.model} {cell.task} {cell.positions} {cell.scaling}"
+        if asked.only is None or asked.only in cell.label
     ]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(run, cell, asked.out) for cell in chosen]:
