@@ -90,20 +90,16 @@ def cells(seeds: list[int]) -> list[Cell]:
 
     Last, a Llama without one of the other options.
     """
-    made = []
-    for seed in seeds:
-        for model in MODELS:
-            for scaling in ("log", "none"):
-                made.append(Cell(model=model, task="parity", positions="PPC", scaling=scaling, seed=seed))
-        for model in ("Llama", "GPT-NeoX"):
-            made.append(Cell(model=model, task="variables", positions="PPC", scaling="log", seed=seed))
-            for task in TASKS:
-                made.append(Cell(model=model, task=task, positions="plain", scaling="none", seed=seed))
-    for seed in seeds:
-        for task in TASKS:
-            for option in ("segments", "token"):
-                made.append(Cell(model="Llama", task=task, positions="PPC", scaling="log", seed=seed, without=option))
-    return made
+    parity = [(model, "parity", "PPC", scaling, "") for model in MODELS for scaling in ("log", "none")]
+    variables = [(model, "variables", "PPC", "log", "") for model in ("Llama", "GPT-NeoX")]
+    plain = [(model, task, "plain", "none", "") for model in ("Llama", "GPT-NeoX") for task in TASKS]
+    lacking = [("Llama", task, "PPC", "log", option) for task in TASKS for option in ("segments", "token")]
+    return [
+        Cell(model=model, task=task, positions=positions, scaling=scaling, without=without, seed=seed)
+        for rows in (parity + variables + plain, lacking)
+        for seed in seeds
+        for model, task, positions, scaling, without in rows
+    ]
 
 
 def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
