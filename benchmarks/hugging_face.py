@@ -41,6 +41,8 @@ class Task:
     steps: int
     num_position_ids: int
     max_gaps: int
+    num_heads: int
+    rope_theta: float
 
 
 TASKS = {
@@ -52,16 +54,20 @@ TASKS = {
         steps=1000,
         num_position_ids=4096,
         max_gaps=3,
+        num_heads=2,
+        rope_theta=10_000.0,
     ),
-    # As many names as 160 assignments need.
+    # As many names as 160 assignments need. A small base and all dimensions in one head tell 160 IDs apart.
     "variables": Task(
         task=lw.VariableAssignment(num_names=200),
         trained=16,
         lengths=(16, 160),
         num_examples=(128, 64),
-        steps=1500,
+        steps=1000,
         num_position_ids=2048,
         max_gaps=10,
+        num_heads=1,
+        rope_theta=30.0,
     ),
 }
 
@@ -105,17 +111,16 @@ def cells(seeds: list[int]) -> list[Cell]:
 def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
     """Two layers of 64 dimensions with random weights."""
     asked = TASKS[cell.task]
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes["num_attention_heads"] = asked.num_heads
     if cell.model != "GPT-NeoX":
-        sizes["num_key_value_heads"] = 2
+        sizes["num_key_value_heads"] = asked.num_heads
     if cell.model == "Qwen3":
-        sizes["head_dim"] = 32
-    # A small base tells neighbouring IDs apart.
-    rope = {"rope_type": "default", "rope_theta": 100.0 if cell.task == "variables" else 10_000.0}
+        sizes["head_dim"] = 64 // asked.num_heads
     config = MODELS[cell.model](
         vocab_size=vocabulary_size,
         max_position_embeddings=asked.num_position_ids,
-        rope_parameters=rope,
+        rope_parameters={"rope_type": "default", "rope_theta": asked.rope_theta},
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
