@@ -61,6 +61,17 @@ def test_logits_are_those_of_the_run(folders):
         )
 
 
+def test_one_row_of_ids_is_for_all_rows(folders):
+    model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(load_run(folders / "run").experiment)
+    ids = flat(batch.position_ids)[..., :1, :]
+    every = ids.expand(*ids.shape[:-2], len(batch.tokens), -1)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(batch.tokens, position_ids=ids).logits, model(batch.tokens, position_ids=every).logits
+        )
+
+
 def test_the_way_back_gives_the_same_run(folders, tmp_path):
     # Also after `transformers` has saved it again.
     AutoModelForCausalLM.from_pretrained(folders / "hf").save_pretrained(tmp_path / "again")

@@ -15,7 +15,7 @@ from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.reading import prompt_of_call
+from lengthwise.hf.reading import ids_of_rows, prompt_of_call
 from lengthwise.hf.texts import prompts_of
 from lengthwise.scores import PLAINLY, Looking
 
@@ -66,8 +66,7 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
             check_all_given(given, input_ids, labels, position_labels)
             return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask)
         # Those that were counted up are the same on all levels.
-        levels = self.config.num_levels
-        ids = position_ids.expand(levels, -1, -1) if position_ids.dim() == 2 else position_ids
+        ids = ids_of_rows(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
         looking = self._looking(input_ids, attention_mask, cache)
         hidden, grown = self.decoder(
             input_ids, ids, None if cache is None else self._decoder_cache(cache), looking=looking
