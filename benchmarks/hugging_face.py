@@ -41,7 +41,7 @@ class Task:
     steps: int
     num_position_ids: int
     max_gaps: int
-    num_heads: int
+    num_heads: dict[str, int]
     rope_theta: float
 
 
@@ -54,19 +54,20 @@ TASKS = {
         steps=1000,
         num_position_ids=4096,
         max_gaps=3,
-        num_heads=2,
+        num_heads=dict.fromkeys(MODELS, 2),
         rope_theta=10_000.0,
     ),
-    # As many names as 160 assignments need. A small base and all dimensions in one head tell 160 IDs apart.
+    # As many names as 160 assignments need. A small base tells 160 IDs apart. A Llama turns all dimensions of a head,
+    # GPT-NeoX a quarter of them: all in one head, or the content in what is not turned.
     "variables": Task(
         task=lw.VariableAssignment(num_names=200),
         trained=16,
         lengths=(16, 160),
-        num_examples=(128, 64),
+        num_examples=(256, 256),
         steps=1000,
         num_position_ids=2048,
         max_gaps=10,
-        num_heads=1,
+        num_heads={"Llama": 1, "GPT-NeoX": 2},
         rope_theta=30.0,
     ),
 }
@@ -112,11 +113,11 @@ def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
     """Two layers of 64 dimensions with random weights."""
     asked = TASKS[cell.task]
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
-    sizes["num_attention_heads"] = asked.num_heads
+    sizes["num_attention_heads"] = heads = asked.num_heads[cell.model]
     if cell.model != "GPT-NeoX":
-        sizes["num_key_value_heads"] = asked.num_heads
+        sizes["num_key_value_heads"] = heads
     if cell.model == "Qwen3":
-        sizes["head_dim"] = 64 // asked.num_heads
+        sizes["head_dim"] = 64 // heads
     config = MODELS[cell.model](
         vocab_size=vocabulary_size,
         max_position_embeddings=asked.num_position_ids,
