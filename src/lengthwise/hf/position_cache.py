@@ -79,6 +79,7 @@ class PositionCache(Cache):
         # A number of its own: a compiled call asks for it, and is the same however much was read.
         self.has_read = False
         self._pieces: list[Read] = []
+        self._num_read = 0
         self._latest: Read | None = None
 
     @classmethod
@@ -113,7 +114,7 @@ class PositionCache(Cache):
     def num_read(self) -> int:
         """How many tokens were read, fill before a prompt included."""
         self._take_latest()
-        return sum(piece.tokens.shape[1] for piece in self._pieces)
+        return self._num_read
 
     def last_ids(self) -> Shaped[Tensor, "batch 1 *level"]:
         """The IDs of the last token."""
@@ -154,6 +155,7 @@ class PositionCache(Cache):
         if bool(known.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
         self._pieces = [known.without_last(-tokens_to_remove)]
+        self._num_read += tokens_to_remove
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
     def reset(self) -> None:
@@ -161,7 +163,7 @@ class PositionCache(Cache):
         super().reset()
         self.prompts = self._latest = None
         self.has_read = False
-        self.steps, self._pieces = [], []
+        self.steps, self._pieces, self._num_read = [], [], 0
 
     def _choose_rows(self, chosen: Callable[[Tensor], Tensor]) -> None:
         self._take_latest()
@@ -175,5 +177,6 @@ class PositionCache(Cache):
             return
         self.steps.append(latest.position_ids)
         self._pieces.append(latest)
+        self._num_read += latest.tokens.shape[1]
         if latest.new_prompt:
             self.prompts = None

@@ -145,7 +145,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         )
         hidden = self._tap.take()
         if cache is not None:
-            told = not (prompt_mask is None and labels is None)
+            told = prompt_mask is not None or labels is not None
             cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=told))
         of_tokens = of_ids = loss = None
         if labels is not None:
