@@ -39,7 +39,7 @@ class Task:
     lengths: tuple[int, ...]
     num_examples: tuple[int, ...]
     steps: int
-    # Tokens of a row of training, in which short examples stand side by side: as many as the longest one has, and a few.
+    # Tokens of a row of training, in which short examples stand side by side: those of the longest one, and a few.
     pack_to: int
     num_position_ids: int
     max_gaps: int
