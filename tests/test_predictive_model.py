@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import transformers
 from tests.causal_models import CONFIGS, FOLLOWS_IDS, POSITIONS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError, SettingError, UnknownNameError
+from lengthwise.hf.devices import check_one_device
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.predictive import PredictivePositionModel
 from lengthwise.position_heads import POSITION_HEADS
@@ -460,6 +462,32 @@ def test_wrong_input_is_refused():
         model._replicate_for_data_parallel()(TOKENS, None, IDS)
     with pytest.raises(SettingError, match="attention eager would leave out length_scaling='log'"):
         shared("llama", length_scaling="log").set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("here", ["lm_head", "model.layers"])
+def test_a_model_whose_weights_are_offloaded_writes_the_same(here, tmp_path):
+    model = shared("llama")
+    model.model.save_pretrained(tmp_path)
+    parts = ("model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head")
+    places = {part: "cpu" if part == here else "disk" for part in parts}
+    offloaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, device_map=places, offload_folder=tmp_path / "offloaded"
+    )
+    made = PredictivePositionModel.wrap(offloaded, segments=True).eval()
+    made.position_head.load_state_dict(model.position_head.state_dict())
+    made.segment.load_state_dict(model.segment.state_dict())
+    ours, theirs = written(model), written(made)
+    assert torch.equal(theirs.sequences, ours.sequences)
+    assert torch.equal(theirs.position_ids, ours.position_ids)
+
+
+def test_a_model_on_several_devices_is_refused():
+    class Spread(torch.nn.Module):
+        def parameters(self, recurse=True):
+            return (SimpleNamespace(device=torch.device(device)) for device in ("meta", "cuda:1", "cuda:0"))
+
+    with pytest.raises(ModelError, match=r"m is spread over cuda:0, cuda:1, and a position head reads it at both ends"):
+        check_one_device("m", Spread())
 
 
 COMPILED = """

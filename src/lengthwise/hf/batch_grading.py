@@ -9,6 +9,7 @@ from torch import Tensor
 from lengthwise.errors import SettingError
 from lengthwise.grading import Graded
 from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs
 
 
@@ -21,7 +22,8 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
     IDs of the model's own: predicted ones or, of a bare model, such as count up (``SettingError`` for prompts whose IDs
     do not). Position IDs are not asked for where a model predicts none.
     """
-    inputs = {name: values.to(model.device) for name, values in batch.items()}
+    device = device_of(model)
+    inputs = {name: values.to(device) for name, values in batch.items()}
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not isinstance(inner, PredictsIDs) or inner.num_heads_for_ids == 0:
         inputs.pop("position_labels", None)

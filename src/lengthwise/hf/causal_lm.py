@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lengthwise.hf.devices import device_of
 from lengthwise.hf.masks import added_to_scores, causal_mask
 from lengthwise.hf.suitability import check_suitable, longest_context
 
@@ -116,7 +117,7 @@ class CausalLM:
         made = self._forward(
             near.repeat(packed).expand(packs, -1),
             position_ids.repeat(packed).expand(packs, -1),
-            added_to_scores(seen[:, None], self.model.dtype).to(self.model.device),
+            added_to_scores(seen[:, None], self.model.dtype).to(device_of(self.model)),
             keep=torch.arange(seq - 1, packed * seq, seq),
             cache=states,
         )
@@ -131,7 +132,7 @@ class CausalLM:
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " read"]:
         """The gradient of an objective by what is added to the near tokens' scores of each state, in every layer."""
-        gates = log_gates.to(self.model.device).requires_grad_()
+        gates = log_gates.to(device_of(self.model)).requires_grad_()
         with torch.enable_grad():
             mask = self._causal_after(len(log_gates), len(near))
             added = torch.nn.functional.pad(gates, (0, len(near))).to(mask.dtype)
@@ -177,7 +178,7 @@ class CausalLM:
 
     def _causal_after(self, read: int, near: int) -> Float[Tensor, "1 1 near read_near"]:
         inside = torch.ones(1, read + near, dtype=torch.bool)
-        return causal_mask(inside, past=read, dtype=self.model.dtype).to(self.model.device)
+        return causal_mask(inside, past=read, dtype=self.model.dtype).to(device_of(self.model))
 
     def _forward(
         self,
@@ -189,7 +190,7 @@ class CausalLM:
         cache: DynamicCache | None = None,
         **also: Any,
     ) -> Any:
-        device = self.model.device
+        device = device_of(self.model)
         return self.model(
             input_ids=tokens.to(device),
             position_ids=position_ids.to(device),

@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.errors import ModelError, SettingError
 from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs, check_all_given
 from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
 from lengthwise.hf.length_scaling import LOG_LENGTH
@@ -76,12 +77,11 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         made = cls(PredictivePositionConfig(text_config=model.config, **options), model)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
-        output = made.get_output_embeddings().weight
+        device = device_of(model)
         if made.position_head is not None:
-            made.position_head.to(output.device)
+            made.position_head.to(device)
         if made.segment is not None:
-            embedding = made.get_input_embeddings().weight
-            made.segment.to(device=embedding.device, dtype=embedding.dtype)
+            made.segment.to(device=device, dtype=made.get_input_embeddings().weight.dtype)
         return made
 
     @classmethod

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from lengthwise.errors import ModelError
+from lengthwise.hf.devices import device_of
 from lengthwise.influence.exactness import check_exact
 from lengthwise.influence.next_token_model import NextTokenModel
 
@@ -64,7 +65,7 @@ def check_causal(name: str, inner: PreTrainedModel) -> None:
 def _sees_ahead(inner: Any) -> bool:
     """Whether another last token changes what the first one gets, without a mask, as a model is trained."""
     vocabulary = inner.config.get_text_config().vocab_size
-    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=inner.device) % vocabulary
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(inner)) % vocabulary
     first = inner(input_ids=tokens, use_cache=False).logits[:, 0].float()
     allowed = AHEAD if inner.dtype in ROUNDING else COARSE_AHEAD
     return bool((first[0] - first[1]).abs().max() > allowed * first.abs().max())

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from lengthwise.errors import ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.devices import check_one_device, device_of
 from lengthwise.hf.masks import causal_mask
 from lengthwise.hf.suitability import narrowest_window
 
@@ -15,9 +16,13 @@ SPARE = 2
 
 
 def check_takes_ids(model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` with the reason if the model counts positions itself, or looks back by token index."""
+    """Raise ``ModelError`` with the reason.
+
+    That is: the model is on several devices, counts positions itself, or looks back by token index.
+    """
     config = model.config.get_text_config()
     name = str(config.name_or_path or config.model_type)
+    check_one_device(name, model)
     if window := narrowest_window(config):
         raise ModelError(
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
@@ -60,8 +65,9 @@ def check_table(model: PreTrainedModel, most: int, num_position_ids: int) -> Non
 @torch.no_grad()
 def _follows_ids(model: Any) -> bool:
     """Whether the same tokens under other IDs get another prediction."""
-    tokens = torch.arange(1, 6, device=model.device)[None] % model.config.get_text_config().vocab_size
-    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5]], device=model.device)
+    device = device_of(model)
+    tokens = torch.arange(1, 6, device=device)[None] % model.config.get_text_config().vocab_size
+    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5]], device=device)
     mask = causal_mask(torch.ones_like(ids, dtype=torch.bool), dtype=model.dtype)
     made = model(input_ids=tokens.expand(2, -1), position_ids=ids, attention_mask=mask, use_cache=False)
     return not torch.equal(made.logits[0, -1], made.logits[1, -1])

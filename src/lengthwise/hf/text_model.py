@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, St
 from lengthwise.errors import ModelError
 from lengthwise.grading import Graded
 from lengthwise.hf.codec import HFCodec
+from lengthwise.hf.devices import device_of
 from lengthwise.hf.suitability import check_causal
 
 # What one forward may hold: tokens that are read, and logits (rows x answer tokens x vocabulary).
@@ -100,7 +101,7 @@ class TextModel:
         for row, question in enumerate(batch):
             tokens[row, : question.seq - 1] = torch.tensor((question.given + question.answer)[:-1])
             mask[row, : question.seq - 1] = 1
-        device = self.model.device
+        device = device_of(self.model)
         keep: dict[str, Any] = {"logits_to_keep": torch.arange(first, last, device=device)} if self.takes_places else {}
         inner: Any = self.model
         made = inner(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **keep)
@@ -128,7 +129,7 @@ class TextModel:
 
     def _write(self, batch: list[Question]) -> list[list[int]]:
         """The tokens written after each prompt, up to the first newline."""
-        given = torch.tensor([each.given for each in batch], device=self.model.device)
+        given = torch.tensor([each.given for each in batch], device=device_of(self.model))
         # No answer is cut into more tokens than it has bytes.
         room = max(len(self.codec.decode(each.answer).encode()) for each in batch)
         if self.num_positions is not None:
