@@ -1,7 +1,7 @@
 """Fine-tune small models of `transformers` with PPC and with plain positions; measured by `generate` on longer inputs.
 
-    python benchmarks/hugging_face.py --seeds 9050,9051,9052 --out runs/hugging_face
-    python benchmarks/hugging_face.py --table runs/hugging_face
+    python benchmarks/hugging_face.py --seeds 9060,9061,9062 --out runs/hugging_face
+    python benchmarks/hugging_face.py --table runs/hugging_face/results.jsonl
 
 Rows that are there already are not made again.
 """
@@ -38,41 +38,61 @@ class Task:
     trained: int
     lengths: tuple[int, ...]
     num_examples: tuple[int, ...]
-    steps: int
     # Tokens of a row of training, in which short examples stand side by side: those of the longest one, and a few.
     pack_to: int
     num_position_ids: int
     max_gaps: int
-    num_heads: dict[str, int]
-    rope_theta: float
+    shapes: dict[str, "Shape"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a model gets for a task besides its two layers of 64 dimensions."""
+
+    num_heads: int
+    rope: dict[str, float | str]
+    steps: int
+
+
+def turned(base: float, share: float = 1.0, *, kind: str = "default") -> dict[str, float | str]:
+    """Rotary positions with angles from 1 down to about 1 / base in a share of a head's dimensions."""
+    return {"rope_type": kind, "rope_theta": base} | ({} if share == 1 else {"partial_rotary_factor": share})
+
+
+# A quarter, the default of GPT-NeoX, is four angles in a head of 32: too few to tell 2,000 IDs apart.
+LONG, LONG_IN_HALF = turned(10_000.0), turned(10_000.0, 0.5)
+# A small base tells 160 IDs apart, and half of a head is left to the content. "proportional" spreads the angles as if
+# the whole head had them, and uses the first of them: its base is the square of the other.
+SHORT_IN_HALF, SHORT_IN_HALF_OF_A_LLAMA = turned(30.0, 0.5), turned(900.0, 0.5, kind="proportional")
 TASKS = {
     "parity": Task(
         task=lw.Parity(),
         trained=20,
         lengths=(20, 200, 2000),
         num_examples=(128, 128, 32),
-        steps=1000,
         pack_to=48,
         num_position_ids=4096,
         max_gaps=3,
-        num_heads=dict.fromkeys(MODELS, 2),
-        rope_theta=10_000.0,
+        shapes={
+            "Llama": Shape(num_heads=2, rope=LONG, steps=1500),
+            "GPT-NeoX": Shape(num_heads=2, rope=LONG_IN_HALF, steps=1000),
+            "Qwen3": Shape(num_heads=2, rope=LONG, steps=1000),
+            "OLMo 2": Shape(num_heads=2, rope=LONG, steps=1000),
+        },
     ),
-    # As many names as 160 assignments need. A small base tells 160 IDs apart. A Llama turns all dimensions of a head,
-    # GPT-NeoX half of them here: all in one head, or the content in what is not turned.
+    # As many names as 160 assignments need.
     "variables": Task(
         task=lw.VariableAssignment(num_names=200),
         trained=16,
         lengths=(16, 160),
         num_examples=(256, 256),
-        steps=1500,
         pack_to=72,
         num_position_ids=2048,
         max_gaps=10,
-        num_heads={"Llama": 1, "GPT-NeoX": 2},
-        rope_theta=30.0,
+        shapes={
+            "Llama": Shape(num_heads=2, rope=SHORT_IN_HALF_OF_A_LLAMA, steps=1500),
+            "GPT-NeoX": Shape(num_heads=2, rope=SHORT_IN_HALF, steps=1500),
+        },
     ),
 }
 
@@ -116,20 +136,17 @@ def cells(seeds: list[int]) -> list[Cell]:
 def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
     """Two layers of 64 dimensions with random weights."""
     asked = TASKS[cell.task]
+    shape = asked.shapes[cell.model]
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
-    sizes["num_attention_heads"] = heads = asked.num_heads[cell.model]
+    sizes["num_attention_heads"] = heads = shape.num_heads
     if cell.model != "GPT-NeoX":
         sizes["num_key_value_heads"] = heads
     if cell.model == "Qwen3":
         sizes["head_dim"] = 64 // heads
-    rope = {"rope_type": "default", "rope_theta": asked.rope_theta}
-    if cell.model == "GPT-NeoX":
-        # A quarter, its default, is four angles in a head of 32: too few to tell 2,000 IDs apart.
-        rope["partial_rotary_factor"] = 0.5
     config = MODELS[cell.model](
         vocab_size=vocabulary_size,
         max_position_embeddings=asked.num_position_ids,
-        rope_parameters=rope,
+        rope_parameters=dict(shape.rope),
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -153,6 +170,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     transformers.set_seed(cell.seed)
     asked = TASKS[cell.task]
+    steps = asked.shapes[cell.model].steps
     tokenizer = symbol_tokenizer(asked.task.vocabulary)
     data = to_dataset(asked.task, lengths=range(1, asked.trained + 1), size=20_000, seed=cell.seed)
 
@@ -169,7 +187,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
         model=model_for(cell, len(tokenizer)),
         args=transformers.TrainingArguments(
             str(folder / "trainer"),
-            max_steps=asked.steps,
+            max_steps=steps,
             per_device_train_batch_size=64,
             learning_rate=3e-3,
             warmup_steps=100,
@@ -178,7 +196,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
-            logging_steps=asked.steps,
+            logging_steps=steps,
             seed=cell.seed,
         ),
         train_dataset=data,
@@ -204,15 +222,23 @@ def run(cell: Cell, out: Path) -> None:
     print(file.stem, [(row["length"], row["exact_match"]) for row in rows], flush=True)
 
 
-def table(out: Path) -> None:
-    """A line per model, task and positions; each cell lists the seeds in order."""
+def gather(out: Path) -> Path:
+    """One file of all rows that are there, by cell."""
     rows = [row for file in sorted(out.glob("*.json")) for row in json.loads(file.read_text())]
-    for task, asked in TASKS.items():
-        print(f"\n**{task}**, trained on at most {asked.trained}\n")
+    gathered = out / "results.jsonl"
+    gathered.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return gathered
+
+
+def table(file: Path) -> None:
+    """A line per model, task and positions; each cell lists the seeds in order."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for name, asked in TASKS.items():
+        print(f"\n**{name}**, trained on at most {asked.trained}\n")
         heads = [f"{length:,} (n={number})" for length, number in zip(asked.lengths, asked.num_examples, strict=True)]
         print("| model | positions | scaling | without | seconds |", " | ".join(heads), "|")
         print("|" + "---|" * (5 + len(heads)))
-        own = [row for row in rows if row["task"] == task]
+        own = [row for row in rows if row["task"] == asked.task.name]
         parts = ("model", "positions", "scaling", "without")
         for label in dict.fromkeys(tuple(row[part] for part in parts) for row in own):
             mine = [row for row in own if tuple(row[part] for part in parts) == label]
@@ -229,7 +255,7 @@ def table(out: Path) -> None:
 def main() -> None:
     """Measure, or print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="9050,9051,9052")
+    parser.add_argument("--seeds", default="9060,9061,9062")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/hugging_face"))
     parser.add_argument("--table", type=Path)
@@ -249,6 +275,7 @@ def main() -> None:
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(run, cell, asked.out) for cell in chosen]:
             done.result()
+    print(f"rows: {gather(asked.out)}")
 
 
 if __name__ == "__main__":
