@@ -90,7 +90,7 @@ TASKS = {
         num_position_ids=2048,
         max_gaps=10,
         shapes={
-            "Llama": Shape(num_heads=2, rope=SHORT_IN_HALF_OF_A_LLAMA, steps=1500),
+            "Llama": Shape(num_heads=2, rope=SHORT_IN_HALF_OF_A_LLAMA, steps=2000),
             "GPT-NeoX": Shape(num_heads=2, rope=SHORT_IN_HALF, steps=1500),
         },
     ),
