@@ -31,6 +31,15 @@ MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a model gets for a task besides its two layers of 64 dimensions."""
+
+    num_heads: int
+    rope: dict[str, float | str]
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What is learned, how long, and what is asked afterwards."""
 
@@ -42,16 +51,7 @@ class Task:
     pack_to: int
     num_position_ids: int
     max_gaps: int
-    shapes: dict[str, "Shape"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """What a model gets for a task besides its two layers of 64 dimensions."""
-
-    num_heads: int
-    rope: dict[str, float | str]
-    steps: int
+    shapes: dict[str, Shape]
 
 
 def turned(base: float, share: float = 1.0, *, kind: str = "default") -> dict[str, float | str]:
