@@ -12,7 +12,6 @@ import transformers
 from tests.causal_models import CONFIGS, FOLLOWS_IDS, POSITIONS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError, SettingError, UnknownNameError
-from lengthwise.hf.devices import check_one_device
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.predictive import PredictivePositionModel
 from lengthwise.position_heads import POSITION_HEADS
@@ -481,13 +480,12 @@ def test_a_model_whose_weights_are_offloaded_writes_the_same(here, tmp_path):
     assert torch.equal(theirs.position_ids, ours.position_ids)
 
 
-def test_a_model_on_several_devices_is_refused():
-    class Spread(torch.nn.Module):
-        def parameters(self, recurse=True):
-            return (SimpleNamespace(device=torch.device(device)) for device in ("meta", "cuda:1", "cuda:0"))
-
-    with pytest.raises(ModelError, match=r"m is spread over cuda:0, cuda:1, and a position head reads it at both ends"):
-        check_one_device("m", Spread())
+def test_a_model_on_several_devices_is_refused(monkeypatch):
+    model = copy.deepcopy(shared("llama").model)
+    places = [SimpleNamespace(device=torch.device(device)) for device in ("meta", "cuda:1", "cuda:0")]
+    monkeypatch.setattr(model, "parameters", lambda recurse=True: iter(places))
+    with pytest.raises(ModelError, match=r"is spread over cuda:0, cuda:1, and a position head reads it at both ends"):
+        PredictivePositionModel.wrap(model)
 
 
 COMPILED = """
