@@ -93,6 +93,15 @@ def test_rows_are_written_and_logged_every_so_many_steps_and_at_the_end(tmp_path
     assert trainer.model.training
 
 
+def test_a_length_without_any_exact_match_can_be_the_last_one(tmp_path):
+    trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
+    settings = replace(SETTINGS, lengths=(2, 4, 8), num_examples=(16, 8, 8), until_none=True)
+    (two, *more) = EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, settings).measure(trainer.state)
+    assert (two["length"], two["exact_match"], more) == (2, 0, [])
+    logged = trainer.state.log_history[-1]
+    assert [logged[f"eval_exact_match_{length}"] for length in settings.lengths] == [0, 0, 0]
+
+
 def test_it_measures_when_the_trainer_evaluates(tmp_path):
     trainer = trainer_of(llama(), tmp_path, eval_strategy="steps", eval_steps=2)
     trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), lw.Sequential(), SETTINGS))
@@ -213,5 +222,7 @@ def test_wrong_input_is_refused(tmp_path):
         EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, every_steps=0)
     with pytest.raises(SettingError, match="no length to evaluate at"):
         EvaluateByLength.of_rows(trainer, [], trainer.data_collator)
+    with pytest.raises(SettingError, match="variants uniform are not measured; give each as a task, to its own"):
+        EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, replace(SETTINGS, variants=("uniform",)))
     with pytest.raises(UnservedTaskError, match="multi_addition has IDs on several levels"):
         next(EvaluateByLength.of_task(trainer, EXPERIMENTS["two levels"].task, SCHEME, SETTINGS).batches[2]())

@@ -31,7 +31,8 @@ class EvaluateByLength(TrainerCallback):
     these have to be right too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl``
     of the output folder, and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them.
     ``batches`` has for each length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are
-    written into each row.
+    written into each row. With ``until_none`` a length without any exact match is the last one measured; longer ones
+    have no row, and count as 0 in what is logged.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class EvaluateByLength(TrainerCallback):
         *,
         every_steps: int | None = None,
         decode: str = "forced",
+        until_none: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         if not batches:
@@ -50,7 +52,7 @@ class EvaluateByLength(TrainerCallback):
         if decode not in DECODES:
             raise unknown_name("decode", decode, DECODES)
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
-        self.every_steps, self.facts = every_steps, dict(facts or {})
+        self.every_steps, self.until_none, self.facts = every_steps, until_none, dict(facts or {})
         self._measured_at: int | None = None
         self._latest: dict[str, float] = {}
 
@@ -66,6 +68,10 @@ class EvaluateByLength(TrainerCallback):
         every_steps: int | None = None,
     ) -> "EvaluateByLength":
         """With the examples that runs of ours are tested on; ``token_ids`` are the model's for the task's symbols."""
+        if settings.variants:
+            raise SettingError(
+                f"variants {', '.join(settings.variants)} are not measured; give each as a task, to its own callback"
+            )
         numbers = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
         if len(numbers) != len(task.vocabulary):
             raise SettingError(
@@ -90,7 +96,8 @@ class EvaluateByLength(TrainerCallback):
             length: lambda place=place, length=length: batches(place, length)
             for place, length in enumerate(settings.lengths)
         }
-        return cls(trainer, made, every_steps=every_steps, decode=settings.decode, facts=facts)
+        decode, until_none = settings.decode, settings.until_none
+        return cls(trainer, made, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
 
     @classmethod
     def of_rows(  # noqa: PLR0913
@@ -165,9 +172,12 @@ class EvaluateByLength(TrainerCallback):
             del measured["largest_distance"]
             seed = self.trainer.args.seed
             rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
+            if self.until_none and measured["exact_match"] == 0:
+                break
         model.train(training)
         if state.is_world_process_zero:
             append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
-        self._latest = {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
+        exact = dict.fromkeys(self.batches, 0.0) | {row["length"]: row["exact_match"] for row in rows}
+        self._latest = {f"eval_exact_match_{length}": share for length, share in exact.items()}
         self.trainer.log(dict(self._latest))
         return rows
