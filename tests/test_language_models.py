@@ -8,8 +8,8 @@ from tests.test_hf_loading import folders  # noqa: F401  (a fixture)
 
 from lengthwise.decoder import DecoderSettings
 from lengthwise.encodings import Rotary
-from lengthwise.errors import ModelError
-from lengthwise.language_models import load_language_model
+from lengthwise.errors import ModelError, UnknownNameError
+from lengthwise.language_models import check_there, load_language_model
 from lengthwise.positions import Sequential
 from lengthwise.run import train
 from lengthwise.tasks import Text
@@ -62,3 +62,10 @@ def test_what_a_model_of_transformers_was_not_trained_on_is_unknown(folders):  #
     assert loaded.codec.start == (0,)
     with pytest.raises(ModelError, match=r"llama was not trained on is unknown; name texts to measure on"):
         loaded.held_out()
+
+
+@pytest.mark.parametrize("asked", [check_there, load_language_model])
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(runs, asked, monkeypatch):
+    monkeypatch.chdir(runs.parent)
+    with pytest.raises(UnknownNameError, match=rf"unknown run '{runs.name}/txt'; did you mean '{runs.name}/text'\?"):
+        asked(f"{runs.name}/txt")

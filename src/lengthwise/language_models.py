@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lengthwise.errors import ModelError
+from lengthwise.errors import ModelError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
@@ -54,13 +54,14 @@ def load_language_model(
     """A run folder of ours, or what `transformers` loads; ``tokenizer`` names another than the model's own.
 
     ``dtype`` is float32 by default, or bfloat16 or float16 for a model of `transformers` that is too large otherwise.
-    ``ModelError`` for a model that is missing, predicts no text, or cannot be measured.
+    ``ModelError`` for a model that is missing, predicts no text, or cannot be measured; ``UnknownNameError`` where runs
+    are, but not this one.
     """
     if is_run(name):
         if dtype is not None:
             raise ModelError(f"{name} is a run, which is measured as it was trained; leave --dtype {dtype} out")
         return _own(name, tokenizer, device)
-    loading = _loading()
+    loading = _loading(name)
     precision = {} if dtype is None else {"dtype": dtype}
     model = loading.load_causal_lm(name, device=pick_device(device), **precision)
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
@@ -80,7 +81,7 @@ def evaluate_language_model(
     ``name`` is a folder that ``save_pretrained`` made, or a name on the hub. Each variant that the settings name is
     measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``.
     """
-    asking, tasks, loading = Asking() if asking is None else asking, variants(task, settings), _loading()
+    asking, tasks, loading = Asking() if asking is None else asking, variants(task, settings), _loading(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(asking.device), dtype=asking.dtype)
@@ -97,7 +98,7 @@ def evaluate_language_model(
 def check_there(name: str) -> None:
     """``ModelError`` unless there is a run folder, or a model of `transformers`, of this name: nothing is loaded."""
     if not is_run(name):
-        _loading().check_there(name)
+        _loading(name).check_there(name)
 
 
 def is_run(name: str) -> bool:
@@ -105,7 +106,13 @@ def is_run(name: str) -> bool:
     return (Path(name) / EXPERIMENT).is_file()
 
 
-def _loading() -> ModuleType:
+def _loading(name: str) -> ModuleType:
+    """What loads a model of this name, unless a run is meant: to look for one on the hub takes long and finds none."""
+    path = Path(name)
+    if "/" in name and not path.exists():
+        beside = [str(each.parent) for each in path.parent.glob(f"*/{EXPERIMENT}")]
+        if beside:
+            raise unknown_name("run", name, beside)
     try:
         # An extra, and slow to import.
         from lengthwise.hf import loading  # noqa: PLC0415
