@@ -13,10 +13,10 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
     ("errors", "randomness", "example", "auto_classes"),
-    ("documents", "tokenizer", "intervals"),
+    ("devices", "documents", "tokenizer", "intervals"),
     ("corpus", "row_file"),
     ("tasks", "positions", "encodings"),
-    ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "text_form"),
+    ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "locks", "text_form"),
     ("weighing", "scores", "preparation", "reasoning_rows"),
     ("decoder",),
     ("generate", "loss", "influence", "theory"),

@@ -1,6 +1,5 @@
 """Compare: train and evaluate several experiments for several seeds, side by side on the machine's cores."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -15,15 +14,16 @@ from typing import Any
 
 import torch
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.context_loss import check_contexts
-from lengthwise.errors import DivergedError, RunFolderError, SettingError, UntrainedDistanceWarning, unknown_name
+from lengthwise.devices import pick_device
+from lengthwise.errors import DivergedError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
-from lengthwise.experiment import Experiment, to_dict
-from lengthwise.folder import COMPARISON, RESULTS, append_rows, provenance, read_rows, run_folder
+from lengthwise.experiment import Experiment
+from lengthwise.folder import RESULTS, append_rows, claim_comparison, read_rows, run_folder
 from lengthwise.interruption import interruptible
+from lengthwise.locks import alone_in
 from lengthwise.report import outcome
-from lengthwise.run import check, evaluate, pick_device, train, variants
+from lengthwise.run import check, evaluate, train, variants
 from lengthwise.tasks import GradedByLoss
 
 COMPARED = "compared.jsonl"
@@ -83,7 +83,8 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
 
     ``jobs`` processes share the cores (all of them by default; one job runs in this process). Interrupted, it
     returns what is finished; the same call goes on from there. ``only`` these labels are run now (None: all), and the
-    rows of the others are those that earlier calls finished.
+    rows of the others are those that earlier calls finished. ``RunFolderError`` for a folder that holds anything else,
+    or into which another process compares.
     """
     if num_seeds < 1:
         raise SettingError(f"{num_seeds} seeds run nothing; use at least 1")
@@ -106,9 +107,16 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     todo = [job for job in whole if job.label in chosen]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
-    _claim(out, experiments, num_seeds)
-    done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
-    finished = len(done) == len(todo)
+    claim_comparison(out, experiments, num_seeds)
+    with alone_in(out):
+        done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
+        return _outcome(out, experiments, whole, done, len(done) == len(todo))
+
+
+def _outcome(
+    out: Path, experiments: Mapping[str, Experiment], whole: list[_Job], done: dict[Path, _Cell], finished: bool
+) -> Comparison:
+    """The rows of what was run now or earlier, kept in the folder's ``results.jsonl``."""
     done |= {job.folder: cell for job in whole if job.folder not in done and (cell := _compared(job)) is not None}
     rows = [row for job in whole if job.folder in done for row in done[job.folder].rows]
     failed = [(job, why) for job in whole if job.folder in done and (why := done[job.folder].diverged) is not None]
@@ -271,27 +279,3 @@ def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
                 f"(up to {widest:,}, trained to {beyond[0]['trained_distance']:,})"
             )
     return notes
-
-
-def _claim(out: Path, experiments: Mapping[str, Experiment], num_seeds: int) -> None:
-    if out.exists() and not out.is_dir():
-        raise RunFolderError(f"{out} is a file, a comparison needs a folder; choose another --out")
-    tree = {
-        "experiments": {label: to_dict(experiment) for label, experiment in experiments.items()},
-        "num_seeds": num_seeds,
-    }
-    path = out / COMPARISON
-    if path.exists():
-        if _read(path) != tree:
-            raise RunFolderError(f"{out} holds another comparison than the one asked for; choose another --out")
-        return
-    if (out / "experiment.json").exists():
-        raise RunFolderError(f"{out} holds a run already; choose another --out for the comparison")
-    write_atomically(path, json.dumps({"comparison": tree, "provenance": provenance()}, indent=2).encode())
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())["comparison"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error!r}); choose another --out") from None

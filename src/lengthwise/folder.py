@@ -15,6 +15,7 @@ import torch
 from lengthwise.checkpoint import load_tensors, write_atomically
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.locks import one_at_a_time
 from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
@@ -42,6 +43,24 @@ def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
 
 
+def claim_comparison(folder: Path, experiments: Mapping[str, Experiment], num_seeds: int) -> None:
+    """Write ``comparison.json`` into a folder that is free, or that holds the same comparison."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, a comparison needs a folder; choose another --out")
+    tree = {
+        "experiments": {label: to_dict(experiment) for label, experiment in experiments.items()},
+        "num_seeds": num_seeds,
+    }
+    path = folder / COMPARISON
+    if path.exists():
+        if _read_comparison(path) != json.loads(json.dumps(tree)):
+            raise RunFolderError(f"{folder} holds another comparison than the one asked for; choose another --out")
+        return
+    if (folder / EXPERIMENT).exists():
+        raise RunFolderError(f"{folder} holds a run already; choose another --out for the comparison")
+    write_atomically(path, json.dumps({"comparison": tree, "provenance": provenance()}, indent=2).encode())
+
+
 def read_experiment(folder: Path, *, brought: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
     return from_dict(_read_tree(folder), brought=brought, folder=folder)
@@ -58,6 +77,13 @@ def _read_tree(folder: Path) -> Any:
         raise RunFolderError(f"{folder / EXPERIMENT} cannot be read ({error!r}); train the run again") from None
 
 
+def _read_comparison(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())["comparison"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error!r}); choose another --out") from None
+
+
 def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Weights and facts of a finished run."""
     if not (folder / MODEL).exists():
@@ -68,9 +94,10 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add result rows to a JSON-lines file."""
-    old = path.read_bytes() if path.exists() else b""
-    write_atomically(path, old + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    """Add result rows to a JSON-lines file; those that other processes add at the same time stay."""
+    with one_at_a_time(path):
+        old = path.read_bytes() if path.exists() else b""
+        write_atomically(path, old + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

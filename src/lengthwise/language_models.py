@@ -6,13 +6,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lengthwise.devices import pick_device
 from lengthwise.errors import ModelError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
-from lengthwise.run import load_run, pick_device, variants
+from lengthwise.run import load_run, variants
 from lengthwise.tasks import Task, Text, TokenizedDocument
 from lengthwise.text_form import SHOTS
 

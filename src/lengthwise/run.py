@@ -14,18 +14,19 @@ from lengthwise.checkpoint import save_tensors
 from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DeviceError, PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
+from lengthwise.devices import pick_device
+from lengthwise.errors import PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.generate import generate
+from lengthwise.locks import alone_in
 from lengthwise.randomness import stream
 from lengthwise.tasks import GradedByLoss, Task
 from lengthwise.training import Trainer
 
-DEVICES = ("auto", "cpu", "cuda")
 # Examples that decide whether the training range is fitted.
 FIT_EXAMPLES = 256
 
@@ -45,15 +46,6 @@ class Run:
     facts: dict[str, Any]
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """The device by name; ``auto`` takes CUDA where there is one."""
-    if name not in DEVICES:
-        raise unknown_name("device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("device 'cuda' was asked for but torch sees no CUDA device; use --device cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def train(
     experiment: Experiment,
     out: Path,
@@ -65,18 +57,31 @@ def train(
 ) -> Run | None:
     """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
 
-    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one. ``DivergedError`` when the
+    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one, and when another process is
+    training into it. ``DivergedError`` when the
     loss is no number any more; what was logged before stays. Every other ``LengthwiseError`` comes before anything is
     written.
     """
     target = pick_device(device)
     check(experiment)
     claim(out, experiment, resume=resume)
+    with alone_in(out):
+        return _train(experiment, out, target, report, stop)
+
+
+def _train(
+    experiment: Experiment,
+    out: Path,
+    device: torch.device,
+    report: Callable[[dict[str, Any]], None] | None,
+    stop: Callable[[], bool],
+) -> Run | None:
+    """In a folder that is claimed."""
     if (out / MODEL).exists():
         # A damaged model is made again from the newest checkpoint.
         with suppress(RunFolderError):
-            return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=device)
-    decoder = build_decoder(experiment).to(target)
+            return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
+    decoder = build_decoder(experiment).to(device)
     trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
     trainer.restore()
     threshold = experiment.training.fit_threshold

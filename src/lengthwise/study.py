@@ -19,6 +19,7 @@ from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
+from lengthwise.locks import alone_in
 from lengthwise.tasks import TokenizedDocument
 
 STUDY, ROWS, SUMMARY = "influence.json", "influence.jsonl", "summary.json"
@@ -79,7 +80,8 @@ def measure_influence(
     """Measure every target into ``out``/influence.jsonl; False when ``stop`` asked to leave early.
 
     What is measured is decided before anything is measured: the same arguments give the same file, however often it
-    was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one.
+    was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one, and when
+    another process is measuring into it.
     """
     out, settings, texts = Path(out), study.settings, measured_texts(study)
     targets = choose_targets(
@@ -94,18 +96,19 @@ def measure_influence(
         start=study.codec.start,
         labels={"model": study.model.name},
     )
-    done = whole_blocks(out / ROWS, settings.block, len(targets))
-    with (out / ROWS).open("ab") as file:
-        for first in range(done, len(targets), settings.block):
-            if stop():
-                return False
-            rows = measured.rows(targets[first : first + settings.block], first)
-            file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-            file.flush()
-            os.fsync(file.fileno())
-            if report is not None:
-                report(first + len(rows), len(targets))
-    return True
+    with alone_in(out):
+        done = whole_blocks(out / ROWS, settings.block, len(targets))
+        with (out / ROWS).open("ab") as file:
+            for first in range(done, len(targets), settings.block):
+                if stop():
+                    return False
+                rows = measured.rows(targets[first : first + settings.block], first)
+                file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
+                if report is not None:
+                    report(first + len(rows), len(targets))
+        return True
 
 
 def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
