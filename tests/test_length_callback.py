@@ -181,6 +181,9 @@ def test_rows_of_a_data_set_are_grouped_by_their_length(tmp_path):
     assert [(row["length"], row["num_examples"], row["task"]) for row in rows] == [(2, 4, "mine"), (3, 4, "mine")]
     free = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, decode="free")
     assert [row["decode"] for row in free.measure(trainer.state)] == ["free", "free"]
+    first = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, until_none=True)
+    (two, *more) = first.measure(trainer.state)
+    assert (two["length"], two["exact_match"], more) == (2, 0, [])
     # Nothing is measured twice at a step.
     assert asked.measure(trainer.state) == []
 

@@ -109,6 +109,7 @@ class EvaluateByLength(TrainerCallback):
         batch_size: int = 16,
         every_steps: int | None = None,
         decode: str = "forced",
+        until_none: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
         """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
@@ -125,7 +126,7 @@ class EvaluateByLength(TrainerCallback):
 
         made = {length: lambda own=own: batches(own) for length, own in by_length.items()}
         facts = {"scheme": collator.scheme.name, **(facts or {})}
-        return cls(trainer, made, every_steps=every_steps, decode=decode, facts=facts)
+        return cls(trainer, made, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
