@@ -86,12 +86,14 @@ def test_every_command_of_the_readme_runs_as_it_stands(tmp_path, capsys):
     run_commands(COMMANDS, with_texts(tmp_path))
 
 
-def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = blocks("python")
-    exec(compile(example, "README.md", "exec"), {})
+    names = {}
+    for example in blocks("python"):
+        exec(compile(example, "README.md", "exec"), names)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["4", "8"]
+    assert names["model"].config.head == "pointer"
 
 
 @pytest.fixture
@@ -279,7 +281,8 @@ def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["README", "your_own"])
 def test_what_a_page_imports_is_public(name):
     lines = [line for block in blocks("python", DOCS.get(name, README)) for line in block.splitlines()]
-    assert [line for line in lines if "lengthwise" in line and line != "import lengthwise as lw"] == []
+    public = r"import lengthwise as lw|from lengthwise.hf import \w+"
+    assert [line for line in lines if "lengthwise" in line and not re.fullmatch(public, line)] == []
 
 
 def test_what_a_class_of_ones_own_is_made_of_is_public():
