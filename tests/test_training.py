@@ -106,14 +106,20 @@ def test_training_stopped_and_resumed_ends_as_if_it_had_never_stopped(whole_runs
     assert same_run(tmp_path, whole_runs[name])
 
 
-def test_what_was_logged_after_the_newest_checkpoint_is_not_logged_twice(whole_runs, tmp_path):
+@pytest.mark.parametrize("stops", [(), (1,), (1, 4)], ids=str)
+def test_what_was_logged_after_the_newest_checkpoint_is_not_logged_twice(whole_runs, stops, tmp_path):
     def fail_at_6(row: dict[str, float]) -> None:
         if row["step"] == 6:
+            # Whoever watches the file sees a row as soon as it is made.
+            lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+            assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
         train(EXPERIMENTS["predicted"], tmp_path, device="cpu", report=fail_at_6)
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [2, 4, 6]
+    # Stopped again before a row is made, and later.
+    for steps in stops:
+        train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu", stop=stop_after(steps))
     train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu")
     assert same_run(tmp_path, whole_runs["predicted"])
 

@@ -145,9 +145,10 @@ class Trainer:
         """
         settings, progress = self.settings, self.progress
         self.decoder.train()
-        with (self.folder / "metrics.jsonl").open("ab") as metrics:
+        # Without a buffer, so that each row can be read at once.
+        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
             # What was logged after the newest checkpoint is logged again.
-            metrics.truncate(progress.metrics_bytes)
+            metrics.seek(metrics.truncate(progress.metrics_bytes))
             while not progress.finished:
                 started = time.perf_counter()
                 outcome = self.step()
@@ -164,7 +165,6 @@ class Trainer:
                 leave = stop() and not progress.finished
                 if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
                     self._check_loss(outcome)
-                    metrics.flush()
                     progress.metrics_bytes = metrics.tell()
                     self._save()
                 if leave:
