@@ -98,7 +98,7 @@ def _by_size(task: str, readings: Rows) -> Table:
         for budget in BUDGETS:
             own = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
             reached = ", ".join(_shown(each) for each in own)
-            line.append(f"{reached}\n{own[0]['flops']:.1e} operations" if own else "-")
+            line.append(f"{reached}\n({own[0]['flops']:.1e} operations)" if own else "-")
             line[1] = f"{own[0]['weights']:,}" if own else line[1]
         body.append(line)
     title = f"{task}: times the training length at exact match {REACHED} or more, by seed"
@@ -139,6 +139,7 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     """Times the training length against operations of training, a panel per task."""
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import NullFormatter  # noqa: PLC0415
 
     tasks = _tasks(readings)
     figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
@@ -158,9 +159,13 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
                 )
             axes.plot(*zip(*points, strict=True), "-", color=f"C{place}", label=f"{layers} x {width}")
         axes.set(xscale="log", yscale="log", xlabel="operations of training", title=task)
+        # Of the powers of ten alone: other numbers stand upon each other.
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylabel(f"times the training length, exact match {REACHED} or more")
         axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, title="layers x width")
+    for budget, marker in MARKERS.items():
+        axes.plot([], [], marker, color="gray", label=f"{budget:g} of the steps, a seed each")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="layers x width")
     figure.suptitle(title)
     return save_figure(figure, folder)
 
