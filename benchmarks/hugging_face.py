@@ -1,6 +1,6 @@
 """Fine-tune small models of `transformers` with PPC and with plain positions; measured by `generate` on longer inputs.
 
-    python benchmarks/hugging_face.py --seeds 9060,9061,9062 --out runs/hugging_face
+    python benchmarks/hugging_face.py --seeds 9070,9071,9072 --out runs/hugging_face
     python benchmarks/hugging_face.py --table runs/hugging_face/results.jsonl
 
 Rows that are there already are not made again.
@@ -8,11 +8,10 @@ Rows that are there already are not made again.
 
 import argparse
 import json
-import subprocess
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import torch
 import transformers
 
 import lengthwise as lw
+from lengthwise.folder import provenance
 from lengthwise.hf import EvaluateByLength, PositionCollator, PredictivePositionModel, symbol_tokenizer, to_dataset
 
 MODELS = {
@@ -32,11 +32,19 @@ MODELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a model gets for a task besides its two layers of 64 dimensions."""
+    """What a model of two layers gets for a task."""
 
-    num_heads: int
     rope: dict[str, float | str]
     steps: int
+    d_model: int = 64
+    num_heads: int = 2
+    # Of a head; None: the dimensions of the model, shared out.
+    d_head: int | None = None
+    # Output weights are those of the embeddings.
+    tied: bool = False
+    # Queries, keys and values have a bias, as those of GPT-NeoX have by default.
+    biased: bool = False
+    weight_decay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +62,24 @@ class Task:
     shapes: dict[str, Shape]
 
 
-def turned(base: float, share: float = 1.0, *, kind: str = "default") -> dict[str, float | str]:
-    """Rotary positions with angles from 1 down to about 1 / base in a share of a head's dimensions."""
-    return {"rope_type": kind, "rope_theta": base} | ({} if share == 1 else {"partial_rotary_factor": share})
+def turned(base: float, share: float = 1.0, *, kind: str = "default", fastest: float = 1.0) -> dict[str, float | str]:
+    """Rotary positions with angles from ``fastest`` down to about 1 / base of it, in a share of a head's dimensions."""
+    made: dict[str, float | str] = {"rope_type": kind, "rope_theta": base}
+    made |= {} if share == 1 else {"partial_rotary_factor": share}
+    return made | ({} if fastest == 1 else {"factor": 1 / fastest})
 
 
 # A quarter, the default of GPT-NeoX, is four angles in a head of 32: too few to tell 2,000 IDs apart.
 LONG, LONG_IN_HALF = turned(10_000.0), turned(10_000.0, 0.5)
-# A small base tells 160 IDs apart, and half of a head is left to the content. "proportional" spreads the angles as if
-# the whole head had them, and uses the first of them: its base is the square of the other.
-SHORT_IN_HALF, SHORT_IN_HALF_OF_A_LLAMA = turned(30.0, 0.5), turned(900.0, 0.5, kind="proportional")
+# What it takes to find one of 1,600 assignments: angles that tell each of 2,000 IDs from all others, half of a head
+# left to the content, tied weights and weight decay. In GPT-NeoX 16 angles suffice; the others get 32, in heads of 128
+# dimensions. "proportional" spreads the angles as if the whole head had them, and uses the first of them: its base is
+# the square of the other.
+FOLLOWING = {"d_model": 128, "tied": True, "weight_decay": 1.0}
+SHARP = Shape(rope=turned(100.0, 0.5, kind="linear", fastest=3.0), steps=2000, **FOLLOWING)
+SHARPER = Shape(
+    rope=turned(10_000.0, 0.5, kind="proportional", fastest=3.0), steps=3000, d_head=128, biased=True, **FOLLOWING
+)
 TASKS = {
     "parity": Task(
         task=lw.Parity(),
@@ -74,24 +90,25 @@ TASKS = {
         num_position_ids=4096,
         max_gaps=3,
         shapes={
-            "Llama": Shape(num_heads=2, rope=LONG, steps=1500),
-            "GPT-NeoX": Shape(num_heads=2, rope=LONG_IN_HALF, steps=1000),
-            "Qwen3": Shape(num_heads=2, rope=LONG, steps=1000),
-            "OLMo 2": Shape(num_heads=2, rope=LONG, steps=1000),
+            "Llama": Shape(rope=LONG, steps=1500),
+            "GPT-NeoX": Shape(rope=LONG_IN_HALF, steps=1000),
+            "Qwen3": Shape(rope=LONG, steps=1000),
+            "OLMo 2": Shape(rope=LONG, steps=1000),
         },
     ),
-    # As many names as 160 assignments need.
     "variables": Task(
-        task=lw.VariableAssignment(num_names=200),
+        task=lw.VariableAssignment(),
         trained=16,
-        lengths=(16, 160),
-        num_examples=(256, 256),
+        lengths=(16, 160, 1600),
+        num_examples=(256, 256, 16),
         pack_to=72,
         num_position_ids=2048,
         max_gaps=10,
         shapes={
-            "Llama": Shape(num_heads=2, rope=SHORT_IN_HALF_OF_A_LLAMA, steps=2000),
-            "GPT-NeoX": Shape(num_heads=2, rope=SHORT_IN_HALF, steps=1500),
+            "Llama": SHARPER,
+            "GPT-NeoX": SHARP,
+            "Qwen3": SHARPER,
+            "OLMo 2": replace(SHARPER, steps=2000),
         },
     ),
 }
@@ -117,12 +134,12 @@ class Cell:
 
 
 def cells(seeds: list[int]) -> list[Cell]:
-    """Llama and GPT-NeoX on both tasks, with PPC and plainly; the others on parity, all with and without scaling.
+    """All models with PPC on both tasks, parity with and without scaling; Llama and GPT-NeoX plainly.
 
     Last, a Llama without one of the other options.
     """
     parity = [(model, "parity", "PPC", scaling, "") for model in MODELS for scaling in ("log", "none")]
-    variables = [(model, "variables", "PPC", "log", "") for model in ("Llama", "GPT-NeoX")]
+    variables = [(model, "variables", "PPC", "log", "") for model in MODELS]
     plain = [(model, task, "plain", "none", "") for model in ("Llama", "GPT-NeoX") for task in TASKS]
     lacking = [("Llama", task, "PPC", "log", option) for task in TASKS for option in ("segments", "token")]
     return [
@@ -134,19 +151,20 @@ def cells(seeds: list[int]) -> list[Cell]:
 
 
 def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
-    """Two layers of 64 dimensions with random weights."""
+    """Two layers with random weights."""
     asked = TASKS[cell.task]
     shape = asked.shapes[cell.model]
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes = {"hidden_size": shape.d_model, "intermediate_size": 4 * shape.d_model, "num_hidden_layers": 2}
     sizes["num_attention_heads"] = heads = shape.num_heads
     if cell.model != "GPT-NeoX":
-        sizes["num_key_value_heads"] = heads
-    if cell.model == "Qwen3":
-        sizes["head_dim"] = 64 // heads
+        sizes |= {"num_key_value_heads": heads, "attention_bias": shape.biased}
+    if shape.d_head is not None or cell.model == "Qwen3":
+        sizes["head_dim"] = shape.d_head or shape.d_model // heads
     config = MODELS[cell.model](
         vocab_size=vocabulary_size,
         max_position_embeddings=asked.num_position_ids,
         rope_parameters=dict(shape.rope),
+        tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -170,7 +188,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     transformers.set_seed(cell.seed)
     asked = TASKS[cell.task]
-    steps = asked.shapes[cell.model].steps
+    shape = asked.shapes[cell.model]
     tokenizer = symbol_tokenizer(asked.task.vocabulary)
     data = to_dataset(asked.task, lengths=range(1, asked.trained + 1), size=20_000, seed=cell.seed)
 
@@ -187,16 +205,17 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
         model=model_for(cell, len(tokenizer)),
         args=transformers.TrainingArguments(
             str(folder / "trainer"),
-            max_steps=steps,
+            max_steps=shape.steps,
             per_device_train_batch_size=64,
             learning_rate=3e-3,
+            weight_decay=shape.weight_decay,
             warmup_steps=100,
             lr_scheduler_type="cosine",
             remove_unused_columns=False,
             report_to=[],
             save_strategy="no",
             disable_tqdm=True,
-            logging_steps=steps,
+            logging_steps=shape.steps,
             seed=cell.seed,
         ),
         train_dataset=data,
@@ -209,7 +228,8 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
         lengths=asked.lengths, num_examples=asked.num_examples, decode="free", until_none=True, seed=1
     )
     measured = EvaluateByLength.of_task(trainer, asked.task, scheme, settings).measure(trainer.state)
-    return [{**asdict(cell), **row, "train_seconds": round(seconds, 1)} for row in measured]
+    facts = {"train_seconds": round(seconds, 1), "commit": provenance()["commit"]}
+    return [{**asdict(cell), **row, **facts} for row in measured]
 
 
 def run(cell: Cell, out: Path) -> None:
@@ -255,7 +275,7 @@ def table(file: Path) -> None:
 def main() -> None:
     """Measure, or print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="9060,9061,9062")
+    parser.add_argument("--seeds", default="9070,9071,9072")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/hugging_face"))
     parser.add_argument("--table", type=Path)
@@ -265,8 +285,6 @@ def main() -> None:
         table(asked.table)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
-    commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-    print("commit", commit.stdout.strip(), flush=True)
     chosen = [
         cell
         for cell in cells([int(seed) for seed in asked.seeds.split(",")])
