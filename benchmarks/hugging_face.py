@@ -228,16 +228,15 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
         lengths=asked.lengths, num_examples=asked.num_examples, decode="free", until_none=True, seed=1
     )
     measured = EvaluateByLength.of_task(trainer, asked.task, scheme, settings).measure(trainer.state)
-    facts = {"train_seconds": round(seconds, 1), "commit": provenance()["commit"]}
-    return [{**asdict(cell), **row, **facts} for row in measured]
+    return [{**asdict(cell), **row, "train_seconds": round(seconds, 1)} for row in measured]
 
 
-def run(cell: Cell, out: Path) -> None:
+def run(cell: Cell, out: Path, commit: str | None) -> None:
     """Measure a cell and add its rows, unless they are there."""
     file = out / f"{cell.label} {cell.seed}.json".replace(" ", "-")
     if file.exists():
         return
-    rows = train_and_measure(cell, out / file.stem)
+    rows = [{**row, "commit": commit} for row in train_and_measure(cell, out / file.stem)]
     file.write_text(json.dumps(rows, indent=1))
     print(file.stem, [(row["length"], row["exact_match"]) for row in rows], flush=True)
 
@@ -285,13 +284,15 @@ def main() -> None:
         table(asked.table)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
+    # Of what runs, whatever is committed meanwhile.
+    commit = provenance()["commit"]
     chosen = [
         cell
         for cell in cells([int(seed) for seed in asked.seeds.split(",")])
         if asked.only is None or asked.only in cell.label
     ]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(run, cell, asked.out) for cell in chosen]:
+        for done in [pool.submit(run, cell, asked.out, commit) for cell in chosen]:
             done.result()
     print(f"rows: {gather(asked.out)}")
 

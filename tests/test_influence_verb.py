@@ -91,7 +91,7 @@ def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeyp
     sizes = ["--near", "8", "--far", "16", "--k", "1,2", "--targets", "24", "--gap", "0.001", "--measure", "gradient"]
     with pytest.raises(SystemExit):
         cli.main(["influence", "one", "--also", "./missing", *sizes, "--out", "both"])
-    assert "./missing does not exist" in capsys.readouterr().err
+    assert "unknown run './missing'; known: one, other" in capsys.readouterr().err
     assert not Path("both").exists()
     cli.main(["influence", "one", "--also", "other", *sizes, "--controls", "random", "--out", "both", "--json"])
     document = json.loads(capsys.readouterr().out)

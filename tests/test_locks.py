@@ -58,10 +58,9 @@ def test_nothing_is_trained_or_compared_into_a_folder_in_use(held):
     short = replace(experiment, training=replace(experiment.training, steps=2, fit_every=None))
     with pytest.raises(RunFolderError, match="another process is writing"):
         train(short, folder)
-    (folder / "experiment.json").unlink()
     with pytest.raises(RunFolderError, match="another process is writing"):
         compare({"small": short}, folder)
-    assert [path.name for path in folder.iterdir()] == ["comparison.json"]
+    assert list(folder.iterdir()) == []
 
 
 def test_rows_that_several_processes_add_at_once_are_all_kept(tmp_path):
@@ -74,7 +73,7 @@ def test_rows_that_several_processes_add_at_once_are_all_kept(tmp_path):
         writer.stdin.flush()
     for number in range(40):
         append_rows(path, [{"writer": "c", "number": number}])
-    assert [(writer.communicate(), writer.returncode) for writer in writers] == [((b"", None), 0)] * 2
+    assert [(writer.communicate(timeout=60), writer.returncode) for writer in writers] == [((b"", None), 0)] * 2
     rows = read_rows(path)
     for name in "abc":
         assert [row["number"] for row in rows if row["writer"] == name] == list(range(40))

@@ -19,7 +19,7 @@ from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
 from lengthwise.experiment import Experiment
-from lengthwise.folder import RESULTS, append_rows, claim_comparison, read_rows, run_folder
+from lengthwise.folder import RESULTS, append_rows, claim_comparison, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.report import outcome
@@ -107,8 +107,8 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     todo = [job for job in whole if job.label in chosen]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
-    claim_comparison(out, experiments, num_seeds)
     with alone_in(out):
+        claim_comparison(out, experiments, num_seeds)
         done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
         return _outcome(out, experiments, whole, done, len(done) == len(todo))
 
@@ -125,8 +125,7 @@ def _outcome(
         raise DivergedError(f"every row diverged, such as {reasons[0]}")
     # These keep to the range of their training, whatever the widest draw was.
     drawn = {each.scheme.name for each in experiments.values() if each.scheme.draws_at_evaluation}
-    (out / RESULTS).unlink(missing_ok=True)
-    append_rows(out / RESULTS, rows)
+    write_rows(out / RESULTS, rows)
     return Comparison(
         folder=out,
         rows=rows,

@@ -15,7 +15,7 @@ import torch
 from lengthwise.checkpoint import load_tensors, write_atomically
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
-from lengthwise.locks import one_at_a_time
+from lengthwise.locks import alone_in
 from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
@@ -95,9 +95,18 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add result rows to a JSON-lines file; those that other processes add at the same time stay."""
-    with one_at_a_time(path):
+    with alone_in(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""
-        write_atomically(path, old + b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        write_atomically(path, old + _lines(rows))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put result rows in the place of those of a JSON-lines file."""
+    write_atomically(path, _lines(rows))
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def evaluate_language_model(
     """Exact match by length of what `transformers` loads, asked in plain text; rows are added to ``out`` if given.
 
     ``name`` is a folder that ``save_pretrained`` made, or a name on the hub. Each variant that the settings name is
-    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``.
+    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. Raises as ``load_language_model``.
     """
     asking, tasks, loading = Asking() if asking is None else asking, variants(task, settings), _loading(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
@@ -97,7 +97,7 @@ def evaluate_language_model(
 
 
 def check_there(name: str) -> None:
-    """``ModelError`` unless there is a run folder, or a model of `transformers`, of this name: nothing is loaded."""
+    """Raise as ``load_language_model`` unless there is a run folder, or a model, of this name: nothing is loaded."""
     if not is_run(name):
         _loading(name).check_there(name)
 
@@ -108,7 +108,10 @@ def is_run(name: str) -> bool:
 
 
 def _loading(name: str) -> ModuleType:
-    """What loads a model of this name, unless a run is meant: to look for one on the hub takes long and finds none."""
+    """What loads a model of this name, unless a run is meant: to look for one on the hub takes long and finds none.
+
+    Where a folder of runs is called as an organization of the hub, its models are loaded from another folder.
+    """
     path = Path(name)
     if "/" in name and not path.exists():
         beside = [str(each.parent) for each in path.parent.glob(f"*/{EXPERIMENT}")]

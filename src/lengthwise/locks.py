@@ -1,4 +1,4 @@
-"""Locks that keep two processes from writing the same results; the system drops those of a process that dies."""
+"""A lock that keeps two processes from writing the same results; the system drops that of a process that dies."""
 
 import os
 from collections.abc import Iterator
@@ -14,49 +14,42 @@ except ImportError:  # Windows has none: nothing is locked there.
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder; ``RunFolderError`` when one is in it already."""
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes out of a folder, which is made if it is not there.
+
+    When one is in it already, ``RunFolderError``, or with ``wait`` the end of that. A file system without locks on
+    folders (NFS, CIFS) lets all in.
+    """
+    descriptor = _descriptor(folder)
     try:
-        descriptor = _locked(folder, wait=False)
+        if descriptor is not None:
+            _lock(descriptor, folder, wait=wait)
+        yield
+    finally:
+        if descriptor is not None:
+            # A child process that shares the descriptor keeps no lock.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def _descriptor(folder: Path) -> int | None:
+    """None where there can be no lock; whoever writes into a folder that cannot be written says why."""
+    if fcntl is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         raise RunFolderError(
             f"another process is writing into {folder}; wait until it ends, or choose another --out"
         ) from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def one_at_a_time(file: Path) -> Iterator[None]:
-    """Wait until no other process changes a file, which is made if it is not there; it may be replaced meanwhile."""
-    descriptor = None
-    # Whoever goes on to write there says why it cannot be written.
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-        descriptor = _locked(file, wait=True)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _locked(path: Path, *, wait: bool) -> int:
-    """A descriptor that holds what is at a path now; where the file system knows no locks, one that holds nothing."""
-    while True:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(descriptor)
-            raise
-        except OSError:
-            return descriptor
-        # Whoever held it before may have put another file in its place.
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
-        os.close(descriptor)
+    except OSError:
+        return

@@ -58,14 +58,13 @@ def train(
     """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
 
     ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one, and when another process is
-    training into it. ``DivergedError`` when the
-    loss is no number any more; what was logged before stays. Every other ``LengthwiseError`` comes before anything is
-    written.
+    training into it. ``DivergedError`` when the loss is no number any more; what was logged before stays. Every other
+    ``LengthwiseError`` comes before anything is written.
     """
     target = pick_device(device)
     check(experiment)
-    claim(out, experiment, resume=resume)
     with alone_in(out):
+        claim(out, experiment, resume=resume)
         return _train(experiment, out, target, report, stop)
 
 

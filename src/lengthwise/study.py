@@ -87,7 +87,6 @@ def measure_influence(
     targets = choose_targets(
         texts, context=settings.near + settings.far, number=settings.num_targets, seed=settings.seed
     )
-    claim(out, study, resume=resume)
     measured = TargetRows(
         model=study.model,
         texts=texts,
@@ -97,6 +96,7 @@ def measure_influence(
         labels={"model": study.model.name},
     )
     with alone_in(out):
+        claim(out, study, resume=resume)
         done = whole_blocks(out / ROWS, settings.block, len(targets))
         with (out / ROWS).open("ab") as file:
             for first in range(done, len(targets), settings.block):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -148,7 +149,7 @@ class Trainer:
         # Without a buffer, so that each row can be read at once.
         with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
             # What was logged after the newest checkpoint is logged again.
-            metrics.seek(metrics.truncate(progress.metrics_bytes))
+            metrics.seek(metrics.truncate(min(progress.metrics_bytes, metrics.tell())))
             while not progress.finished:
                 started = time.perf_counter()
                 outcome = self.step()
@@ -165,6 +166,7 @@ class Trainer:
                 leave = stop() and not progress.finished
                 if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
                     self._check_loss(outcome)
+                    os.fsync(metrics.fileno())
                     progress.metrics_bytes = metrics.tell()
                     self._save()
                 if leave:

@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.claims.claim import Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, read_rows, run_folder
+from lengthwise.folder import append_rows, read_rows, run_folder, write_rows
 from lengthwise.report import Rows, heading, table
 from lengthwise.run import load_run
 
@@ -94,6 +94,5 @@ def _readings(
                 found = claim.read(load_run(folder, device=device), read_rows(folder / COMPARED))
                 append_rows(folder / READING, [{"row": label, "seed": seed, **found}])
             readings += read_rows(folder / READING)
-    (out / READINGS).unlink(missing_ok=True)
-    append_rows(out / READINGS, readings)
+    write_rows(out / READINGS, readings)
     return readings

@@ -98,7 +98,8 @@ def _by_size(task: str, readings: Rows) -> Table:
         for budget in BUDGETS:
             own = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
             reached = ", ".join(_shown(each) for each in own)
-            line.append(f"{reached}\n({own[0]['flops']:.1e} operations)" if own else "-")
+            flops = sum(each["flops"] for each in own) / max(len(own), 1)
+            line.append(f"{reached}\n({flops:.1e} operations)" if own else "-")
             line[1] = f"{own[0]['weights']:,}" if own else line[1]
         body.append(line)
     title = f"{task}: times the training length at exact match {REACHED} or more, by seed"
