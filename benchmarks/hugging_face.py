@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/hugging_face"))
     parser.add_argument("--table", type=Path)
     parser.add_argument("--only", help="A part of the cells' names, such as 'Llama parity'.")
+    parser.add_argument("--skip", help="Leave out those with this part in their names, such as 'without'.")
     asked = parser.parse_args()
     if asked.table:
         table(asked.table)
@@ -290,6 +291,7 @@ def main() -> None:
         cell
         for cell in cells([int(seed) for seed in asked.seeds.split(",")])
         if asked.only is None or asked.only in cell.label
+        if asked.skip is None or asked.skip not in cell.label
     ]
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(run, cell, asked.out, commit) for cell in chosen]:
