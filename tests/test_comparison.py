@@ -286,14 +286,16 @@ def test_untrained_distances_are_told_once_per_row_also_when_nothing_is_left_to_
 def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
     compared(tmp_path)
     before = tree(tmp_path)
-    others = [
-        lambda: compared(tmp_path, {"PPC": ROWS["PPC"]}),
-        lambda: compared(tmp_path, num_seeds=1),
-        lambda: compared(tmp_path, {**ROWS, "PPC": small_experiment(steps=7)}),
-        lambda: compared(tmp_path, dict(zip(["one", "two"], ROWS.values(), strict=True))),
-    ]
-    for other in others:
-        with pytest.raises(RunFolderError, match=r"holds another comparison than the one asked for; choose another"):
+    renamed = dict(zip(["one", "two"], ROWS.values(), strict=True))
+    others = {
+        "experiments.NoPE, a control": lambda: compared(tmp_path, {"PPC": ROWS["PPC"]}),
+        "num_seeds": lambda: compared(tmp_path, num_seeds=1),
+        "experiments.PPC.training.steps": lambda: compared(tmp_path, {**ROWS, "PPC": small_experiment(steps=7)}),
+        "experiments.NoPE, a control, experiments.PPC, experiments.one and 1 more": lambda: compared(tmp_path, renamed),
+    }
+    for names, other in others.items():
+        text = rf"holds another comparison than the one asked for: {names} differ; choose another"
+        with pytest.raises(RunFolderError, match=text):
             other()
     assert tree(tmp_path) == before
 

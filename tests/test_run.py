@@ -273,9 +273,19 @@ def test_a_folder_with_a_run_is_not_trained_over(tmp_path):
     before = tree(tmp_path)
     with pytest.raises(RunFolderError, match=r"holds a run already; add --resume to go on with it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
-    with pytest.raises(RunFolderError, match=r"holds another run than the one asked for; choose another --out"):
+    with pytest.raises(
+        RunFolderError, match=r"holds another run than the one asked for: training.steps differ; choose"
+    ):
         train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(("file", "word"), [("comparison.json", "comparison"), ("influence.json", "study")])
+def test_a_folder_with_something_else_is_not_trained_over(file, word, tmp_path):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(RunFolderError, match=rf"holds a {word} already; choose another --out for the run"):
+        train(small_experiment(), tmp_path, device="cpu", resume=True)
+    assert set(tree(tmp_path)) == {file}
 
 
 REFUSED: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {

@@ -10,7 +10,7 @@ import pytest
 from lengthwise.corpus import HELD_OUT, TRAIN, open_corpus
 from lengthwise.errors import PromptError, SettingError, TextError, UnknownNameError
 from lengthwise.experiment import Experiment, from_dict, to_dict
-from lengthwise.folder import claim, read_experiment
+from lengthwise.folder import claim_run, read_experiment
 from lengthwise.randomness import stream
 from lengthwise.run import evaluate, generate_from_prompt, load_run, train
 from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text
@@ -154,7 +154,7 @@ def test_another_corpus_than_the_runs_is_refused(corpora, tmp_path):
 
 
 def test_a_run_on_our_own_words_keeps_no_files(tmp_path):
-    claim(tmp_path / "run", text_experiment(Text()), resume=False)
+    claim_run(tmp_path / "run", text_experiment(Text()), resume=False)
     assert set(tree(tmp_path / "run")) == {"experiment.json"}
     assert read_experiment(tmp_path / "run").task == Text()
 

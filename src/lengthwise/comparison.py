@@ -18,8 +18,8 @@ from lengthwise.context_loss import check_contexts
 from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
-from lengthwise.experiment import Experiment
-from lengthwise.folder import RESULTS, append_rows, claim_comparison, read_rows, run_folder, write_rows
+from lengthwise.experiment import Experiment, to_dict
+from lengthwise.folder import COMPARISON_FOLDER, RESULTS, append_rows, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.report import outcome
@@ -108,7 +108,8 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
     with alone_in(out):
-        claim_comparison(out, experiments, num_seeds)
+        asked = {"experiments": {label: to_dict(row) for label, row in experiments.items()}, "num_seeds": num_seeds}
+        claim(out, COMPARISON_FOLDER, asked, resume=True)
         done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
         return _outcome(out, experiments, whole, done, len(done) == len(todo))
 

@@ -5,7 +5,8 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,69 +20,97 @@ from lengthwise.locks import alone_in
 from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
-COMPARISON = "comparison.json"
+COMPARISON, STUDY = "comparison.json", "influence.json"
 
 
-def claim(folder: Path, experiment: Experiment, *, resume: bool) -> None:
-    """Write ``experiment.json`` into a folder that is free, or that holds the same run when it is resumed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a folder can hold, the file that says which one, and under which key of it."""
+
+    name: str
+    file: str
+    key: str
+
+
+RUN_FOLDER = Kind(name="run", file=EXPERIMENT, key="experiment")
+COMPARISON_FOLDER = Kind(name="comparison", file=COMPARISON, key="comparison")
+STUDY_FOLDER = Kind(name="study", file=STUDY, key="study")
+
+
+def claim(
+    folder: Path,
+    kind: Kind,
+    asked: Any,
+    *,
+    resume: bool,
+    plain: Callable[[Any], Any] = lambda tree: tree,
+    files: Callable[[], Mapping[str, bytes]] = dict,
+) -> None:
+    """Say in a folder what it is for, unless it says so already and is to go on with it.
+
+    ``plain`` takes out of a tree what may differ; ``files`` come before what says that the folder is taken.
+    ``RunFolderError`` when the folder is a file, holds something else, or holds this and is not to go on with it.
+    """
     if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, a run needs a folder; choose another --out")
-    if (folder / EXPERIMENT).exists():
+        raise RunFolderError(f"{folder} is a file, a {kind.name} needs a folder; choose another --out")
+    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+        if other != kind and (folder / other.file).exists():
+            raise RunFolderError(f"{folder} holds a {other.name} already; choose another --out for the {kind.name}")
+    if (folder / kind.file).exists():
         if not resume:
             raise RunFolderError(
-                f"{folder} holds a run already; add --resume to go on with it, or choose another --out"
+                f"{folder} holds a {kind.name} already; add --resume to go on with it, or choose another --out"
             )
-        if _read_tree(folder) != json.loads(json.dumps(to_dict(experiment))):
-            raise RunFolderError(f"{folder} holds another run than the one asked for; choose another --out")
+        _check_same(folder, kind, plain(read_asked(folder, kind)), plain(json.loads(json.dumps(asked))))
         return
-    if (folder / COMPARISON).exists():
-        raise RunFolderError(f"{folder} holds a comparison; choose another --out")
-    tree = {"experiment": to_dict(experiment), "provenance": provenance()}
-    if isinstance(experiment.task, KeepsFiles):
-        for name, content in experiment.task.kept_files().items():
-            write_atomically(folder / name, content)
-    write_atomically(folder / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
+    for name, content in files().items():
+        write_atomically(folder / name, content)
+    tree = {kind.key: asked, "provenance": provenance()}
+    write_atomically(folder / kind.file, json.dumps(tree, indent=2).encode() + b"\n")
 
 
-def claim_comparison(folder: Path, experiments: Mapping[str, Experiment], num_seeds: int) -> None:
-    """Write ``comparison.json`` into a folder that is free, or that holds the same comparison."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, a comparison needs a folder; choose another --out")
-    tree = {
-        "experiments": {label: to_dict(experiment) for label, experiment in experiments.items()},
-        "num_seeds": num_seeds,
-    }
-    path = folder / COMPARISON
-    if path.exists():
-        if _read_comparison(path) != json.loads(json.dumps(tree)):
-            raise RunFolderError(f"{folder} holds another comparison than the one asked for; choose another --out")
-        return
-    if (folder / EXPERIMENT).exists():
-        raise RunFolderError(f"{folder} holds a run already; choose another --out for the comparison")
-    write_atomically(path, json.dumps({"comparison": tree, "provenance": provenance()}, indent=2).encode())
+def claim_run(folder: Path, experiment: Experiment, *, resume: bool) -> None:
+    """Make a folder that of a run, with the files that its task keeps."""
+    task = experiment.task
+    files = task.kept_files if isinstance(task, KeepsFiles) else dict
+    claim(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
+
+
+def read_asked(folder: Path, kind: Kind) -> dict[str, Any]:
+    """What a folder is for, as ``claim`` wrote it."""
+    try:
+        found = json.loads((folder / kind.file).read_text())[kind.key]
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{folder / kind.file} cannot be read ({error!r}); make the {kind.name} again in another folder"
+        ) from None
+
+
+def _check_same(folder: Path, kind: Kind, found: Any, asked: Any) -> None:
+    if names := sorted(_differences(found, asked)):
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise RunFolderError(
+            f"{folder} holds another {kind.name} than the one asked for: {shown} differ; choose another --out"
+        )
+
+
+def _differences(found: Any, asked: Any, name: str = "") -> Iterator[str]:
+    """The names of what is not the same in two trees."""
+    if isinstance(found, dict) and isinstance(asked, dict):
+        for key in {**found, **asked}:
+            yield from _differences(found.get(key), asked.get(key), f"{name}.{key}" if name else key)
+    elif found != asked:
+        yield name
 
 
 def read_experiment(folder: Path, *, brought: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
-    return from_dict(_read_tree(folder), brought=brought, folder=folder)
-
-
-def _read_tree(folder: Path) -> Any:
     if not folder.exists():
         raise RunFolderError(f"{folder} does not exist; give the folder of a run, such as train --out made")
     if not (folder / EXPERIMENT).is_file():
         raise RunFolderError(f"{folder} is no run folder (it has no {EXPERIMENT}); give one that train --out made")
-    try:
-        return json.loads((folder / EXPERIMENT).read_text())["experiment"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{folder / EXPERIMENT} cannot be read ({error!r}); train the run again") from None
-
-
-def _read_comparison(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())["comparison"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error!r}); choose another --out") from None
+    return from_dict(read_asked(folder, RUN_FOLDER), brought=brought, folder=folder)
 
 
 def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -18,7 +18,7 @@ from lengthwise.devices import pick_device
 from lengthwise.errors import PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
-from lengthwise.folder import MODEL, RESULTS, append_rows, claim, read_experiment, read_model
+from lengthwise.folder import MODEL, RESULTS, append_rows, claim_run, read_experiment, read_model
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.generate import generate
@@ -64,7 +64,7 @@ def train(
     target = pick_device(device)
     check(experiment)
     with alone_in(out):
-        claim(out, experiment, resume=resume)
+        claim_run(out, experiment, resume=resume)
         return _train(experiment, out, target, report, stop)
 
 

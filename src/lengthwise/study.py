@@ -5,15 +5,14 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
-from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
-from lengthwise.folder import provenance
+from lengthwise.errors import SettingError, UntrainedDistanceWarning
+from lengthwise.folder import STUDY_FOLDER, claim
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_rows import TargetRows
@@ -22,7 +21,7 @@ from lengthwise.influence.text_codec import TextCodec
 from lengthwise.locks import alone_in
 from lengthwise.tasks import TokenizedDocument
 
-STUDY, ROWS, SUMMARY = "influence.json", "influence.jsonl", "summary.json"
+ROWS, SUMMARY = "influence.jsonl", "summary.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,7 @@ def measure_influence(
         labels={"model": study.model.name},
     )
     with alone_in(out):
-        claim(out, study, resume=resume)
+        claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=_named_alike)
         done = whole_blocks(out / ROWS, settings.block, len(targets))
         with (out / ROWS).open("ab") as file:
             for first in range(done, len(targets), settings.block):
@@ -117,43 +116,9 @@ def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
     return study.texts if piece is None else list(cut(study.texts, piece))
 
 
-def claim(folder: Path, study: InfluenceStudy, *, resume: bool) -> None:
-    """Write what is measured into a folder that is free, or that holds the same study when it is resumed."""
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, a study needs a folder; choose another --out")
-    asked = study.to_dict()
-    if (folder / STUDY).exists():
-        if not resume:
-            raise RunFolderError(f"{folder} holds a study already; add --resume to go on, or choose another --out")
-        found = read_study(folder)["study"]
-        # However its path is written, a model is the same one.
-        for each in (found, asked):
-            each["model"]["name"] = os.path.realpath(each["model"]["name"])
-        if other := sorted(_differences(found, asked)):
-            raise RunFolderError(
-                f"{folder} holds another study than the one asked for: {', '.join(other)} differ; choose another --out"
-            )
-        return
-    tree = {"study": asked, "provenance": provenance()}
-    write_atomically(folder / STUDY, json.dumps(tree, indent=2).encode() + b"\n")
-
-
-def _differences(found: Any, asked: Any, name: str = "") -> Iterator[str]:
-    """The names of what is not the same in two trees."""
-    if isinstance(found, dict) and isinstance(asked, dict):
-        for key in {**found, **asked}:
-            yield from _differences(found.get(key), asked.get(key), f"{name}.{key}" if name else key)
-    elif found != asked:
-        yield name
-
-
-def read_study(folder: Path) -> dict[str, Any]:
-    """What a study measures and where it ran; ``RunFolderError`` when that cannot be read."""
-    try:
-        found: dict[str, Any] = json.loads((folder / STUDY).read_text())
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{folder / STUDY} cannot be read ({error!r}); measure into another --out") from None
-    return found
+def _named_alike(study: dict[str, Any]) -> dict[str, Any]:
+    """However its path is written, a model is the same one."""
+    return {**study, "model": {**study["model"], "name": os.path.realpath(study["model"]["name"])}}
 
 
 def whole_blocks(path: Path, block: int, targets: int) -> int:
