@@ -19,6 +19,7 @@ from lengthwise.claims import CLAIMS
 from lengthwise.claims.claim import Claim
 from lengthwise.claims.reproduction import READINGS, tables_of
 from lengthwise.folder import COMPARISON, RESULTS, read_rows
+from lengthwise.report import examples_at, label_of
 
 Rows = list[dict[str, Any]]
 KEPT, FIGURES = Path("benchmarks/results"), Path("docs")
@@ -59,9 +60,7 @@ def _in_order(claim: Claim, rows: Rows) -> Rows:
     labels = list(claim.experiments())
 
     def place(row: Mapping[str, Any]) -> tuple[int, int]:
-        variant = row.get("variant")
-        label = row["row"] if variant is None else row["row"].removesuffix(f", {variant}")
-        return labels.index(label), row["seed"]
+        return labels.index(label_of(row)), row["seed"]
 
     return sorted(rows, key=place)
 
@@ -71,7 +70,6 @@ def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
     for task in dict.fromkeys(row["task"] for row in rows):
         own = [row for row in rows if row["task"] == task]
         lengths = sorted({row["length"] for row in own})
-        counts = {length: max(row["num_examples"] for row in own if row["length"] == length) for length in lengths}
         body = []
         for label in dict.fromkeys(row["row"] for row in own):
             runs = [row for row in own if row["row"] == label]
@@ -85,7 +83,7 @@ def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
             seconds = " ".join(f"{row['train_seconds']:.0f}" for row in by_seed.values())
             fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
             body.append([label, seeds, steps, seconds, fitted, *cells])
-        shown = [f"{length:,} (n={counts[length]})" for length in lengths]
+        shown = [f"{length:,} (n={examples_at(own, length)})" for length in lengths]
         print_table(
             f"{task.replace('_', ' ')}: every seed", ["row", "seeds", "steps", "seconds", "fitted", *shown], body
         )

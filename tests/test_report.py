@@ -45,7 +45,20 @@ ROWS = [
 
 def test_a_pooled_value_counts_examples_and_not_runs():
     runs = [row(exact=0.5, num_examples=100), row(exact=1.0, num_examples=300)]
-    assert pooled(runs) == (350 / 400, *wilson_interval(350, 400))
+    assert pooled(runs)[0] == 350 / 400
+
+
+def test_seeds_that_are_asked_the_same_examples_do_not_make_them_more():
+    assert pooled([row(exact=0.75) for _ in range(5)]) == (0.75, *wilson_interval(75, 100))
+
+
+def test_an_interval_of_seeds_that_differ_is_that_of_their_mean():
+    # Student's t of 2 degrees of freedom keeps within 4.303 standard errors.
+    value, low, high = pooled([row(exact=exact, num_examples=10_000) for exact in (0.48, 0.5, 0.52)])
+    assert (value, low, high) == pytest.approx(
+        (0.5, 0.5 - 4.303 * 0.02 / 3**0.5, 0.5 + 4.303 * 0.02 / 3**0.5), abs=1e-5
+    )
+    assert pooled([row(exact=exact) for exact in (0.0, 1.0)])[1:] == (0.0, 1.0)
 
 
 def test_a_pooled_value_of_thirds_counts_whole_examples():
@@ -80,20 +93,24 @@ def test_the_verdict_says_for_how_many_seeds_the_training_range_was_fitted(fitte
 
 def test_a_table_has_a_row_per_label_and_a_column_per_length():
     header, body = table(ROWS)
-    assert header == ["row", "trained on", "IDs met", "steps", "fits", "20\nn=200", "2,000\nn=200"]
-    low, high = wilson_interval(125, 200)
+    assert header == ["row", "trained on", "IDs met", "steps", "fits", "20\nn=100", "2,000\nn=100"]
     assert body[0] == [
         "PPC",
         "1-20",
         "3-2,047",
         "1,000",
         "2 of 2 seeds",
-        f"1.000\n{wilson_interval(200, 200)[0]:.2f}-1.00",
-        f"0.625\n{low:.2f}-{high:.2f}",
+        f"1.000\n{wilson_interval(100, 100)[0]:.2f}-1.00",
+        "0.625\n0.00-1.00",
     ]
     assert [line[4] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "did not fit (0.26)"]
     assert body[2][3] == "500-501"
     assert body[2][-1] == "-"
+
+
+def test_a_column_says_how_many_examples_a_seed_is_asked_and_where_rows_differ():
+    header, _ = table([row(num_examples=64), row("NoPE", num_examples=512), row("NoPE", seed=1, num_examples=512)])
+    assert header[-1] == "20\nn=64-512"
 
 
 def test_the_ids_met_are_those_of_all_seeds():
@@ -175,11 +192,33 @@ def test_every_task_has_a_panel_of_its_own(tmp_path, monkeypatch):
     assert [text.get_text() for text in second.get_legend().get_texts()] == ["trained on 1-10", "sorted"]
 
 
+def test_every_variant_has_a_panel_and_a_label_its_color(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
+    labels = [f"row {number}" for number in range(15)]
+    draw([row(f"{label}, {v}", variant=v) for v in ("plain", "carry") for label in labels], tmp_path, "addition")
+    assert [axes.get_title() for axes in figures[0].axes] == ["addition: plain", "addition: carry"]
+    for axes in figures[0].axes:
+        own = {line.get_label(): line.get_color() for line in axes.get_lines()}
+        assert list(own) == labels
+        assert len(set(own.values())) == 15
+    # A line of the list is a fifth of an inch, and the list no higher than the panel.
+    assert figures[0].get_size_inches()[1] == 2 * (1.2 + 0.2 * 15)
+
+
 def test_bands_reach_from_the_lowest_to_the_highest_seed(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     draw(ROWS, tmp_path, "parity")
     assert drawn.lines["PPC"] == ([20, 2000], [1.0, 0.625], "-")
     assert drawn.bands[0] == ([20, 2000], [1.0, 0.5], [1.0, 0.75])
+
+
+def test_a_length_that_one_of_several_seeds_reached_has_a_bar_of_its_own(tmp_path, monkeypatch):
+    drawn = Drawn(monkeypatch)
+    draw([row(exact=1.0), row(exact=0.5), row(length=2000, exact=0.5)], tmp_path, "parity")
+    low, high = wilson_interval(50, 100)
+    assert drawn.bands == [([20], [0.5], [1.0])]
+    assert drawn.bars == [([2000], [low], [high])]
 
 
 def test_one_seed_has_bars_that_are_its_interval(tmp_path, monkeypatch):

@@ -1,18 +1,33 @@
 """Intervals of shares, and of means over clusters, such as the documents that tokens come from."""
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 from jaxtyping import Float, Int
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) -> tuple[float, float]:
     """The Wilson score interval of a share, 95% by default (Wilson 1927); never leaves [0, 1]."""
     share = successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def repeated_interval(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
+    """The 95% interval of a share that several models have of the same examples, a number of each for each model.
+
+    Examples asked of five models are no five times as many. So it reaches, on either side, as far as the wider one of
+    two: the Wilson interval of the mean share of one model's examples, and Student's t over the models.
+    """
+    number, share = len(trials), sum(successes) / sum(trials)
+    low, high = wilson_interval(share * max(trials), max(trials))
+    if number > 1:
+        half = student(number - 1) * float(np.std(np.divide(successes, trials), ddof=1)) / math.sqrt(number)
+        low, high = max(0.0, min(low, share - half)), min(1.0, max(high, share + half))
+    return low, high
 
 
 def clustered_interval(

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import RunFolderError
-from lengthwise.intervals import wilson_interval
+from lengthwise.intervals import repeated_interval
 
 Rows = Sequence[Mapping[str, Any]]
 FITTED = 0.99
+# From so many on, panels of a figure stand in two columns.
+MANY_PANELS = 5
 
 
 def cells(rows: Rows) -> dict[str, dict[int, Rows]]:
@@ -28,7 +30,7 @@ def by_loss(rows: Rows) -> bool:
 
 
 def pooled(rows: Rows) -> tuple[float, float | None, float | None]:
-    """Exact match over all examples of all seeds, with its 95% Wilson interval.
+    """Exact match over all examples of all seeds, which are asked the same ones, with its 95% interval.
 
     Graded by loss, the perplexity of the seeds' mean loss. Its bounds are the means of theirs: the seeds are measured
     on the same documents.
@@ -37,9 +39,9 @@ def pooled(rows: Rows) -> tuple[float, float | None, float | None]:
         value, low, high = (_mean_exponential([row[name] for row in rows]) for name in ("loss", "low", "high"))
         assert value is not None
         return value, low, high
-    trials = _trials(rows)
-    exact = sum(round(float(row["exact_match"]) * int(row["num_examples"])) for row in rows)
-    return (exact / trials, *wilson_interval(exact, trials))
+    trials = [int(row["num_examples"]) for row in rows]
+    exact = [round(float(row["exact_match"]) * number) for row, number in zip(rows, trials, strict=True)]
+    return (sum(exact) / sum(trials), *repeated_interval(exact, trials))
 
 
 def _mean_exponential(losses: Sequence[float | None]) -> float | None:
@@ -51,7 +53,7 @@ def heading(rows: Rows) -> str:
     """What a table of these rows shows."""
     if by_loss(rows):
         return "perplexity by context length, below it the 95% interval over documents"
-    return "exact match by length, below it the 95% Wilson interval"
+    return "exact match by length, below it the 95% interval"
 
 
 def outcome(rows: Rows) -> str:
@@ -70,9 +72,8 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
     """
     by_label = cells(rows)
     lengths = list(next(iter(by_label.values())))
-    counts = [[_trials(by_length[length]) for by_length in by_label.values()] for length in lengths]
     header = ["row", "trained on", "IDs met", "steps", "fits"]
-    header += [f"{length:,}\nn={max(count)}" for length, count in zip(lengths, counts, strict=True)]
+    header += [f"{length:,}\nn={examples_at(rows, length)}" for length in lengths]
     body = []
     for label, by_length in by_label.items():
         runs = next(runs for runs in by_length.values() if runs)
@@ -160,42 +161,56 @@ def value(rows: Rows) -> str:
     return f"{found:.2f}\n{between}" if by_loss(rows) else f"{found:.3f}\n{between}"
 
 
-def _trials(rows: Rows) -> int:
-    return sum(int(row["num_examples"]) for row in rows)
+def examples_at(rows: Rows, length: int) -> str:
+    """How many examples a seed is asked at a length: a number or, where rows differ, the least and the most."""
+    known = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
+    return "-".join(str(number) for number in dict.fromkeys((known[0], known[-1])))
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """What a row is called without its variant."""
+    label, variant = str(row["row"]), row.get("variant")
+    return label if variant is None else label.removesuffix(f", {variant}")
 
 
 def draw(rows: Rows, folder: Path, title: str) -> Path:
     """Exact match or perplexity against length as ``figure.png`` and ``figure.svg``; the path of the first.
 
-    A panel per task. Bands reach from the lowest to the highest seed; of one seed, bars are the 95% intervals.
+    A panel per task and variant. Bands reach from the lowest to the highest seed; of one seed, bars are the 95%
+    intervals.
     """
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    figure = Figure(figsize=(8, 4.8 * len(tasks)), layout="constrained")
-    for axes, task in zip(figure.subplots(len(tasks), squeeze=False)[:, 0], tasks, strict=True):
-        own = [row for row in rows if row["task"] == task]
-        _draw_task(axes, own, title if len(tasks) == 1 else f"{title}: {task.replace('_', ' ')}")
+    tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
+    panels: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
+        panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
+    # As high as the longest list of what is drawn, a line each.
+    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(cells(own)) for own in panels.values()))
+    columns = 1 if len(panels) < MANY_PANELS else 2
+    lines = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(9 * columns, height * lines), layout="constrained")
+    for place, ((task, variant), own) in enumerate(panels.items()):
+        parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
+        _draw_panel(figure.add_subplot(lines, columns, place + 1), own, ": ".join(parts))
     return save_figure(figure, folder)
 
 
-def _draw_task(axes: Any, rows: Rows, title: str) -> None:
+def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     first, last = rows[0]["train_lengths"]
     axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
-    for place, (label, by_length) in enumerate(cells(rows).items()):
+    by_label = cells(rows)
+    axes.set_prop_cycle(color=_colors(len(by_label)))
+    for place, (label, by_length) in enumerate(by_label.items()):
         seen = {length: runs for length, runs in by_length.items() if runs}
         middle = [pooled(runs)[0] for runs in seen.values()]
-        low, high = zip(*(_band(runs) for runs in seen.values()), strict=True)
         fits = _any_fit(seen)
         style, marker = "-" if fits else ":", "osD^vPX"[place % 7]
         name = label if fits else f"{label} (did not fit)"
         # The first row lies on top: where rows agree, it is the one that is asked about.
         (line,) = axes.plot(list(seen), middle, style, marker=marker, markersize=4, label=name, zorder=10 - place)
-        if all(len(runs) == 1 for runs in seen.values()):
-            axes.vlines(list(seen), low, high, color=line.get_color(), alpha=0.5, linewidth=1)
-        else:
-            axes.fill_between(list(seen), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        _draw_spread(axes, seen, line.get_color())
     if by_loss(rows):
         axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
         axes.set_ylabel("perplexity of held-out tokens (log scale)")
@@ -203,6 +218,25 @@ def _draw_task(axes: Any, rows: Rows, title: str) -> None:
         axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
+
+
+def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
+    """From the lowest to the highest seed or, of one seed, the interval."""
+    several = {length: _band(runs) for length, runs in by_length.items() if len(runs) > 1}
+    single = {length: _band(runs) for length, runs in by_length.items() if len(runs) == 1}
+    if several:
+        axes.fill_between(list(several), *zip(*several.values(), strict=True), color=color, alpha=0.15, linewidth=0)
+    if single:
+        axes.vlines(list(single), *zip(*single.values(), strict=True), color=color, alpha=0.5, linewidth=1)
+
+
+def _colors(number: int) -> list[Any]:
+    """Of twenty where ten are too few; no grey, which shows the range of training."""
+    from matplotlib import colormaps  # noqa: PLC0415
+
+    size = 10 if number < 10 else 20
+    known = [colormaps[f"tab{size}"](place) for place in range(size)]
+    return [color for color in known if max(color[:3]) - min(color[:3]) > 0.1]
 
 
 def save_figure(figure: Any, folder: Path) -> Path:

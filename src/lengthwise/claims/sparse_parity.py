@@ -13,7 +13,7 @@ from lengthwise.experiment import Experiment
 from lengthwise.positions import Skipwise
 from lengthwise.randomness import stream
 from lengthwise.recipes.sparse_parity import sparse_parity_up_to
-from lengthwise.report import FITTED, Rows, pooled, save_figure
+from lengthwise.report import FITTED, Rows, label_of, pooled, save_figure
 
 TRAINED = (4, 6, 8, 10, 12)
 # With fewer ways to place and code them, as many as train in minutes.
@@ -75,7 +75,7 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
 def _heat_map(rows: Rows, length: int, trained: int) -> Table:
     body = []
     for label in _labels(rows):
-        fits = {row["seed"]: row["fitted"] >= FITTED for row in rows if _label(row) == label}
+        fits = {row["seed"]: row["fitted"] >= FITTED for row in rows if label_of(row) == label}
         cells = [_cell(rows, label, length, {number}) for number in _tested(rows)]
         shares = [f"{pooled(cell)[0]:.3f}" if cell else "-" for cell in cells]
         body.append([label, f"{sum(fits.values())} of {len(fits)}", *shares])
@@ -87,10 +87,10 @@ def _excess(rows: Rows, near: int, far: int) -> Table:
     """Only models that fit, on as many bits as they were trained on or fewer, where they are right at ``near``."""
     body = []
     for kind in KINDS:
-        own = [row for row in rows if _label(row) in map(kind.label, kind.trained) and _number(row) <= _most(row)]
-        known = {(_label(row), row["seed"], _number(row)): row for row in own if row["length"] == near}
+        own = [row for row in rows if label_of(row) in map(kind.label, kind.trained) and _number(row) <= _most(row)]
+        known = {(label_of(row), row["seed"], _number(row)): row for row in own if row["length"] == near}
         pairs = [
-            (known[_label(row), row["seed"], _number(row)], row)
+            (known[label_of(row), row["seed"], _number(row)], row)
             for row in own
             if row["length"] == far and row["answer_loss"] is not None
         ]
@@ -150,18 +150,13 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     return save_figure(figure, folder)
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    """A row's label without its variant."""
-    return str(row["row"]).removesuffix(f", {row['variant']}")
-
-
 def _most(row: Mapping[str, Any]) -> int:
     """The number of bits it was trained on."""
-    return MOST[_label(row)]
+    return MOST[label_of(row)]
 
 
 def _labels(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(map(_label, rows)))
+    return list(dict.fromkeys(map(label_of, rows)))
 
 
 def _lengths(rows: Rows) -> list[int]:
@@ -182,7 +177,7 @@ def _number(row: Mapping[str, Any]) -> int:
 
 
 def _cell(rows: Rows, label: str, length: int, numbers: set[int]) -> Rows:
-    return [row for row in rows if _label(row) == label and row["length"] == length and _number(row) in numbers]
+    return [row for row in rows if label_of(row) == label and row["length"] == length and _number(row) in numbers]
 
 
 SPARSE_PARITY = Claim(
