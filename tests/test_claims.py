@@ -83,13 +83,19 @@ def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_pa
         for length in (50, 500, 5000)
         for seed in (0, 1)
     ]
-    short, far, _ = claim.tables(rows, [])
+    short, far, furthest, *losses = claim.tables(rows, [])
     assert short[0] == "exact match at length 50, by bits flagged; trained up to 50"
     assert far[1] == ["row", "seeds that fit", "4", "6"]
     assert far[2] == [
         ["up to 4 bits", "1 of 2", "1.000", "0.500"],
         ["up to 6 bits, rotary", "1 of 2", "1.000", "1.000"],
     ]
+    assert furthest[0] == "exact match at length 5,000, by bits flagged; trained up to 50"
+    assert [title for title, _, _ in losses] == [
+        f"loss at {length}, at the same loss at 50: multiplied by, with 95% interval over seeds"
+        for length in ("500", "5,000")
+    ]
+    assert all([line[0] for line in body] == ["up to K bits", "up to K bits, rotary"] for _, _, body in losses)
     assert claim.draw(rows, [], tmp_path, "sparse parity") == tmp_path / "figure.png"
     assert (tmp_path / "figure.svg").exists()
 

@@ -67,9 +67,9 @@ def _experiment(kind: _Kind, most: int) -> Experiment:
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
     """Heat maps of bits trained on by bits tested, near and far, and how the loss far out grows with both."""
     trained = max(int(row["train_lengths"][1]) for row in rows)
-    near, far = min(_lengths(rows)), _shown(rows)
-    maps = [_heat_map(rows, length, trained) for length in dict.fromkeys((near, far))]
-    return [*maps, _excess(rows, near, far)]
+    near, *beyond = dict.fromkeys((min(_lengths(rows)), _shown(rows), max(_lengths(rows))))
+    maps = [_heat_map(rows, length, trained) for length in (near, *beyond)]
+    return maps + [_excess(rows, near, far) for far in beyond]
 
 
 def _heat_map(rows: Rows, length: int, trained: int) -> Table:
@@ -88,6 +88,8 @@ def _excess(rows: Rows, near: int, far: int) -> Table:
     body = []
     for kind in KINDS:
         own = [row for row in rows if label_of(row) in map(kind.label, kind.trained) and _number(row) <= _most(row)]
+        if not own:
+            continue
         known = {(label_of(row), row["seed"], _number(row)): row for row in own if row["length"] == near}
         pairs = [
             (known[label_of(row), row["seed"], _number(row)], row)
@@ -119,35 +121,51 @@ def _shown_factor(factor: Factor) -> str:
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Exact match by length over all numbers of bits that were trained on, and the heat map."""
+    """A line of panels for each kind: exact match by length of bits as in training, and by bits far out."""
     # Imported here: it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    labels, tested, shown = _labels(rows), _tested(rows), _shown(rows)
-    figure = Figure(figsize=(13, 1.5 + 0.5 * max(8, len(labels))), layout="constrained")
-    by_length, heat = figure.subplots(1, 2)
-    for label in labels:
-        known = {number for number in tested if number <= MOST[label]}
-        lengths = [length for length in _lengths(rows) if _cell(rows, label, length, known)]
-        shares = [pooled(_cell(rows, label, length, known))[0] for length in lengths]
-        style = "-" if label in map(PLAIN.label, TRAINED) else "--"
-        by_length.plot(lengths, shares, style, color=COLORS[TRAINED.index(MOST[label])], label=label)
-    by_length.set(
-        xscale="log", xlabel="length (log scale)", ylabel="exact match, bits as in training", ylim=(0.45, 1.02)
-    )
-    by_length.grid(alpha=0.3)
-    by_length.legend(fontsize=7)
+    shown = _shown(rows)
+    kinds = {kind: [label for label in _labels(rows) if label in map(kind.label, kind.trained)] for kind in KINDS}
+    kinds = {kind: labels for kind, labels in kinds.items() if labels}
+    figure = Figure(figsize=(13, 1 + 2.8 * len(kinds)), layout="constrained")
+    panels = figure.subplots(len(kinds), 2, squeeze=False)
+    for (by_length, heat), (kind, labels) in zip(panels, kinds.items(), strict=True):
+        for label in labels:
+            _draw_by_length(by_length, rows, label)
+        name = f"up to K bits{kind.name}"
+        by_length.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=name)
+        by_length.grid(alpha=0.3)
+        by_length.legend(fontsize=8, title="K", loc="lower left")
+        image = _draw_heat(heat, rows, labels, shown)
+        heat.set(xlabel="bits flagged", ylabel="K", title=f"{name}: length {shown:,}")
+    figure.colorbar(image, ax=panels[:, 1], label="exact match, mean of seeds", shrink=0.5)
+    figure.suptitle(f"{title}; on the left no more bits than trained on, bands from the lowest to the highest seed")
+    return save_figure(figure, folder)
+
+
+def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
+    known = {number for number in _tested(rows) if number <= MOST[label]}
+    cells = {length: cell for length in _lengths(rows) if (cell := _cell(rows, label, length, known))}
+    color = COLORS[TRAINED.index(MOST[label])]
+    axes.plot(list(cells), [pooled(cell)[0] for cell in cells.values()], "-o", color=color, label=str(MOST[label]))
+    of_seeds = [
+        [pooled([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
+        for cell in cells.values()
+    ]
+    axes.fill_between(list(cells), list(map(min, of_seeds)), list(map(max, of_seeds)), color=color, alpha=0.15)
+
+
+def _draw_heat(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
+    tested = _tested(rows)
     squares = [
-        [pooled(cell)[0] if (cell := _cell(rows, label, shown, {number})) else nan for number in tested]
+        [pooled(cell)[0] if (cell := _cell(rows, label, length, {number})) else nan for number in tested]
         for label in labels
     ]
-    image = heat.imshow(squares, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
-    heat.set_xticks(range(len(tested)), map(str, tested))
-    heat.set_yticks(range(len(labels)), labels, fontsize=7)
-    heat.set(xlabel=f"bits flagged at length {shown:,}")
-    figure.colorbar(image, ax=heat, label="exact match")
-    figure.suptitle(title)
-    return save_figure(figure, folder)
+    image = axes.imshow(squares, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
+    axes.set_xticks(range(len(tested)), map(str, tested))
+    axes.set_yticks(range(len(labels)), [str(MOST[label]) for label in labels])
+    return image
 
 
 def _most(row: Mapping[str, Any]) -> int:
