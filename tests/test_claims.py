@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise import run as run_module
-from lengthwise.claims import CLAIMS, SIZES, recall, reproduce
+from lengthwise.claims import CLAIMS, SIZES, diagnosis, recall, reproduce
 from lengthwise.claims.claim import FIRST_SEED
 from lengthwise.claims.excess_risk import Cell, growth
 from lengthwise.comparison import check_rows
@@ -20,7 +20,8 @@ def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path, mo
     # One thread: another process may have the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
-    monkeypatch.setattr(recall, "EXAMPLES", 4)
+    for module in (recall, diagnosis):
+        monkeypatch.setattr(module, "EXAMPLES", 4)
     told = []
     found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
     experiments, num_seeds = claim.at("quick")

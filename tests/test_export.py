@@ -18,6 +18,8 @@ from lengthwise.experiment import Experiment
 from lengthwise.export import export_hf, import_hf
 from lengthwise.folder import EXPERIMENT, read_experiment, read_model
 from lengthwise.generate import generate
+from lengthwise.hf.loading import load_text_model
+from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.randomness import stream
 from lengthwise.run import load_run, train
 
@@ -70,6 +72,33 @@ def test_one_row_of_ids_is_for_all_rows(folders):
         torch.testing.assert_close(
             model(batch.tokens, position_ids=ids).logits, model(batch.tokens, position_ids=every).logits
         )
+
+
+def test_what_our_decoder_does_not_serve_is_refused_and_its_precision_stays(folders):
+    model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(load_run(folders / "run").experiment)
+    ids = flat(batch.position_ids)
+    with torch.no_grad():
+        expected = model(batch.tokens, position_ids=ids, inputs_embeds=None, output_hidden_states=False).logits
+        for asked in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
+            with pytest.raises(SettingError, match=f"our own decoder does not serve {next(iter(asked))}; leave it out"):
+                model(batch.tokens, position_ids=ids, **asked)
+        with pytest.raises(NotImplementedError, match="embeddings are a parameter, and no module"):
+            model.get_input_embeddings()
+        assert torch.equal(model.to(torch.bfloat16)(batch.tokens, position_ids=ids).logits, expected)
+
+
+def test_a_run_that_counts_its_ids_is_measured_as_text_as_it_is_as_a_run(tmp_path):
+    run = train(replace(small_experiment(scheme=lw.Sequential(), encoding=lw.NoPE(), steps=40)), tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    settings = lw.EvaluationSettings(lengths=(2, 4), num_examples=(32,))
+    model = load_text_model(str(tmp_path / "hf"))
+    same = ("length", "exact_match", "token_accuracy", "first_error")
+    for mine, texts in zip(
+        lw.evaluate(run, settings), evaluate_texts(model, lw.Parity(), settings, shots=0), strict=True
+    ):
+        assert {name: texts[name] for name in same} == {name: mine[name] for name in same}
+        assert 0 < mine["token_accuracy"] < 1
 
 
 def test_the_way_back_gives_the_same_run(folders, tmp_path):

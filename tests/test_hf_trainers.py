@@ -1,4 +1,4 @@
-"""A few steps of `Trainer` and of TRL's `SFTTrainer`: columns arrive, IDs are ours, the loss is finite."""
+"""A few steps of `Trainer` and of TRL's `SFTTrainer`: columns arrive, IDs are ours, the loss is finite or joint."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from lengthwise.errors import FeatureError
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.positions import Coupled
+from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.positions import Coupled, Predicted
 
 ROWS = {
     "input_ids": [[5, 6, 7, 8], [9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20]],
@@ -29,6 +30,11 @@ SETTINGS = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
+NAMED = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
+    pad_token="<pad>",
+    eos_token="<end>",
+)
 over_packs = pytest.mark.parametrize("pack_to", [None, 9])
 
 
@@ -75,16 +81,43 @@ def test_sft_trainer_gives_our_ids_to_the_model(pack_to, tmp_path):
     model, rows, seen = causal_model(CONFIGS["llama"]()), Dataset.from_dict(ROWS), []
     watch(model, seen)
     collator = replace(COLLATOR, pack_to=pack_to)
-    tokens = Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
     trainer = trl.SFTTrainer(
         model=model,
         args=trl.SFTConfig(str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **SETTINGS),
         train_dataset=rows,
         eval_dataset=rows,
         data_collator=collator,
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="<pad>", eos_token="<end>"),
+        processing_class=NAMED,
     )
     check(collator, seen, trainer, trainer.train())
+
+
+@over_packs
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class JointSFTTrainer(trl.SFTTrainer):
+        compute_loss = Trainer.compute_loss
+
+    kinds = {
+        Trainer: (TrainingArguments, {}, {}),
+        JointSFTTrainer: (
+            trl.SFTConfig,
+            {"dataset_kwargs": {"skip_prepare_dataset": True}},
+            {"processing_class": NAMED},
+        ),
+    }
+    collator = PositionCollator(Predicted(num_position_ids=96), 0, pack_to=pack_to, num_position_ids=96)
+    heads = []
+    for trainer, (arguments, options, more) in kinds.items():
+        alike = {"learning_rate": 1e-3, "weight_decay": 0.0, "lr_scheduler_type": "linear", "logging_steps": 1}
+        args = arguments(str(tmp_path / trainer.__name__), **SETTINGS, **options, **alike, bf16=False)
+        model = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()))
+        rows = Dataset.from_dict(ROWS)
+        trainer(model=model, args=args, train_dataset=rows, data_collator=collator, **more).train()
+        heads.append(model.position_head.state_dict())
+    assert all(torch.equal(weight, heads[1][name]) for name, weight in heads[0].items())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

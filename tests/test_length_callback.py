@@ -82,7 +82,7 @@ def test_rows_are_written_and_logged_every_so_many_steps_and_at_the_end(tmp_path
     trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, every_steps=3))
     trainer.train()
     rows = results(tmp_path)
-    assert [(row["step"], row["length"], row["num_examples"]) for row in rows] == [
+    assert [(row["steps"], row["length"], row["num_examples"]) for row in rows] == [
         (3, 2, 16), (3, 4, 8), (4, 2, 16), (4, 4, 8)
     ]  # fmt: skip
     assert {(row["task"], row["scheme"], row["seed"]) for row in rows} == {("parity", "predicted", 7)}
@@ -91,6 +91,26 @@ def test_rows_are_written_and_logged_every_so_many_steps_and_at_the_end(tmp_path
         row["exact_match"] for row in rows if row["length"] == 4
     ]
     assert trainer.model.training
+
+
+def test_the_last_rows_are_logged_before_trackers_hear_the_end_and_say_what_rows_of_runs_do(tmp_path):
+    heard = []
+
+    class Tracker(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            heard.extend(name for name in logs if name == "eval_exact_match_4")
+
+        def on_train_end(self, args, state, control, **kwargs):
+            heard.append("end")
+
+    trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
+    trainer.add_callback(Tracker())
+    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS))
+    trainer.train()
+    assert heard == ["eval_exact_match_4", "end"]
+    known = {"task", "scheme", "encoding", "seed", "length", "num_examples", "decode", "exact_match", "token_accuracy"}
+    known |= {"low", "high", "first_error", "train_lengths", "id_range", "steps", "fitted", "wall_s", "id_accuracy"}
+    assert known <= set(results(tmp_path)[0])
 
 
 def test_a_length_without_any_exact_match_can_be_the_last_one(tmp_path):
@@ -107,7 +127,7 @@ def test_it_measures_when_the_trainer_evaluates(tmp_path):
     trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), lw.Sequential(), SETTINGS))
     trainer.data_collator = PositionCollator(lw.Sequential(), 3)
     trainer.train()
-    assert [row["step"] for row in results(tmp_path)] == [2, 2, 4, 4]
+    assert [row["steps"] for row in results(tmp_path)] == [2, 2, 4, 4]
     assert {row["id_accuracy"] for row in results(tmp_path)} == {0.0}
 
 
@@ -196,16 +216,16 @@ def test_symbols_are_translated(tmp_path):
     assert bool((batch["labels"][batch["labels"] != -100] >= 5).all())
 
 
-def test_a_model_under_adapters_is_measured(tmp_path):
-    model = peft.get_peft_model(
-        PredictivePositionModel.wrap(llama()),
-        peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["position_head"]),
-    )
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+def test_a_model_under_adapters_is_measured(task_type, tmp_path):
+    asked = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["position_head"], "task_type": task_type}
+    model = peft.get_peft_model(PredictivePositionModel.wrap(llama()), peft.LoraConfig(r=2, **asked))
     trainer = trainer_of(model, tmp_path)
     trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS))
     before = model.get_base_model().model.lm_head.weight.clone()
     trainer.train()
-    assert [row["step"] for row in results(tmp_path)] == [4, 4]
+    assert [row["steps"] for row in results(tmp_path)] == [4, 4]
     assert torch.equal(model.get_base_model().model.lm_head.weight, before)
     tokens, ids = torch.tensor([[0, 1, 2]]), torch.tensor([[1, 2, 3]])
     made = [

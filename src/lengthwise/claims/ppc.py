@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lengthwise.claims.claim import Claim, Size, Table
+from lengthwise.encodings import Learned
 from lengthwise.evaluation import EvaluationSettings, drawn
 from lengthwise.experiment import Experiment
 from lengthwise.grading import Graded, first_errors, grade
@@ -30,6 +31,12 @@ def _experiments() -> dict[str, Experiment]:
     for factor in (0.1, 4):
         around = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
         rows[f"parity, IDs to {factor:g}x"] = replace(base, scheme=around)
+    # Few enough that training shows most of them.
+    few, near = (
+        replace(scheme, num_position_ids=2048),
+        replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64)),
+    )
+    rows["parity, class, learned IDs to 0.1x"] = replace(_with_classes(base, few), evaluation=near)
     # The ID of the bit that was read last, not of the one that is needed next.
     same = replace(base, task=Parity(coupling="same"))
     rows["parity, ID of the last bit"] = same
@@ -41,11 +48,23 @@ def _experiments() -> dict[str, Experiment]:
 def _changed(name: str, base: Experiment) -> dict[str, Experiment]:
     """What is asked of both tasks."""
     rows = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
+    assert isinstance(base.scheme, Predicted)
+    rows[f"{name}, class, learned IDs"] = _with_classes(base, base.scheme)
     for weight in (0.1, 10.0):
         rows[f"{name}, ID loss times {weight:g}"] = replace(base, training=replace(base.training, id_weight=weight))
     for share, said in ((0.5, "half"), (1.0, "all")):
         rows[f"{name}, {said} on own IDs"] = replace(base, training=replace(base.training, own_ids=share))
     return rows
+
+
+def _with_classes(base: Experiment, scheme: Predicted) -> Experiment:
+    """A class is an ID by itself: it needs an encoding that tells IDs, where rotary tells how far apart they are."""
+    return replace(
+        base,
+        scheme=scheme,
+        encoding=Learned(num_position_ids=scheme.num_position_ids),
+        decoder=replace(base.decoder, head="class"),
+    )
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:

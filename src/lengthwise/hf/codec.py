@@ -5,13 +5,24 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
+from lengthwise.errors import ModelError
+
+
+def _tokens_of_a_text(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
+    """Of a letter or, where that is unknown, of a token that is not."""
+    try:
+        return list(tokenizer("a", add_special_tokens=special)["input_ids"])
+    except Exception:  # What tokenizers raise has no class of its own.
+        known = next(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
+        return list(tokenizer(known, add_special_tokens=special)["input_ids"])
+
 
 class HFCodec:
     """A tokenizer of `transformers`; what it puts before every text is the start."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
-        plain, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+        plain, whole = (_tokens_of_a_text(tokenizer, special) for special in (False, True))
         # Some tokenizers end a text with a token as well.
         before = [place for place in range(len(whole)) if whole[place : place + len(plain)] == plain]
         begun = whole[: before[0]] if before else [token for token in whole[:1] if token == tokenizer.bos_token_id]
@@ -19,8 +30,14 @@ class HFCodec:
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text, of whatever length, without special ones."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        """The tokens of a text, of whatever length, without special ones; ``ModelError`` for one that it has not."""
+        try:
+            return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        except Exception as error:  # As above.
+            raise ModelError(
+                f"the tokenizer of {self.name} cannot cut the text ({str(error)[:100]}); give a model whose tokenizer "
+                "knows all symbols of the task"
+            ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, with nothing tidied up."""

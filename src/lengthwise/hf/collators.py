@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lengthwise.errors import (
     FeatureError,
@@ -20,9 +20,11 @@ from lengthwise.errors import (
 )
 from lengthwise.example import Examples
 from lengthwise.hf.columns import UNSCORED, Row, read_row
+from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.layout import lay_out
 from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.suitability import narrowest_window
+from lengthwise.hf.suitability import FULL, WINDOWED, narrowest_window
+from lengthwise.hf.takes_ids import check_follows_ids
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
 
@@ -97,12 +99,15 @@ class PositionCollator:
         The pad token and its side are those of the tokenizer, IDs stay below the model's ``max_position_embeddings``,
         and a packed mask has its dtype. ``beyond_trained`` lets IDs pass it: for a model that computes positions (such
         as rotary ones); one that looks them up in a table (such as GPT-2) has none there. Raises ``ModelError`` for a
-        model whose attention would not keep to the mask, ``PositionRangeError`` for a scheme of more IDs.
+        model whose attention would not keep to the mask or that predicts the same under any IDs, and
+        ``PositionRangeError`` for a scheme of more IDs.
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
             raise ModelError(f"{type(model).__name__} is no model of transformers; give one, or its configuration")
         trained = _trained_ids(config, pack_to)
+        if isinstance(model, PreTrainedModel) and not isinstance(model, PredictsIDs):
+            check_follows_ids(model)
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > trained:
             raise PositionRangeError(
                 f"{scheme.name} gives IDs below {scheme.num_position_ids} and {config.model_type} was made for those "
@@ -260,6 +265,12 @@ def _trained_ids(config: PreTrainedConfig, pack_to: int | None) -> int:
         raise ModelError(
             f"{config.model_type} has no max_position_embeddings, so that it may take no position IDs; give a model "
             "that does, such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
+        )
+    carried = set(getattr(text, "layer_types", None) or []) - FULL - WINDOWED
+    if pack_to is not None and carried:
+        raise ModelError(
+            f"{config.model_type} has layers of kind {', '.join(sorted(carried))}, which carry a state from one packed "
+            "text into the next; leave out pack_to"
         )
     window = narrowest_window(text)
     if pack_to is not None and window is not None and pack_to > window:

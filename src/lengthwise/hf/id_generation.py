@@ -9,8 +9,9 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.errors import SettingError
+from lengthwise.hf.call_checks import check_names_tokens
 from lengthwise.hf.position_cache import PositionCache
-from lengthwise.hf.reading import ids_of_rows
+from lengthwise.hf.reading import counted_ids, ids_of_rows
 
 
 class PredictsIDs(GenerationMixin):
@@ -42,8 +43,7 @@ class PredictsIDs(GenerationMixin):
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in `transformers`; see the class for ``position_ids``."""
-        if kwargs.get("inputs_embeds") is not None:
-            raise SettingError("an ID depends on tokens, and inputs_embeds names none; give input_ids")
+        check_names_tokens(kwargs.get("inputs_embeds"))
         drafting = {"assistant_model", "prompt_lookup_num_tokens"} & kwargs.keys()
         if any(kwargs[name] is not None for name in drafting):
             raise SettingError(f"drafted tokens would get counted IDs; leave out {' and '.join(sorted(drafting))}")
@@ -79,8 +79,7 @@ class PredictsIDs(GenerationMixin):
         past, given = state.num_read, 0 if position_ids is None else position_ids.shape[-1]
         if past == 0 and given == 0:
             # As anywhere in `transformers`.
-            inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
-            position_ids, given = (inside.long().cumsum(dim=1) - 1).clamp(min=0), tokens.shape[1]
+            position_ids, given = counted_ids(tokens, attention_mask), tokens.shape[1]
         logits = []
         ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
         for begin, end in zip([0, *ends], ends, strict=False):
@@ -156,12 +155,6 @@ class PredictsIDs(GenerationMixin):
         given = model_kwargs.pop("position_ids", None)
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **also)
         return updated if given is None else updated | {"position_ids": given}
-
-
-def check_all_given(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor | None) -> None:
-    """``SettingError`` where IDs are missing in a call that is asked for more than what comes next."""
-    if any(each is not None for each in asked):
-        raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
 
 
 def _go_on(kwargs: dict[str, Any]) -> None:

@@ -26,6 +26,14 @@ def token_loss(
     )
 
 
+def foretold(labels: Int[Tensor, "batch new"], sequence_ids: Tensor | None) -> Int[Tensor, "batch new"]:
+    """No text foretells the first token of the next."""
+    if sequence_ids is None:
+        return labels
+    begins = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
+    return labels.masked_fill(begins, UNSCORED)
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a position head is trained on: hidden states, and the tokens with their IDs and what these should be."""
@@ -53,7 +61,7 @@ class OfIDs:
     """The loss of IDs (nats) and, outside of training, the ID predicted for each token; -1 where none was asked for."""
 
     loss: Float[Tensor, ""]
-    predicted: Int[Tensor, "batch seq"] | None
+    predicted: Int[Tensor, "*level batch seq"] | None
 
 
 # Its shapes depend on the labels: compiled, it would be compiled again and again.
@@ -75,12 +83,22 @@ def position_loss(
     first, last = int(columns[0]), int(columns[-1]) + 1
     prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
     next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
-    made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
-    log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
+    # In its own precision, whatever is computed in half of it around here.
+    with torch.autocast(asked.hidden.device.type, enabled=False):
+        made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
+        log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
     kept = scored[:, first:last] & reachable
     if known is not None:
         known[:, first + 1 : last + 1] = torch.where(scored[:, first:last], made.most_likely(), -1)
     return OfIDs(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
+
+
+def joint_loss(of_tokens: Tensor | None, of_ids: OfIDs | None, id_weight: float) -> Float[Tensor, ""] | None:
+    """Of what was asked: the loss of tokens, and that of IDs times its weight."""
+    if of_ids is None:
+        return of_tokens
+    weighted = id_weight * of_ids.loss
+    return weighted if of_tokens is None else of_tokens + weighted
 
 
 def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:

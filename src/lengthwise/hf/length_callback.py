@@ -20,6 +20,8 @@ from lengthwise.hf.columns import UNSCORED
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
 
+# What rows of our own runs say besides, and a trainer does not know; ``facts`` may.
+UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
 # Batches of one length, with labels, as a collator makes them.
 Batches = Callable[[], Iterator[dict[str, Tensor]]]
 
@@ -135,8 +137,9 @@ class EvaluateByLength(TrainerCallback):
         self._measured_at = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Every so many steps."""
-        if self.every_steps is not None and state.global_step % self.every_steps == 0:
+        """Every so many steps, and at the last one, before trackers hear that training has ended."""
+        often = self.every_steps is not None and state.global_step % self.every_steps == 0
+        if often or state.global_step >= state.max_steps:
             self.measure(state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -148,7 +151,7 @@ class EvaluateByLength(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What was trained, at last."""
+        """What was trained, where training was stopped before its last step."""
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
@@ -172,7 +175,8 @@ class EvaluateByLength(TrainerCallback):
             }
             del measured["largest_distance"]
             seed = self.trainer.args.seed
-            rows.append({"step": state.global_step, "epoch": state.epoch, "seed": seed, **self.facts, **measured})
+            known = {"steps": state.global_step, "epoch": state.epoch, "seed": seed}
+            rows.append({**UNKNOWN, **known, **self.facts, **measured})
             if self.until_none and measured["exact_match"] == 0:
                 break
         model.train(training)

@@ -5,9 +5,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from lengthwise.errors import SettingError
+from lengthwise.hf.devices import device_of
 
 # Under this name a model chooses it, as it would choose "sdpa".
 LOG_LENGTH = "lengthwise_log"
@@ -33,12 +36,36 @@ def log_length_attention(
     return sdpa_attention_forward(module, query * factor.to(query.dtype), key, value, attention_mask, **also)
 
 
-def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "*batch 1 new 1"]:
+def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "#batch 1 new 1"]:
     new, keys = query.shape[2], key.shape[2]
     if mask is None:
-        return torch.arange(keys - new + 1, keys + 1, device=query.device, dtype=torch.float32)[:, None]
+        return torch.arange(keys - new + 1, keys + 1, device=query.device, dtype=torch.float32).view(1, 1, new, 1)
     seen = mask if mask.dtype == torch.bool else mask == 0
     return seen.sum(dim=-1, keepdim=True).float()
+
+
+@torch.no_grad()
+def check_scales(model: PreTrainedModel) -> None:
+    """Raise ``SettingError`` for a model with an attention of its own, which does not ask which one is set."""
+    tokens = torch.arange(1, 5, device=device_of(model))[None] % model.config.get_text_config().vocab_size
+    asked = []
+
+    def counted(*args: Any, **also: Any) -> Any:
+        asked.append(args)
+        return log_length_attention(*args, **also)
+
+    mode = model.training
+    AttentionInterface.register(LOG_LENGTH, counted)
+    try:
+        model.eval()(input_ids=tokens, use_cache=False)
+    finally:
+        AttentionInterface.register(LOG_LENGTH, log_length_attention)
+        model.train(mode)
+    if not asked:
+        raise SettingError(
+            f"length_scaling='log' does nothing in {model.config.model_type}, which has an attention of its own; leave "
+            "it out, or choose another model, such as a Llama, Qwen, OLMo or GPT-NeoX"
+        )
 
 
 AttentionInterface.register(LOG_LENGTH, log_length_attention)

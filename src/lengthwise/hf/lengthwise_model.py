@@ -10,9 +10,11 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.decoder import Cache as DecoderCache
 from lengthwise.errors import SettingError
-from lengthwise.hf.id_generation import PredictsIDs, check_all_given
-from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
+from lengthwise.hf.call_checks import check_all_given, check_names_tokens, check_served
+from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.joint_loss import Asked, OfIDs, joint_loss, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
+from lengthwise.hf.parts import KeepsPrecision
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
 from lengthwise.hf.reading import ids_of_rows, prompt_of_call
@@ -20,7 +22,7 @@ from lengthwise.hf.texts import prompts_of
 from lengthwise.scores import PLAINLY, Looking
 
 
-class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
+class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
     """A decoder of ours with the interface of a causal language model of `transformers`.
 
     ``position_ids`` are (batch, seq), or (level, batch, seq) where the decoder was built for several levels; in what
@@ -52,12 +54,16 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        inputs_embeds: None = None,
+        **other: Any,
     ) -> PredictivePositionOutput:
         """Logits, and the joint loss of ``labels`` and ``position_labels``, which has the shape of ``position_ids``.
 
         As in `PredictivePositionModel`; without ``position_ids`` those of a first call count up, and a later token's
-        are predicted.
+        are predicted. Packed rows, hidden states and attention weights are not served: ``SettingError``.
         """
+        check_names_tokens(inputs_embeds)
+        check_served(other)
         cache = None if past_key_values is None else PositionCache.of(past_key_values)
         if cache is None and use_cache:
             cache = PositionCache(DynamicCache(config=self.config))
@@ -78,27 +84,32 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
             cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt=told))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
-        of_tokens = of_ids = loss = predicted = None
-        if labels is not None:
-            loss = of_tokens = token_loss(logits, labels, num_items_in_batch)
+        of_tokens = None if labels is None else token_loss(logits, labels, num_items_in_batch)
+        of_ids = None
         if position_labels is not None and self.decoder.predicts_ids:
             wanted = position_labels[None] if position_labels.dim() == 2 else position_labels
-            embed, of_levels = self.decoder.embed_tokens, []
-            for level, head in enumerate(self.decoder.position_heads()):
-                asked = Asked(hidden, input_ids, ids[level], is_prompt, wanted[level])
-                of_levels.append(position_loss(head, embed, embed, asked, num_items_in_batch))
-            of_ids = torch.stack([level.loss for level in of_levels]).sum()
-            loss = self.config.id_weight * of_ids + (0 if loss is None else loss)
-            if not torch.is_grad_enabled():
-                predicted = _squeezed(torch.stack([level.predicted for level in of_levels]))
+            pairs = zip(ids, wanted, strict=True)
+            asked = [Asked(hidden, input_ids, own_ids, is_prompt, of_level) for own_ids, of_level in pairs]
+            of_ids = self._loss_of_levels(asked, num_items_in_batch)
         return PredictivePositionOutput(
-            loss=loss,
+            loss=joint_loss(of_tokens, of_ids, self.config.id_weight),
             logits=logits,
             past_key_values=cache,
             token_loss=of_tokens,
-            position_loss=of_ids,
-            predicted_position_ids=predicted,
+            position_loss=None if of_ids is None else of_ids.loss,
+            predicted_position_ids=None if of_ids is None else of_ids.predicted,
         )
+
+    def _loss_of_levels(self, asked: list[Asked], num_items: Tensor | int | None) -> OfIDs:
+        """The sum over levels, each with its own head."""
+        embed = self.decoder.embed_tokens
+        levels = [
+            position_loss(head, embed, embed, level, num_items)
+            for head, level in zip(self.decoder.position_heads(), asked, strict=True)
+        ]
+        loss = torch.stack([level.loss for level in levels]).sum()
+        predicted = [level.predicted for level in levels if level.predicted is not None]
+        return OfIDs(loss, _squeezed(torch.stack(predicted)) if predicted else None)
 
     @property
     def num_heads_for_ids(self) -> int:
@@ -123,7 +134,7 @@ class LengthwiseForCausalLM(PredictsIDs, PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> nn.Module:
         """None that is a module: the decoder's embeddings are a parameter."""
-        raise NotImplementedError
+        raise NotImplementedError("our own decoder's embeddings are a parameter, and no module")
 
     def _init_weights(self, module: nn.Module) -> None:
         # Weights start as the decoder's own constructors say. What is not saved (slopes of ALiBi, windows) is made

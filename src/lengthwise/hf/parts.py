@@ -1,6 +1,7 @@
 """What a wrapped model gets besides a position head."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,29 @@ class Tap:
         taken, self.seen = self.seen, None
         assert taken is not None
         return taken
+
+
+class KeepsPrecision(nn.Module):
+    """A model whose parts named in ``_keep_in_fp32_modules_strict`` move to a device and change no precision."""
+
+    _keep_in_fp32_modules_strict: ClassVar[list[str]]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        kept = {name: self._modules[name] for name in self._keep_in_fp32_modules_strict if name in self._modules}
+        self._modules.update(dict.fromkeys(kept))
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._modules.update(kept)
+
+        def moved(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            return tensor.to(found.device) if found.dtype != tensor.dtype else found
+
+        for part in kept.values():
+            if part is not None:
+                part._apply(moved, recurse)
+        return self
 
 
 class Segment(nn.Module):

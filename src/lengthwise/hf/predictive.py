@@ -9,21 +9,21 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.utils import can_return_tuple
 
 from lengthwise.errors import ModelError, SettingError
-from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.call_checks import check_all_given, check_below, check_names_tokens, check_one_copy, check_trained
 from lengthwise.hf.devices import device_of
-from lengthwise.hf.id_generation import PredictsIDs, check_all_given
-from lengthwise.hf.joint_loss import Asked, position_loss, token_loss
-from lengthwise.hf.length_scaling import LOG_LENGTH
-from lengthwise.hf.parts import Segment, Tap
+from lengthwise.hf.id_generation import PredictsIDs
+from lengthwise.hf.joint_loss import Asked, foretold, joint_loss, position_loss, token_loss
+from lengthwise.hf.length_scaling import LOG_LENGTH, check_scales
+from lengthwise.hf.parts import KeepsPrecision, Segment, Tap
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
-from lengthwise.hf.reading import ids_of_rows, mask_of_call, prompt_of_call
+from lengthwise.hf.reading import counted_ids, ids_of_rows, mask_of_call, prompt_of_call
 from lengthwise.hf.takes_ids import check_table, check_takes_ids
 from lengthwise.hf.texts import prompts_of
 from lengthwise.position_heads import POSITION_HEADS, PositionHead
 
 
-class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
+class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
     """A causal language model that also predicts the position ID of each token it writes (PPC, section 5.2).
 
     ``wrap`` puts it around a model; ``from_pretrained`` loads what ``save_pretrained`` has written. Every call passes
@@ -37,7 +37,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
-    # Half precision tells too few IDs apart.
+    # Half precision tells too few IDs apart. Kept by `KeepsPrecision`, and by loading.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["position_head"]
 
     def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
@@ -70,11 +70,17 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         ``ModelError`` for a model that takes no IDs of one's own, and ``SettingError`` for options that are none.
         """
         check_takes_ids(model)
+        # A configuration that is made of another forgets it.
+        attention = model.config.get_text_config()._attn_implementation
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if most is not None:
             options = {"num_position_ids": int(most)} | options
             check_table(model, most, options["num_position_ids"])
-        made = cls(PredictivePositionConfig(text_config=model.config, **options), model)
+        config = PredictivePositionConfig(text_config=model.config, **options)
+        model.config.get_text_config()._attn_implementation = attention
+        made = cls(config, model)
+        if made.config.length_scaling == "log":
+            check_scales(model)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
         device = device_of(model)
@@ -111,6 +117,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
+        inputs_embeds: None = None,
         **kwargs: Any,
     ) -> PredictivePositionOutput:
         """Logits, and with ``labels`` and ``position_labels`` (both unshifted, -100 where not scored) the joint loss.
@@ -121,48 +128,46 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         belongs, -1 is fill. The prompt, whose tokens a head may point to, is ``prompt_mask``, or what stands before the
         first label, or all of a first call.
         """
+        check_names_tokens(inputs_embeds)
+        check_one_copy(self)
         cache = self._cache(past_key_values, use_cache)
-        self._check_one_copy()
-        position_ids = None if position_ids is None else ids_of_rows(position_ids, len(input_ids))
+        if position_labels is not None and self.training:
+            check_trained(None if self.position_head is None else self._head_in_use(), labels)
+        position_ids = self._given_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         given = 0 if position_ids is None else position_ids.shape[1]
-        if given < input_ids.shape[1]:
+        if position_ids is None or given < input_ids.shape[1]:
             check_all_given(given, input_ids, labels, position_labels, sequence_ids)
             made = self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            made.logits = made.logits[:, kept]
+            made.logits = _kept(made.logits, logits_to_keep)
             return made
-        assert position_ids is not None
         mask = mask_of_call(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
+        # What predicts the next ID need not be among the logits that are chosen by a tensor.
+        all_logits = labels is not None or position_labels is not None or isinstance(logits_to_keep, Tensor)
         made = self._ask(
             self._embedded(input_ids, is_prompt),
             attention_mask=mask,
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=cache is not None,
-            logits_to_keep=logits_to_keep if labels is None and position_labels is None else 0,
+            logits_to_keep=0 if all_logits else logits_to_keep,
             **kwargs,
         )
         hidden = self._tap.take()
         if cache is not None:
             told = prompt_mask is not None or labels is not None
             cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=told))
-        of_tokens = of_ids = loss = None
+        of_tokens = of_ids = None
         if labels is not None:
-            if sequence_ids is not None:
-                # No text foretells the first token of the next.
-                begins = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
-                labels = labels.masked_fill(begins, UNSCORED)
-            loss = of_tokens = token_loss(made.logits, labels, num_items_in_batch)
+            of_tokens = token_loss(made.logits, foretold(labels, sequence_ids), num_items_in_batch)
         if position_labels is not None and self.position_head is not None:
             asked = Asked(hidden, input_ids, position_ids, is_prompt, position_labels)
             asked = asked if sequence_ids is None else asked.apart(sequence_ids)
             head = self._head_in_use()
             of_ids = position_loss(head, self._known_tokens, self._chosen, asked, num_items_in_batch)
-            loss = self.config.id_weight * of_ids.loss + (0 if loss is None else loss)
         return PredictivePositionOutput(
-            loss=loss,
-            logits=made.logits,
+            loss=joint_loss(of_tokens, of_ids, self.config.id_weight),
+            logits=made.logits if labels is not None or not all_logits else _kept(made.logits, logits_to_keep),
             past_key_values=cache,
             hidden_states=made.hidden_states,
             attentions=made.attentions,
@@ -182,6 +187,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         """The IDs of tokens that were just chosen: the head's most likely ones, or without a head the last plus one."""
         own_ids = past_key_values.last_ids()
         if self.position_head is None:
+            check_below(own_ids + 1, self.config.num_position_ids)
             return own_ids + 1
         head = self._head_in_use()
         if past_key_values.prompts is None:
@@ -190,7 +196,8 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
             prompt = prompts_of(head, self._known_tokens, known.tokens, known.position_ids, known.is_prompt)
             past_key_values.prompts = [prompt]
         hidden = past_key_values.last_hidden().float()
-        asked = head(hidden, own_ids, self._chosen(tokens), past_key_values.prompts[0])
+        with torch.autocast(hidden.device.type, enabled=False):
+            asked = head(hidden, own_ids, self._chosen(tokens), past_key_values.prompts[0])
         # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
         return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
 
@@ -224,6 +231,24 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
         # What is new here starts as its own constructor says; the model within begins with its own.
         return
 
+    def _given_ids(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        cache: PositionCache | None,
+        sequence_ids: Tensor | None,
+    ) -> Int[Tensor, "batch given"] | None:
+        """Those of all rows; without any, and without a head, those of a first call count up."""
+        if position_ids is not None:
+            position_ids = ids_of_rows(position_ids, len(tokens))
+        elif self.position_head is None and sequence_ids is None and (cache is None or not cache.num_read):
+            position_ids = counted_ids(tokens, attention_mask)
+        # A single one was predicted, mostly, and generating does not stop to look.
+        if position_ids is not None and position_ids.shape[1] > 1:
+            check_below(position_ids, self.config.num_position_ids)
+        return position_ids
+
     def _cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
         if past_key_values is not None:
             return PositionCache.of(past_key_values)
@@ -236,13 +261,6 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
     def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
         embedded: Tensor = self.get_input_embeddings()(tokens)
         return embedded if self.segment is None else self.segment(embedded, is_prompt)
-
-    def _check_one_copy(self) -> None:
-        if getattr(self, "_is_replica", False):
-            raise SettingError(
-                "torch.nn.DataParallel runs copies of this model that share what they read; start a process for each "
-                "device (torchrun, or accelerate launch), or show one device alone"
-            )
 
     def _head_in_use(self) -> PositionHead:
         """The head or, where adapters train a copy of it, that copy."""
@@ -269,3 +287,7 @@ class PredictivePositionModel(PredictsIDs, PreTrainedModel, GenerationMixin):
                 f"attention {attn_implementation} would leave out length_scaling='log'; wrap the model without it"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
+
+def _kept(logits: Float[Tensor, "batch new vocab"], kept: int | Tensor) -> Float[Tensor, "batch kept vocab"]:
+    return logits[:, slice(-kept, None) if isinstance(kept, int) else kept]

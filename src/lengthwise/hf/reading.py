@@ -40,7 +40,13 @@ def ids_of_rows(position_ids: Int[Tensor, "*level given_batch given"], rows: int
             f"position_ids are {tuple(position_ids.shape)} and there are {rows} rows of tokens; give IDs for each row, "
             "or one row of them for all"
         )
-    return position_ids.expand(*position_ids.shape[:-2], rows, -1)
+    return position_ids.long().expand(*position_ids.shape[:-2], rows, -1)
+
+
+def counted_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
+    """IDs that count up from each row's first token, as anywhere in `transformers`."""
+    inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
+    return (inside.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
 def mask_of_call(
@@ -49,8 +55,12 @@ def mask_of_call(
     cache: PositionCache | None,
     sequence_ids: Tensor | None,
     dtype: torch.dtype,
-) -> Float[Tensor, "#batch 1 new key"]:
-    """What is added to the scores; a mask of (batch, 1, new, key) is taken as it is."""
+) -> Float[Tensor, "#batch 1 new key"] | Int[Tensor, "batch key"]:
+    """What is added to the scores; a mask of (batch, 1, new, key) is taken as it is.
+
+    Where no token is hidden but those behind, one of ones: with any, `transformers` looks for no packed texts in the
+    IDs, and attention may skip the half that is behind in place of adding to it.
+    """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
     new, past = tokens.shape[1], 0 if cache is None else cache.num_read
@@ -66,6 +76,10 @@ def mask_of_call(
                 f"give one number for each, those in the cache included"
             )
         inside = attention_mask.bool()
+    # A step that is compiled always has the same form.
+    fixed = torch.compiler.is_compiling() or (cache is not None and cache.is_compileable)
+    if sequence_ids is None and not fixed and bool(inside.all()):
+        return tokens.new_ones(len(tokens), past + new)
     if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
         inside = torch.nn.functional.pad(inside, (0, room - past - new))
     return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=dtype)

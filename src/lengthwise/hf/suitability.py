@@ -25,7 +25,11 @@ def narrowest_window(config: Any) -> int | None:
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds and not kinds & WINDOWED:
         return None
-    windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    names = ["sliding_window", "attention_chunk_size"]
+    # As GPT-Neo calls it.
+    if "local" in (getattr(config, "attention_layers", None) or []):
+        names.append("window_size")
+    windows = (getattr(config, name, None) for name in names)
     return min((int(window) for window in windows if window), default=None)
 
 

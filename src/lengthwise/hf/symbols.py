@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     """Each symbol is a token under its own number; ``end`` is the end of a text, and its fill.
 
-    Symbols are parted by spaces, and a line ends with ``end``, as in `lengthwise.text_form`. Where all but ``end`` are
-    single characters, they may stand together: ``0110=``.
+    Symbols are parted by spaces, and a line ends with ``end``, as in `lengthwise.text_form`, there and back. Where all
+    but ``end`` are single characters, they may stand together: ``0110=``.
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
     if "end" in symbols:
@@ -19,6 +19,10 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     if all(len(symbol) == 1 for symbol in symbols if symbol != "end"):
         parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    # A space between symbols, and none around a newline.
+    spaced = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
+    ended = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
+    tokenizer.decoder = decoders.Sequence(spaced + (ended if "end" in symbols else []))
     special = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special)
 

@@ -1,12 +1,13 @@
 """Whether position IDs of one's own reach all that a model does with positions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lengthwise.errors import ModelError, SettingError
+from lengthwise.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.devices import check_one_device, device_of
 from lengthwise.hf.masks import causal_mask
@@ -18,47 +19,86 @@ SPARE = 2
 def check_takes_ids(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` with the reason.
 
-    That is: the model is on several devices, counts positions itself, or looks back by token index.
+    That is: the model is on several devices, counts positions itself, looks back by token index, or balances experts by
+    the mask of a call.
     """
     config = model.config.get_text_config()
-    name = str(config.name_or_path or config.model_type)
+    name = _name_of(config)
     check_one_device(name, model)
     if window := narrowest_window(config):
+        layers = getattr(config, "layer_types", None)
+        whole = "sliding_window=None" if layers is None else f"layer_types=['full_attention'] * {len(layers)}"
         raise ModelError(
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
-            "(sliding_window=None in its configuration), or choose another model"
+            f"({whole} in its configuration), or choose another model"
         )
+    if getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{name} balances its experts by the mask that it is called with, and would read ours wrongly; set "
+            "output_router_logits=False in its configuration"
+        )
+    check_angles(config)
+    # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
+    _asked(model, name, lambda: CausalLM(model, name))
+    check_follows_ids(model)
+
+
+def check_angles(config: Any) -> None:
+    """Raise ``ModelError`` for a model whose angles depend on the IDs of a call."""
     rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if rope in ("longrope", "dynamic"):
         raise ModelError(
-            f"{name} turns by other angles once a call has large IDs (rope_type {rope}), so that a cache would hold "
-            "keys of both kinds; give a model with default, linear, llama3 or yarn angles"
+            f"{_name_of(config)} turns by other angles once a call has large IDs (rope_type {rope}), so that a cache "
+            "would hold keys of both kinds; give a model with default, linear, llama3 or yarn angles"
         )
-    modes, attention = [(part, part.training) for part in model.modules()], config._attn_implementation
+
+
+def check_follows_ids(model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` for a model that predicts the same whatever IDs it is given."""
+    name = _name_of(model.config.get_text_config())
+    if not _asked(model, name, lambda: _follows_ids(model)):
+        raise ModelError(
+            f"{name} takes position_ids and does not use them: it counts positions itself (as ALiBi by token "
+            "index does); give a model with rotary or learned positions, such as Llama or GPT-NeoX"
+        )
+
+
+def _asked(model: PreTrainedModel, name: str, ask: Callable[[], Any]) -> Any:
+    """The answer; the model is left as it was. ``ModelError`` for one that cannot be asked so."""
+    attention = model.config.get_text_config()._attn_implementation
+    modes = [(part, part.training) for part in model.modules()]
     try:
-        # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
-        CausalLM(model, name)
-        if not _follows_ids(model):
-            raise ModelError(
-                f"{name} takes position_ids and does not use them: it counts positions itself (as ALiBi by token "
-                "index does); give a model with rotary or learned positions, such as Llama or GPT-NeoX"
-            )
+        return ask()
+    except (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError) as error:
+        if isinstance(error, LengthwiseError):
+            raise
+        line = str(error).strip().split("\n")[0][:160]
+        raise ModelError(
+            f"{name} cannot be asked with IDs and a mask of one's own ({type(error).__name__}: {line}); give a model "
+            "such as Llama, Qwen, OLMo or GPT-NeoX"
+        ) from None
     finally:
         for part, training in modes:
             part.training = training
-        if attention != config._attn_implementation:
+        if attention != model.config.get_text_config()._attn_implementation:
             model.set_attn_implementation(attention)
 
 
+def _name_of(config: Any) -> str:
+    return str(config.name_or_path or config.model_type)
+
+
 def check_table(model: PreTrainedModel, most: int, num_position_ids: int) -> None:
-    """Raise ``SettingError`` for IDs beyond those that a model has learned vectors for; angles have no such end."""
+    """Raise ``SettingError`` for IDs beyond those that a model has a table of; computed angles have no end."""
     tokens = model.get_input_embeddings()
-    tables = (part for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens)
+    learned = [len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens]
+    # Of GPT-J and its like: angles that are looked up.
+    computed = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
     # A table may hold a few more, which stand for fill.
-    if num_position_ids > most and any(most <= table.num_embeddings <= most + SPARE for table in tables):
+    if num_position_ids > most and any(most <= rows <= most + SPARE for rows in learned + computed):
         raise SettingError(
-            f"num_position_ids {num_position_ids} is more than the {most} positions that the model has learned vectors "
-            f"for; use at most {most}, or a model with rotary positions"
+            f"num_position_ids {num_position_ids} is more than the {most} positions that the model has a table "
+            f"of; use at most {most}, or a model that computes rotary angles"
         )
 
 

@@ -36,10 +36,17 @@ class Question:
 class TextModel:
     """A model as it is, for inference, on its own device and in its own precision.
 
-    Every kind of layer will do, and no position ID is chosen. Raises ``ModelError`` for a model that sees ahead.
+    Every kind of layer will do, and no position ID is chosen. Raises ``ModelError`` for a model that sees ahead, or
+    that predicts position IDs.
     """
 
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
+        if getattr(model, "num_heads_for_ids", 0):
+            raise ModelError(
+                f"{name} predicts position IDs, and a text names none for its prompt: it would be asked under others "
+                "than it learned; export it as a run (lengthwise export --format run) where it was one of ours, or "
+                "measure it with lengthwise.hf.EvaluateByLength"
+            )
         check_causal(name, model)
         self.model, self.codec, self.name = model.eval(), codec, name
         config = model.config.get_text_config()
