@@ -130,6 +130,15 @@ def test_every_recipe_is_the_same_after_it_is_saved(name):
     assert saved(quick(ALL_RECIPES[name])) == quick(ALL_RECIPES[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL_RECIPES)
+def test_every_recipe_runs_at_its_quick_size(name, tmp_path):
+    experiment = quick(ALL_RECIPES[name])
+    rows = evaluate(train(experiment, tmp_path / "run", device="cpu"), experiment.evaluation)
+    assert {row["length"] for row in rows} <= set(experiment.evaluation.lengths)
+    assert min(row["length"] for row in rows) == min(experiment.evaluation.lengths)
+
+
 PARTS = {
     **{f"task {name}": {"task": task()} for name, task in TASKS.items()},
     **{
