@@ -118,6 +118,8 @@ def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, t
         trainer(model=model, args=args, train_dataset=rows, data_collator=collator, **more).train()
         heads.append(model.position_head.state_dict())
     assert all(torch.equal(weight, heads[1][name]) for name, weight in heads[0].items())
+    before = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]())).position_head.state_dict()
+    assert not torch.equal(before["shift.weight"], heads[0]["shift.weight"])
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

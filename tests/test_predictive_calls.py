@@ -12,14 +12,14 @@ from tests.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
 from tests.test_predictive_model import IDS, INSIDE, TOKENS, batch, shared, wrapped, written
 from transformers.utils import hub
 
-from lengthwise.errors import ModelError, SettingError
+from lengthwise.errors import FrozenHeadWarning, ModelError, SettingError
 from lengthwise.hf import PositionCollator, symbol_tokenizer
 from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.masks import causal_mask
 from lengthwise.hf.predictive import PredictivePositionModel
 from lengthwise.hf.text_model import TextModel
 from lengthwise.positions import Sequential
-from lengthwise.tasks import Parity
+from lengthwise.tasks import Parity, VariableAssignment
 
 TINY = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -72,6 +72,15 @@ def test_without_a_head_ids_count_up_in_training_too():
     torch.testing.assert_close(made.loss, expected.loss)
 
 
+def test_a_mask_of_pairs_says_no_ids():
+    model = wrapped("llama", head=None)
+    rows = causal_mask(torch.ones_like(TOKENS, dtype=torch.bool))
+    with pytest.raises(
+        SettingError, match="a mask of all pairs of tokens does not say where rows begin; give position"
+    ):
+        model(TOKENS, rows, labels=TOKENS)
+
+
 def test_ids_stay_below_what_the_model_was_made_for():
     model, far = shared("llama"), IDS + POSITIONS
     with pytest.raises(
@@ -82,6 +91,17 @@ def test_ids_stay_below_what_the_model_was_made_for():
     last = torch.arange(POSITIONS - 9, POSITIONS).expand(3, -1)
     with pytest.raises(SettingError, match=rf"position_ids reach {POSITIONS} and have to stay below {POSITIONS}; give"):
         written(counting, attention_mask=None, position_ids=last)
+
+
+def test_fill_behind_an_end_needs_no_id():
+    model = wrapped("gpt2", head=None)
+    model.generation_config.pad_token_id = 0
+    ids = torch.arange(9).repeat(3, 1)
+    ids[0] += POSITIONS - 9
+    read = model(TOKENS, None, ids, use_cache=True).past_key_values
+    assert model.next_position_ids(read, torch.tensor([[0], [5], [5]])).tolist() == [[POSITIONS - 1], [9], [9]]
+    with pytest.raises(SettingError, match=rf"position_ids reach {POSITIONS} and have to stay below {POSITIONS}; give"):
+        model.next_position_ids(read, torch.tensor([[5], [0], [5]]))
 
 
 def test_a_table_of_angles_ends_as_one_of_vectors_does():
@@ -95,7 +115,8 @@ def test_a_table_of_angles_ends_as_one_of_vectors_does():
 def test_labels_that_a_trainer_smooths_itself_are_missed():
     model, whole = wrapped("llama").train(), batch()
     del whole["labels"]
-    with pytest.raises(SettingError, match=r"position_labels came without labels.*label_smoothing_factor at 0"):
+    text = r"position_labels came without labels.*label_smoothing_factor at 0, and compute_loss_func out"
+    with pytest.raises(SettingError, match=text):
         model(**whole)
     model.eval()(**whole)
 
@@ -105,7 +126,9 @@ def test_labels_that_a_trainer_smooths_itself_are_missed():
 def test_adapters_that_leave_the_head_as_it_is_are_told_so(task_type):
     asked = {"r": 2, "target_modules": ["q_proj"], "task_type": task_type}
     frozen = peft.get_peft_model(wrapped("llama"), peft.LoraConfig(**asked)).train()
-    with pytest.raises(SettingError, match=r"the position head is frozen.*modules_to_save=\['position_head', 'segment"):
+    with pytest.warns(
+        FrozenHeadWarning, match=r"the position head is frozen.*modules_to_save=\['position_head', 'segm"
+    ):
         frozen(**batch())
     saved = peft.LoraConfig(**asked, modules_to_save=["position_head", "segment"])
     trained = peft.get_peft_model(wrapped("llama"), saved).train()
@@ -117,11 +140,17 @@ def test_adapters_that_leave_the_head_as_it_is_are_told_so(task_type):
 def test_the_head_computes_in_float32_whatever_is_around_it(head):
     model, whole = wrapped("llama", head=head), batch()
     known = {name: weight.clone() for name, weight in model.position_head.named_parameters()}
+    made = []
+    for part in model.position_head.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.register_forward_hook(lambda _, __, found: made.append(found.dtype))
     with torch.no_grad():
         hidden = model(**whole).position_loss
         with torch.autocast("cpu", torch.bfloat16):
             around = model(**whole).position_loss
-        assert around.dtype == torch.float32
+            read = model(TOKENS, INSIDE, IDS, use_cache=True)
+            model.next_position_ids(read.past_key_values, TOKENS[:, :1])
+        assert set(made) == {torch.float32}
         torch.testing.assert_close(around, hidden, atol=0.1, rtol=0.02)
         model.to(torch.bfloat16)
         assert model.model.lm_head.weight.dtype == torch.bfloat16
@@ -161,6 +190,19 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("head", ["pointer", None])
+def test_a_model_on_an_attention_without_masks_is_wrapped_on_sdpa(head):
+    def without_masks(*args, **also):
+        raise AssertionError("a mask was given to what takes none")
+
+    transformers.AttentionInterface.register("without_masks", without_masks)
+    bare = causal_model(CONFIGS["llama"]())
+    bare.set_attn_implementation("without_masks")
+    model = PredictivePositionModel.wrap(bare, head=head)
+    assert bare.config._attn_implementation == "sdpa"
+    model(TOKENS, None, IDS)
+
+
 @pytest.mark.parametrize(("config", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_would_not_keep_to_ids_is_refused(config, message):
     with pytest.raises(ModelError, match=message):
@@ -187,14 +229,23 @@ def test_log_scaling_is_refused_where_it_would_do_nothing():
     with pytest.raises(
         SettingError, match="length_scaling='log' does nothing in falcon, which has an attention of its"
     ):
-        PredictivePositionModel.wrap(causal_model(falcon), length_scaling="log")
+        PredictivePositionModel.wrap(model := causal_model(falcon), length_scaling="log")
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_a_collator_is_refused_for_a_model_that_knows_no_ids():
     tokenizer = symbol_tokenizer(Parity().vocabulary)
-    falcon = transformers.FalconConfig(**TINY, alibi=True, max_position_embeddings=POSITIONS)
-    with pytest.raises(ModelError, match=r"takes position_ids and does not use them|cannot be asked"):
-        PositionCollator.for_model(causal_model(falcon), Sequential(), tokenizer)
+    falcon = transformers.FalconConfig(
+        **TINY, alibi=True, max_position_embeddings=POSITIONS, hidden_dropout=0.5, attention_dropout=0.5
+    )
+    # In training, where dropout makes every call another one.
+    model, drawn = causal_model(falcon).train(), torch.get_rng_state()
+    with pytest.raises(ModelError, match=r"takes position_ids and does not use them"):
+        PositionCollator.for_model(model, Sequential(), tokenizer)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), drawn)
+    # What is not here cannot be asked.
+    PositionCollator.for_model(model.to("meta"), Sequential(), tokenizer)
     carried = transformers.Qwen3NextConfig(**TINY, num_key_value_heads=2, head_dim=8)
     with pytest.raises(ModelError, match=r"layers of kind linear_attention, which carry a state from one packed text"):
         PositionCollator.for_model(carried, Sequential(), tokenizer, pack_to=16)
@@ -202,9 +253,13 @@ def test_a_collator_is_refused_for_a_model_that_knows_no_ids():
 
 def test_a_tokenizer_of_symbols_cuts_texts_of_its_task_and_no_others():
     codec = HFCodec(symbol_tokenizer(Parity().vocabulary), "parity")
+    named = HFCodec(symbol_tokenizer(VariableAssignment().vocabulary), "variables")
     assert codec.start == ()
-    for text in ("0 1 0 =", " 0 1 1\n", "0 = 0\n1 1 = 1 0\n", "\n\n"):
-        assert codec.decode(codec.encode(text)) == text.lstrip(" ")
+    for own, text in (
+        *((codec, text) for text in ("0 1 0 =", " 0 1 1\n", "0 = 0\n1 1 = 1 0\n", "\n\n")),
+        *((named, text) for text in ("x0 = x1 x1 = v2 ? x0 >", "x0 x1\nx2 x3\n", " v1\n")),
+    ):
+        assert own.decode(own.encode(text)) == text.lstrip(" ")
     with pytest.raises(
         ModelError, match=r"the tokenizer of parity cannot cut the text \(.*\); give a model whose token"
     ):

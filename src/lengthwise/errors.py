@@ -60,6 +60,10 @@ class DivergedError(LengthwiseError):
     """Training whose loss is infinite or no number any more."""
 
 
+class FrozenHeadWarning(UserWarning):
+    """A position head is asked to learn IDs, and none of its weights may change."""
+
+
 class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
 

@@ -32,10 +32,8 @@ def _experiments() -> dict[str, Experiment]:
         around = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
         rows[f"parity, IDs to {factor:g}x"] = replace(base, scheme=around)
     # Few enough that training shows most of them.
-    few, near = (
-        replace(scheme, num_position_ids=2048),
-        replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64)),
-    )
+    few = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
+    near = replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
     rows["parity, class, learned IDs to 0.1x"] = replace(_with_classes(base, few), evaluation=near)
     # The ID of the bit that was read last, not of the one that is needed next.
     same = replace(base, task=Parity(coupling="same"))

@@ -1,5 +1,6 @@
 """What a call of a model that predicts IDs is refused for."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from lengthwise.errors import SettingError
+from lengthwise.errors import FrozenHeadWarning, SettingError
 
 
 def check_names_tokens(inputs_embeds: Tensor | None) -> None:
@@ -22,7 +23,7 @@ def check_all_given(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor
         raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
 
 
-def check_below(position_ids: Int[Tensor, "rows given"], most: int) -> None:
+def check_below(position_ids: Int[Tensor, "*given"], most: int) -> None:
     """``SettingError`` for IDs that are not below ``most``; a compiled call is not stopped to look."""
     if not torch.compiler.is_compiling() and position_ids.numel() and (largest := int(position_ids.max())) >= most:
         raise SettingError(
@@ -31,17 +32,25 @@ def check_below(position_ids: Int[Tensor, "rows given"], most: int) -> None:
         )
 
 
-def check_trained(head: nn.Module | None, labels: Tensor | None) -> None:
-    """``SettingError`` where a step with ``position_labels`` would leave out a part of the loss without a word."""
+def check_labelled(labels: Tensor | None) -> None:
+    """``SettingError`` where a training step has ``position_labels`` alone, which no trainer of ours asks for."""
     if labels is None:
         raise SettingError(
-            "position_labels came without labels, as from a trainer that smooths labels itself, and unshifted; leave "
-            "label_smoothing_factor at 0"
+            "position_labels came without labels, as from a trainer that computes the loss of tokens itself, and "
+            "unshifted; leave label_smoothing_factor at 0, and compute_loss_func out"
         )
-    if head is not None and torch.is_grad_enabled() and not any(each.requires_grad for each in head.parameters()):
-        raise SettingError(
-            "the position head is frozen, so its IDs would stay as they are; add modules_to_save=['position_head', "
-            "'segment'] to LoraConfig, or leave out position_labels"
+
+
+def warn_of_frozen(head: nn.Module | None) -> None:
+    """Adapters freeze all that is not theirs, and nobody is told."""
+    # Sharded, a head may have no weights of its own here.
+    weights = [] if head is None else list(head.parameters())
+    if weights and torch.is_grad_enabled() and not any(weight.requires_grad for weight in weights):
+        warnings.warn(
+            "the position head is frozen, so it learns nothing of position_labels; where it should, add "
+            "modules_to_save=['position_head', 'segment'] to LoraConfig",
+            FrozenHeadWarning,
+            stacklevel=3,
         )
 
 

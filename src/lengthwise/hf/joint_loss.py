@@ -1,7 +1,9 @@
 """The two parts of the loss of a model that predicts IDs: of the tokens, and of their IDs."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -81,16 +83,21 @@ def position_loss(
         return OfIDs(nothing, known)
     # Nothing is asked before the shortest prompt ends.
     first, last = int(columns[0]), int(columns[-1]) + 1
-    prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
-    next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
-    # In its own precision, whatever is computed in half of it around here.
-    with torch.autocast(asked.hidden.device.type, enabled=False):
+    with own_precision(head, asked.hidden.device):
+        prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
+        next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
         made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
         log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
     kept = scored[:, first:last] & reachable
     if known is not None:
         known[:, first + 1 : last + 1] = torch.where(scored[:, first:last], made.most_likely(), -1)
     return OfIDs(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
+
+
+def own_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
+    """A head in float32 computes in it, whatever is computed in half of it around; one that was cast does as cast."""
+    whole = all(weight.dtype == torch.float32 for weight in head.parameters())
+    return torch.autocast(device.type, enabled=False) if whole else nullcontext()
 
 
 def joint_loss(of_tokens: Tensor | None, of_ids: OfIDs | None, id_weight: float) -> Float[Tensor, ""] | None:

@@ -9,7 +9,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lengthwise.errors import SettingError
 from lengthwise.hf.devices import device_of
 
 # Under this name a model chooses it, as it would choose "sdpa".
@@ -45,27 +44,22 @@ def _visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "
 
 
 @torch.no_grad()
-def check_scales(model: PreTrainedModel) -> None:
-    """Raise ``SettingError`` for a model with an attention of its own, which does not ask which one is set."""
+def scaled_layers(model: PreTrainedModel) -> int:
+    """How many layers scale their queries in a call; some models have an attention of their own."""
     tokens = torch.arange(1, 5, device=device_of(model))[None] % model.config.get_text_config().vocab_size
-    asked = []
+    asked = 0
 
     def counted(*args: Any, **also: Any) -> Any:
-        asked.append(args)
+        nonlocal asked
+        asked += 1
         return log_length_attention(*args, **also)
 
-    mode = model.training
     AttentionInterface.register(LOG_LENGTH, counted)
     try:
         model.eval()(input_ids=tokens, use_cache=False)
     finally:
         AttentionInterface.register(LOG_LENGTH, log_length_attention)
-        model.train(mode)
-    if not asked:
-        raise SettingError(
-            f"length_scaling='log' does nothing in {model.config.model_type}, which has an attention of its own; leave "
-            "it out, or choose another model, such as a Llama, Qwen, OLMo or GPT-NeoX"
-        )
+    return asked
 
 
 AttentionInterface.register(LOG_LENGTH, log_length_attention)

@@ -10,14 +10,14 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.decoder import Cache as DecoderCache
 from lengthwise.errors import SettingError
-from lengthwise.hf.call_checks import check_all_given, check_names_tokens, check_served
+from lengthwise.hf.call_checks import check_all_given, check_labelled, check_names_tokens, check_served
 from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.joint_loss import Asked, OfIDs, joint_loss, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
 from lengthwise.hf.parts import KeepsPrecision
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.reading import ids_of_rows, prompt_of_call
+from lengthwise.hf.reading import ids_of_rows, kept_logits, prompt_of_call
 from lengthwise.hf.texts import prompts_of
 from lengthwise.scores import PLAINLY, Looking
 
@@ -33,6 +33,8 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
     config: LengthwiseConfig
     base_model_prefix = "decoder"
     main_input_name = "input_ids"
+    # Trainers give none: the loss of a batch is its mean.
+    accepts_loss_kwargs = False
     # Its angles and heads would tell too few IDs apart in half precision.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["decoder"]
 
@@ -64,6 +66,8 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
         """
         check_names_tokens(inputs_embeds)
         check_served(other)
+        if position_labels is not None and self.training:
+            check_labelled(labels)
         cache = None if past_key_values is None else PositionCache.of(past_key_values)
         if cache is None and use_cache:
             cache = PositionCache(DynamicCache(config=self.config))
@@ -82,8 +86,7 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
             _keep(cache, grown)
             told = prompt_mask is not None or labels is not None
             cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt=told))
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.decoder.token_logits(hidden if labels is not None else hidden[:, kept])
+        logits = self.decoder.token_logits(hidden if labels is not None else kept_logits(hidden, logits_to_keep))
         of_tokens = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         of_ids = None
         if position_labels is not None and self.decoder.predicts_ids:

@@ -49,8 +49,8 @@ class KeepsPrecision(nn.Module):
             return tensor.to(found.device) if found.dtype != tensor.dtype else found
 
         for part in kept.values():
-            if part is not None:
-                part._apply(moved, recurse)
+            if part is not None and recurse:
+                part._apply(moved)
         return self
 
 

@@ -9,16 +9,23 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.utils import can_return_tuple
 
 from lengthwise.errors import ModelError, SettingError
-from lengthwise.hf.call_checks import check_all_given, check_below, check_names_tokens, check_one_copy, check_trained
+from lengthwise.hf.call_checks import (
+    check_all_given,
+    check_below,
+    check_labelled,
+    check_names_tokens,
+    check_one_copy,
+    warn_of_frozen,
+)
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs
-from lengthwise.hf.joint_loss import Asked, foretold, joint_loss, position_loss, token_loss
-from lengthwise.hf.length_scaling import LOG_LENGTH, check_scales
+from lengthwise.hf.joint_loss import Asked, foretold, joint_loss, own_precision, position_loss, token_loss
+from lengthwise.hf.length_scaling import LOG_LENGTH
 from lengthwise.hf.parts import KeepsPrecision, Segment, Tap
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
-from lengthwise.hf.reading import counted_ids, ids_of_rows, mask_of_call, prompt_of_call
-from lengthwise.hf.takes_ids import check_table, check_takes_ids
+from lengthwise.hf.reading import counted_ids, ids_of_rows, kept_logits, mask_of_call, prompt_of_call
+from lengthwise.hf.takes_ids import check_scales, check_table, check_takes_ids
 from lengthwise.hf.texts import prompts_of
 from lengthwise.position_heads import POSITION_HEADS, PositionHead
 
@@ -80,7 +87,7 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         model.config.get_text_config()._attn_implementation = attention
         made = cls(config, model)
         if made.config.length_scaling == "log":
-            check_scales(model)
+            check_scales(model, attention)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
         device = device_of(model)
@@ -132,18 +139,20 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         check_one_copy(self)
         cache = self._cache(past_key_values, use_cache)
         if position_labels is not None and self.training:
-            check_trained(None if self.position_head is None else self._head_in_use(), labels)
+            check_labelled(labels)
+            warn_of_frozen(None if self.position_head is None else self._head_in_use())
         position_ids = self._given_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         given = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or given < input_ids.shape[1]:
             check_all_given(given, input_ids, labels, position_labels, sequence_ids)
             made = self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
-            made.logits = _kept(made.logits, logits_to_keep)
+            made.logits = kept_logits(made.logits, logits_to_keep)
             return made
         mask = mask_of_call(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # What predicts the next ID need not be among the logits that are chosen by a tensor.
-        all_logits = labels is not None or position_labels is not None or isinstance(logits_to_keep, Tensor)
+        chosen = isinstance(logits_to_keep, Tensor) and cache is not None
+        all_logits = labels is not None or position_labels is not None or chosen
         made = self._ask(
             self._embedded(input_ids, is_prompt),
             attention_mask=mask,
@@ -167,7 +176,7 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
             of_ids = position_loss(head, self._known_tokens, self._chosen, asked, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(of_tokens, of_ids, self.config.id_weight),
-            logits=made.logits if labels is not None or not all_logits else _kept(made.logits, logits_to_keep),
+            logits=kept_logits(made.logits, logits_to_keep) if chosen and labels is None else made.logits,
             past_key_values=cache,
             hidden_states=made.hidden_states,
             attentions=made.attentions,
@@ -186,20 +195,22 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
     ) -> Int[Tensor, "batch 1"]:
         """The IDs of tokens that were just chosen: the head's most likely ones, or without a head the last plus one."""
         own_ids = past_key_values.last_ids()
+        # Behind its end a row is written on with fill, whose IDs mean nothing and have to be some all the same.
+        most = self.config.num_position_ids
         if self.position_head is None:
-            check_below(own_ids + 1, self.config.num_position_ids)
-            return own_ids + 1
+            fill = self.generation_config.pad_token_id
+            check_below(own_ids + 1 if fill is None else (own_ids + 1)[tokens != fill], most)
+            return (own_ids + 1).clamp(max=most - 1)
         head = self._head_in_use()
-        if past_key_values.prompts is None:
-            known = past_key_values.settle()
-            assert known is not None
-            prompt = prompts_of(head, self._known_tokens, known.tokens, known.position_ids, known.is_prompt)
-            past_key_values.prompts = [prompt]
         hidden = past_key_values.last_hidden().float()
-        with torch.autocast(hidden.device.type, enabled=False):
+        with own_precision(head, hidden.device):
+            if past_key_values.prompts is None:
+                known = past_key_values.settle()
+                assert known is not None
+                prompt = prompts_of(head, self._known_tokens, known.tokens, known.position_ids, known.is_prompt)
+                past_key_values.prompts = [prompt]
             asked = head(hidden, own_ids, self._chosen(tokens), past_key_values.prompts[0])
-        # Behind its end a row is written on with fill: what it is given there has to be an ID all the same.
-        return asked.most_likely().clamp(0, self.config.num_position_ids - 1)
+        return asked.most_likely().clamp(0, most - 1)
 
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
@@ -287,7 +298,3 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
                 f"attention {attn_implementation} would leave out length_scaling='log'; wrap the model without it"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
-
-
-def _kept(logits: Float[Tensor, "batch new vocab"], kept: int | Tensor) -> Float[Tensor, "batch kept vocab"]:
-    return logits[:, slice(-kept, None) if isinstance(kept, int) else kept]

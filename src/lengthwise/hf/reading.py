@@ -45,8 +45,17 @@ def ids_of_rows(position_ids: Int[Tensor, "*level given_batch given"], rows: int
 
 def counted_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
     """IDs that count up from each row's first token, as anywhere in `transformers`."""
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise SettingError("a mask of all pairs of tokens does not say where rows begin; give position_ids with it")
     inside = torch.ones_like(tokens) if attention_mask is None else attention_mask
     return (inside.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def kept_logits(
+    of_tokens: Float[Tensor, "batch new features"], kept: int | Tensor
+) -> Float[Tensor, "batch kept features"]:
+    """Logits, or what they are made of, that ``logits_to_keep`` asks for: the last, all for 0, or the chosen ones."""
+    return of_tokens[:, slice(-kept, None) if isinstance(kept, int) else kept]
 
 
 def mask_of_call(
@@ -78,7 +87,7 @@ def mask_of_call(
         inside = attention_mask.bool()
     # A step that is compiled always has the same form.
     fixed = torch.compiler.is_compiling() or (cache is not None and cache.is_compileable)
-    if sequence_ids is None and not fixed and bool(inside.all()):
+    if sequence_ids is None and not fixed and (attention_mask is None or bool(inside.all())):
         return tokens.new_ones(len(tokens), past + new)
     if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
         inside = torch.nn.functional.pad(inside, (0, room - past - new))

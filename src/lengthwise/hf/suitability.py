@@ -25,12 +25,19 @@ def narrowest_window(config: Any) -> int | None:
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds and not kinds & WINDOWED:
         return None
+    windows = (getattr(config, name, None) for name in _window_names(config))
+    return min((int(window) for window in windows if window), default=None)
+
+
+def window_of(config: Any) -> str:
+    """What a configuration without kinds of layers calls its window."""
+    return next(name for name in _window_names(config) if getattr(config, name, None))
+
+
+def _window_names(config: Any) -> list[str]:
     names = ["sliding_window", "attention_chunk_size"]
     # As GPT-Neo calls it.
-    if "local" in (getattr(config, "attention_layers", None) or []):
-        names.append("window_size")
-    windows = (getattr(config, name, None) for name in names)
-    return min((int(window) for window in windows if window), default=None)
+    return [*names, "window_size"] if "local" in (getattr(config, "attention_layers", None) or []) else names
 
 
 def longest_context(config: Any) -> int | None:

@@ -14,7 +14,7 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
     if "end" in symbols:
-        tokenizer.normalizer = normalizers.Replace("\n", " end")
+        tokenizer.normalizer = normalizers.Replace("\n", " end ")
     parts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
     if all(len(symbol) == 1 for symbol in symbols if symbol != "end"):
         parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from lengthwise.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.devices import check_one_device, device_of
-from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.suitability import narrowest_window
+from lengthwise.hf.length_scaling import scaled_layers
+from lengthwise.hf.suitability import narrowest_window, window_of
 
 SPARE = 2
 
@@ -27,7 +27,7 @@ def check_takes_ids(model: PreTrainedModel) -> None:
     check_one_device(name, model)
     if window := narrowest_window(config):
         layers = getattr(config, "layer_types", None)
-        whole = "sliding_window=None" if layers is None else f"layer_types=['full_attention'] * {len(layers)}"
+        whole = f"{window_of(config)}=None" if layers is None else f"layer_types=['full_attention'] * {len(layers)}"
         raise ModelError(
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
             f"({whole} in its configuration), or choose another model"
@@ -37,13 +37,13 @@ def check_takes_ids(model: PreTrainedModel) -> None:
             f"{name} balances its experts by the mask that it is called with, and would read ours wrongly; set "
             "output_router_logits=False in its configuration"
         )
-    check_angles(config)
+    _check_angles(config)
     # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
     _asked(model, name, lambda: CausalLM(model, name))
     check_follows_ids(model)
 
 
-def check_angles(config: Any) -> None:
+def _check_angles(config: Any) -> None:
     """Raise ``ModelError`` for a model whose angles depend on the IDs of a call."""
     rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if rope in ("longrope", "dynamic"):
@@ -54,7 +54,12 @@ def check_angles(config: Any) -> None:
 
 
 def check_follows_ids(model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` for a model that predicts the same whatever IDs it is given."""
+    """Raise ``ModelError`` for a model that predicts the same whatever IDs it is given.
+
+    One whose weights are elsewhere (sharded, or not loaded yet) is not asked.
+    """
+    if any(weight.device.type == "meta" or not weight.numel() for weight in model.parameters()):
+        return
     name = _name_of(model.config.get_text_config())
     if not _asked(model, name, lambda: _follows_ids(model)):
         raise ModelError(
@@ -69,8 +74,8 @@ def _asked(model: PreTrainedModel, name: str, ask: Callable[[], Any]) -> Any:
     modes = [(part, part.training) for part in model.modules()]
     try:
         return ask()
-    except (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, NotImplementedError) as error:
-        if isinstance(error, LengthwiseError):
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, (LengthwiseError, torch.OutOfMemoryError)):
             raise
         line = str(error).strip().split("\n")[0][:160]
         raise ModelError(
@@ -86,6 +91,25 @@ def _asked(model: PreTrainedModel, name: str, ask: Callable[[], Any]) -> Any:
 
 def _name_of(config: Any) -> str:
     return str(config.name_or_path or config.model_type)
+
+
+def check_scales(model: PreTrainedModel, before: str) -> None:
+    """Raise ``SettingError`` for a model with an attention of its own, which does not ask which one is set.
+
+    It gets back the attention that it had ``before``.
+    """
+    config = model.config.get_text_config()
+    found = 0
+    try:
+        found = _asked(model, _name_of(config), lambda: scaled_layers(model))
+    finally:
+        if found < config.num_hidden_layers:
+            model.set_attn_implementation(before)
+    if found < config.num_hidden_layers:
+        raise SettingError(
+            f"length_scaling='log' does nothing in {config.model_type}, which has an attention of its own; leave it "
+            "out, or choose another model, such as a Llama, Qwen, OLMo or GPT-NeoX"
+        )
 
 
 def check_table(model: PreTrainedModel, most: int, num_position_ids: int) -> None:
@@ -104,10 +128,16 @@ def check_table(model: PreTrainedModel, most: int, num_position_ids: int) -> Non
 
 @torch.no_grad()
 def _follows_ids(model: Any) -> bool:
-    """Whether the same tokens under other IDs get another prediction."""
+    """Whether the same tokens under other IDs get another prediction, where other tokens do."""
+    model.eval()
+    if model.config.get_text_config()._attn_implementation not in ("sdpa", "eager"):
+        # The others take no mask of one's own.
+        model.set_attn_implementation("sdpa")
     device = device_of(model)
-    tokens = torch.arange(1, 6, device=device)[None] % model.config.get_text_config().vocab_size
-    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5]], device=device)
-    mask = causal_mask(torch.ones_like(ids, dtype=torch.bool), dtype=model.dtype)
-    made = model(input_ids=tokens.expand(2, -1), position_ids=ids, attention_mask=mask, use_cache=False)
-    return not torch.equal(made.logits[0, -1], made.logits[1, -1])
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [5, 3, 2, 4, 1]], device=device)
+    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5], [0, 1, 2, 3, 4]], device=device)
+    tokens = tokens % model.config.get_text_config().vocab_size
+    # With a mask, if of ones, no packed texts are looked for in the IDs.
+    asked = {"input_ids": tokens, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
+    same, moved, other = model(**asked, use_cache=False).logits[:, -1]
+    return not torch.equal(same, moved) or torch.equal(same, other)
