@@ -10,6 +10,7 @@ from lengthwise.claims import CLAIMS, SIZES, diagnosis, recall, reproduce
 from lengthwise.claims.claim import FIRST_SEED
 from lengthwise.claims.excess_risk import Cell, growth
 from lengthwise.comparison import check_rows
+from lengthwise.diagnosis import diagnosis as diagnosing
 from lengthwise.errors import UnknownNameError
 
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
@@ -22,6 +23,8 @@ def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path, mo
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
     for module in (recall, diagnosis):
         monkeypatch.setattr(module, "EXAMPLES", 4)
+    for number in ("ASKED", "LOOKED_AT"):
+        monkeypatch.setattr(diagnosing, number, 2)
     told = []
     found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
     experiments, num_seeds = claim.at("quick")

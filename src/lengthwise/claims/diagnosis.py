@@ -99,7 +99,7 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
             if shares:
                 axes.barh(place, sum(shares) / len(shares), color=f"C{place}", alpha=0.5)
                 axes.plot(shares, [place] * len(shares), "o", color=f"C{place}", markersize=4)
-        axes.set(xlim=(0, 1.02), title=f"{label}, length {own[0]['length']:,}")
+        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {own[0]['length']:,}")
         axes.set_yticks(range(len(causes)), causes, fontsize=7)
     axes.set_xlabel("share of first errors that are right without it")
     figure.suptitle(title)
