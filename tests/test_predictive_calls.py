@@ -178,7 +178,7 @@ REFUSED = {
             attention_types=[[["global", "local"], 1]],
             window_size=16,
         ),
-        r"looks back 16 tokens by token index",
+        r"looks back 16 tokens by token index.*\(attention_types=\[\[\['global'\], 2\]\] in its configuration\)",
     ),
     "Gemma 3": (CONFIGS["gemma3"](), r"\(layer_types=\['full_attention'\] \* 3 in its configuration\)"),
     "Mixtral": (

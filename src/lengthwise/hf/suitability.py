@@ -13,6 +13,7 @@ from lengthwise.influence.next_token_model import NextTokenModel
 
 # Layers whose keys can be hidden one by one. A window or a chunk is full attention as long as the context fits in it.
 FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
+WINDOWS = ("sliding_window", "attention_chunk_size")
 # What rounding may do to a probability, by the model's precision.
 ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
 COARSE = 0.3
@@ -25,19 +26,19 @@ def narrowest_window(config: Any) -> int | None:
     kinds = set(getattr(config, "layer_types", None) or [])
     if kinds and not kinds & WINDOWED:
         return None
-    windows = (getattr(config, name, None) for name in _window_names(config))
+    # As GPT-Neo calls it.
+    names = (*WINDOWS, "window_size") if "local" in (getattr(config, "attention_layers", None) or []) else WINDOWS
+    windows = (getattr(config, name, None) for name in names)
     return min((int(window) for window in windows if window), default=None)
 
 
-def window_of(config: Any) -> str:
-    """What a configuration without kinds of layers calls its window."""
-    return next(name for name in _window_names(config) if getattr(config, name, None))
-
-
-def _window_names(config: Any) -> list[str]:
-    names = ["sliding_window", "attention_chunk_size"]
-    # As GPT-Neo calls it.
-    return [*names, "window_size"] if "local" in (getattr(config, "attention_layers", None) or []) else names
+def whole_context(config: Any) -> str:
+    """What to set in a configuration so that no layer has a window."""
+    if (layers := getattr(config, "layer_types", None)) is not None:
+        return f"layer_types=['full_attention'] * {len(layers)}"
+    if (layers := getattr(config, "attention_layers", None)) is not None:
+        return f"attention_types=[[['global'], {len(layers)}]]"
+    return " and ".join(f"{name}=None" for name in WINDOWS if getattr(config, name, None))
 
 
 def longest_context(config: Any) -> int | None:

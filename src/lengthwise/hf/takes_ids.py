@@ -11,7 +11,7 @@ from lengthwise.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.devices import check_one_device, device_of
 from lengthwise.hf.length_scaling import scaled_layers
-from lengthwise.hf.suitability import narrowest_window, window_of
+from lengthwise.hf.suitability import narrowest_window, whole_context
 
 SPARE = 2
 
@@ -26,11 +26,9 @@ def check_takes_ids(model: PreTrainedModel) -> None:
     name = _name_of(config)
     check_one_device(name, model)
     if window := narrowest_window(config):
-        layers = getattr(config, "layer_types", None)
-        whole = f"{window_of(config)}=None" if layers is None else f"layer_types=['full_attention'] * {len(layers)}"
         raise ModelError(
             f"{name} looks back {window} tokens by token index, whatever their IDs; give it the whole context "
-            f"({whole} in its configuration), or choose another model"
+            f"({whole_context(config)} in its configuration), or choose another model"
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
