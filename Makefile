@@ -36,7 +36,7 @@ bench: setup
 	$(BIN)/python benchmarks/sampler_speed.py
 	$(BIN)/python benchmarks/encoding_speed.py
 	$(BIN)/python benchmarks/theory_speed.py
-	$(BIN)/python benchmarks/hf_overhead.py
+	$(BIN)/python benchmarks/hf_overhead.py --size small
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/influence_speed.py
 
