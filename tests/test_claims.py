@@ -58,6 +58,17 @@ def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim)
             assert len(experiment.evaluation.num_examples) in (1, len(experiment.evaluation.lengths))
 
 
+def test_a_claim_is_shown_on_other_seeds_where_they_are_asked_for(tmp_path):
+    found = reproduce(
+        CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits"]
+    )
+    assert {row["seed"] for row in found.comparison.rows} == {9005, 9006}
+    bits = [f"flagged-{number}" for number in range(1, 17)]
+    assert list(dict.fromkeys(row["variant"] for row in found.comparison.rows)) == bits
+    # One line for an experiment, not one for each number of bits.
+    assert [warning.split(":")[0] for warning in found.comparison.warnings] == ["up to 4 bits"]
+
+
 @over_claims
 def test_every_experiment_of_a_claim_can_be_trained_and_measured_to_the_end(claim):
     check_rows(claim.at("full")[0])

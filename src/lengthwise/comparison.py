@@ -22,7 +22,7 @@ from lengthwise.experiment import Experiment, to_dict
 from lengthwise.folder import COMPARISON_FOLDER, RESULTS, append_rows, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
-from lengthwise.report import outcome
+from lengthwise.report import label_of, outcome
 from lengthwise.run import check, evaluate, train, variants
 from lengthwise.tasks import GradedByLoss
 
@@ -267,10 +267,11 @@ def _compared(job: _Job) -> _Cell | None:
 
 
 def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line per row label whose evaluation used ID distances that no seed's training showed."""
+    """A line per experiment whose evaluation, on any variant, used ID distances that no seed's training showed."""
     rows, notes = list(chosen), []
-    for label in dict.fromkeys(row["row"] for row in rows):
-        beyond = [row for row in rows if row["row"] == label and row["largest_distance"] > row["trained_distance"]]
+    for label in dict.fromkeys(map(label_of, rows)):
+        own = [row for row in rows if label_of(row) == label]
+        beyond = [row for row in own if row["largest_distance"] > row["trained_distance"]]
         if beyond:
             lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in beyond}))
             widest = max(row["largest_distance"] for row in beyond)

@@ -50,14 +50,14 @@ class Claim:
     tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
     draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
 
-    def at(self, size: str) -> tuple[dict[str, Experiment], int]:
-        """The experiments of a size and with how many seeds each, counted from ``FIRST_SEED``.
+    def at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
+        """The experiments of a size and with how many seeds each, counted from ``first_seed``.
 
         ``quick`` has the rows of ``laptop``, and only shows that they run; ``gpu`` is ``full``.
         """
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
-        known = {label: replace(each, seed=FIRST_SEED) for label, each in self.experiments().items()}
+        known = {label: replace(each, seed=first_seed) for label, each in self.experiments().items()}
         asked = self.full if size in ("full", "gpu") else self.laptop
         labels = known if asked.rows is None else asked.rows
         if size == "quick":

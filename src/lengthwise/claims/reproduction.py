@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.claims.claim import Claim, Table
+from lengthwise.claims.claim import FIRST_SEED, Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
 from lengthwise.folder import append_rows, read_rows, run_folder, write_rows
@@ -35,6 +35,7 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     out: Path,
     *,
     num_seeds: int | None = None,
+    first_seed: int = FIRST_SEED,
     jobs: int | None = None,
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
@@ -42,10 +43,11 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     """Train and evaluate what shows a claim, at a size of ``SIZES``; the same call goes on where it was stopped.
 
     ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``num_seeds`` (by default as many as the size
-    has) are counted from the first of those that are kept for claims. ``only`` these rows are run now, and shown
-    with those that earlier calls finished. ``UnknownNameError`` for another size, or another row.
+    has) are counted from ``first_seed``, by default the first of those that are kept for claims. ``only`` these rows
+    are run now, and shown with those that earlier calls finished. ``UnknownNameError`` for another size, or another
+    row.
     """
-    experiments, usual = claim.at(size)
+    experiments, usual = claim.at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     comparison = compare(
         experiments,

@@ -27,11 +27,13 @@ def sparse_parity() -> Experiment:
     )
 
 
-def sparse_parity_up_to(most: int, *, coding: str = "flags", window: int | None = None) -> Experiment:
-    """Up to ``most`` flagged bits, one more as soon as the last is learned."""
+def sparse_parity_up_to(
+    most: int, *, coding: str = "flags", window: int | None = None, tested: tuple[int, ...] = TESTED
+) -> Experiment:
+    """Up to ``most`` flagged bits, one more as soon as the last is learned; numbers that are ``tested`` one by one."""
     return replace(
         sparse_parity(),
-        task=SparseParity(most=most, coding=coding, window=window, tested=TESTED),
+        task=SparseParity(most=most, coding=coding, window=window, tested=tested),
         # Without, attention on the flagged bits is diluted from four times the trained length on for one seed in three.
         decoder=replace(sparse_parity().decoder, d_model=128, num_heads=4, dilution=0.5),
         # The last stage is a small share of what is drawn: its loss tells more than exact match does.
@@ -47,7 +49,7 @@ def sparse_parity_up_to(most: int, *, coding: str = "flags", window: int | None 
         evaluation=EvaluationSettings(
             lengths=(50, 100, 200, 500, 5000),
             num_examples=(512, 512, 512, 512, 16),
-            variants=tuple(f"flagged-{number}" for number in TESTED),
+            variants=tuple(f"flagged-{number}" for number in tested),
         ),
     )
 

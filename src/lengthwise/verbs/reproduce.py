@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.claims import CLAIMS, reproduce
+from lengthwise.claims.claim import FIRST_SEED
 from lengthwise.errors import unknown_name
 from lengthwise.interruption import StoppedError
 from lengthwise.terminal import err_console, out_console, print_json, print_table, say
@@ -16,6 +17,7 @@ def reproduce_(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim by name, see list claims.")],
     size: Annotated[str, typer.Option(help="quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
     seeds: Annotated[int | None, typer.Option(**WHOLE, help="How many; as many as the size has by default.")] = None,
+    first_seed: Annotated[int, typer.Option(**WHOLE, help="The first of them.")] = FIRST_SEED,
     jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Run this row only; repeat it for more. All by default.")
@@ -28,7 +30,9 @@ def reproduce_(
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
     with err_console.status(f"{claim}, {size}, into {folder}"):
-        found = reproduce(CLAIMS[claim], size, folder, num_seeds=seeds, jobs=jobs, only=row, report=say)
+        found = reproduce(
+            CLAIMS[claim], size, folder, num_seeds=seeds, first_seed=first_seed, jobs=jobs, only=row, report=say
+        )
     for warning in found.comparison.warnings:
         say(f"warning: {warning}")
     if found.figure is None:
