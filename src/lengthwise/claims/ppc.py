@@ -8,8 +8,11 @@ from lengthwise.claims.claim import Claim, Size, Table
 from lengthwise.encodings import Learned
 from lengthwise.evaluation import EvaluationSettings, drawn
 from lengthwise.experiment import Experiment
+from lengthwise.forecast.asking import Questions, ask, draw_questions
+from lengthwise.forecast.thinning import thin
 from lengthwise.grading import Graded, first_errors, grade
 from lengthwise.positions import Predicted
+from lengthwise.randomness import stream
 from lengthwise.recipes import recipe
 from lengthwise.report import Rows
 from lengthwise.run import Run
@@ -18,6 +21,8 @@ from lengthwise.tasks import Parity
 HEADS = ("pointer", "rank", "increment", "class")
 # Sequences decoded freely, beside the same ones with right tokens and IDs before each choice.
 DECODED, DECODED_TO = 32, 2000
+# Answers that are asked with most tokens left out: about so many stay.
+ASKED, READ = 64, 16
 
 
 def _experiments() -> dict[str, Experiment]:
@@ -66,14 +71,32 @@ def _with_classes(base: Experiment, scheme: Predicted) -> Experiment:
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Free decoding beside teacher forcing where a run begins to fail: exact matches, and what follows an error."""
+    """Free decoding beside teacher forcing where a run begins to fail, and what its answers are read off there."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= DECODED_TO}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
     end, found = experiment.task.vocabulary.index("end"), _Beside()
     for _, batch in drawn(experiment.task, experiment.scheme, length, DECODED, 0):
         found.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
-    return {"length": length, **found.shares()}
+    return {"length": length, **found.shares(), **_read_off(run, length)}
+
+
+def _read_off(run: Run, length: int) -> dict[str, float]:
+    """Answers, token and ID, of a decoder that reads little of what comes before: what is needed, or as much else."""
+    experiment = run.experiment
+    run.decoder.eval()
+    questions = draw_questions(experiment.task, experiment.scheme, length, ASKED, 0)
+    rng, before = stream(0, "answers read off a few tokens", length), questions.answer - 1
+    others = [rng.integers(0, last + 1, len(each)) for each, last in zip(questions.needed, before, strict=True)]
+    read = thin(questions.needed, before, READ, rng, stretch=1).alone()
+    instead = thin(others, before, READ, rng, stretch=1).alone()
+    elsewhere = Questions(batch=questions.batch, answer=questions.answer, needed=others)
+    return {
+        "tokens_before": float(questions.answer.mean()),
+        "tokens_read": float((read.last + 1).mean()),
+        "right_of_few": float(ask(run.decoder, questions, read).single.mean()),
+        "right_of_others": float(ask(run.decoder, elsewhere, instead).single.mean()),
+    }
 
 
 @dataclass(slots=True)
@@ -115,7 +138,7 @@ class _Beside:
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [_failures(rows), _decoding(readings)]
+    return [_failures(rows), _decoding(readings), _few(readings)]
 
 
 def _failures(rows: Rows) -> Table:
@@ -148,6 +171,17 @@ def _decoding(readings: Rows) -> Table:
     header = ["row", "seed", "length", "exact, right tokens before", "exact, own tokens before", "same first error"]
     later = ["right behind the first error, right tokens before", "own tokens before"]
     return f"free decoding beside teacher forcing, {DECODED} examples", [*header, *later], body
+
+
+def _few(readings: Rows) -> Table:
+    body = []
+    for reading in readings:
+        sizes = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
+        shares = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
+        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *sizes, *shares])
+    title = f"{ASKED} answers, token and ID, of a decoder that reads few of the tokens before them"
+    header = ["row", "seed", "length", "tokens before", "read", "right, needed ones read", "right, as many others read"]
+    return title, header, body
 
 
 PPC = Claim(
