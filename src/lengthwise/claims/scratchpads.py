@@ -12,6 +12,9 @@ from lengthwise.tasks import VariableAssignment
 # Those that a laptop trains in minutes: what is new, what it is compared with, and what most models have.
 FEW = ("predicted (PPC)", "coupled, IDs given", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
 
+# Of the chain that is asked for, where that is fixed.
+DEPTH = 4
+
 
 def _parity() -> dict[str, Experiment]:
     tests = EvaluationSettings(
@@ -35,6 +38,10 @@ def _variable_assignment() -> dict[str, Experiment]:
         # With three, 2,000 steps fit a quarter of the sequences.
         until = replace(predicted.training, steps=6000, fit_every=100, cooldown_steps=500)
         rows[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task, training=until)
+    # However many assignments there are, as many are needed.
+    near = VariableAssignment(depth=DEPTH)
+    for label in ("predicted (PPC)", "rotary"):
+        rows[f"{label}, depth {DEPTH}"] = replace(rows[label], task=near, evaluation=replace(tests, variants=()))
     return rows
 
 
