@@ -5,6 +5,7 @@ from dataclasses import replace
 from lengthwise.claims.claim import Claim, Size
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
+from lengthwise.positions import Predicted
 from lengthwise.recipes import recipe
 from lengthwise.tasks import Multiplication
 
@@ -21,6 +22,9 @@ TESTS = {
     ),
     "sort": EvaluationSettings(lengths=(10, 40, 64), num_examples=(512,)),
 }
+# Ten times as far, which is some 50,000 tokens.
+FURTHER = replace(TESTS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
+FURTHER_IDS = 12_288
 MORE_ROWS = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
@@ -41,14 +45,17 @@ ROWS = {
 def _experiments() -> dict[str, Experiment]:
     made = {label: recipe(name) for label, name in ROWS.items()}
     rows = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in made.items()}
+    further = replace(rows["addition, carries written, PPC"], evaluation=FURTHER)
+    assert isinstance(further.scheme, Predicted)
+    further = replace(further, scheme=replace(further.scheme, num_position_ids=FURTHER_IDS))
     # From the third row on a row can read a sum of 90 or more: two rows never show that.
     of_three = replace(rows["product, PPC"], task=Multiplication(digits=3), evaluation=MORE_ROWS)
-    return rows | {"product by three digits, PPC": of_three}
+    return rows | {"addition, carries written, PPC, IDs to 12,288": further, "product by three digits, PPC": of_three}
 
 
 ARITHMETIC = Claim(
     name="arithmetic",
-    summary="sums to 100 times the digits, sums of more numbers, products to 20 times, sorted lists to 6 times",
+    summary="sums to 1,000 times the digits, sums of more numbers, products to 20 times, sorted lists to 6 times",
     paper="goes on from section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_experiments,
     laptop=Size(num_seeds=1, rows=tuple(label for label in ROWS if label.endswith("PPC") and "carries" not in label)),
