@@ -12,12 +12,13 @@ from lengthwise.claims.excess_risk import Cell, growth
 from lengthwise.comparison import check_rows
 from lengthwise.diagnosis import diagnosis as diagnosing
 from lengthwise.errors import UnknownNameError
+from lengthwise.report import label_of
 
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
 
 
-@over_claims
-def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path, monkeypatch):
+@pytest.fixture
+def little_asked(monkeypatch):
     # One thread: another process may have the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
@@ -25,10 +26,23 @@ def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path, mo
         monkeypatch.setattr(module, "EXAMPLES", 4)
     for number in ("ASKED", "LOOKED_AT"):
         monkeypatch.setattr(diagnosing, number, 2)
+
+
+@pytest.mark.slow
+@over_claims
+@pytest.mark.usefixtures("little_asked")
+def test_every_row_of_a_claim_runs(claim, tmp_path):
+    found = reproduce(claim, "quick", tmp_path, jobs=1, only=list(claim.experiments()))
+    assert {label_of(row) for row in found.comparison.rows} == set(claim.experiments())
+    assert found.figure is not None
+
+
+@over_claims
+@pytest.mark.usefixtures("little_asked")
+def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path):
     told = []
     found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
-    experiments, num_seeds = claim.at("quick")
-    assert num_seeds == 1
+    experiments = claim.usual_rows("quick") or claim.experiments()
     assert len(told) == len(experiments)
     by_length = [body for title, _, body in found.tables if "exact match by length" in title]
     shown = {row[0] for body in by_length for row in body}

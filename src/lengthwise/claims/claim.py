@@ -53,16 +53,20 @@ class Claim:
     def at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
         """The experiments of a size and with how many seeds each, counted from ``first_seed``.
 
-        ``quick`` has the rows of ``laptop``, and only shows that they run; ``gpu`` is ``full``.
+        ``quick`` has every row, and only shows that they run; ``gpu`` is ``full``.
         """
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
         known = {label: replace(each, seed=first_seed) for label, each in self.experiments().items()}
         asked = self.full if size in ("full", "gpu") else self.laptop
-        labels = known if asked.rows is None else asked.rows
         if size == "quick":
-            return {label: quick(known[label]) for label in labels}, 1
+            return {label: quick(each) for label, each in known.items()}, 1
+        labels = known if asked.rows is None else asked.rows
         return {label: _within(known[label], asked) for label in labels}, asked.num_seeds
+
+    def usual_rows(self, size: str) -> tuple[str, ...] | None:
+        """The rows that are run where none are asked for; None: all of them. For ``quick``, those of ``laptop``."""
+        return self.laptop.rows if size == "quick" else None
 
 
 def _within(experiment: Experiment, size: Size) -> Experiment:

@@ -31,11 +31,6 @@ def _experiments() -> dict[str, Experiment]:
     base = rows["parity, pointer"]
     scheme = base.scheme
     assert isinstance(scheme, Predicted)
-    for gaps in (0, 3):
-        rows[f"parity, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
-    for factor in (0.1, 4):
-        around = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
-        rows[f"parity, IDs to {factor:g}x"] = replace(base, scheme=around)
     # Few enough that training shows most of them.
     few = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near = replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
@@ -44,19 +39,28 @@ def _experiments() -> dict[str, Experiment]:
     same = replace(base, task=Parity(coupling="same"))
     rows["parity, ID of the last bit"] = same
     rows["parity, ID of the last bit, no gaps"] = replace(same, scheme=replace(scheme, max_gaps=0))
-    tests = EvaluationSettings(lengths=(16, 32, 160), num_examples=(512, 512, 256), until_none=True)
-    return rows | _changed("variables", replace(recipe("variable_assignment"), evaluation=tests))
+    tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), until_none=True)
+    variables = replace(recipe("variable_assignment"), evaluation=tests)
+    rows |= _changed("variables", variables)
+    assert isinstance(variables.scheme, Predicted)
+    rows["variables, class, learned IDs"] = _with_classes(variables, variables.scheme)
+    return rows
 
 
 def _changed(name: str, base: Experiment) -> dict[str, Experiment]:
     """What is asked of both tasks."""
     rows = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
-    assert isinstance(base.scheme, Predicted)
-    rows[f"{name}, class, learned IDs"] = _with_classes(base, base.scheme)
     for weight in (0.1, 10.0):
         rows[f"{name}, ID loss times {weight:g}"] = replace(base, training=replace(base.training, id_weight=weight))
     for share, said in ((0.5, "half"), (1.0, "all")):
         rows[f"{name}, {said} on own IDs"] = replace(base, training=replace(base.training, own_ids=share))
+    scheme = base.scheme
+    assert isinstance(scheme, Predicted)
+    for gaps in (0, 3):
+        rows[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
+    for factor in (0.1, 4):
+        around = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
+        rows[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=around)
     return rows
 
 

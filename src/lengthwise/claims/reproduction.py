@@ -44,8 +44,8 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
 
     ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``num_seeds`` (by default as many as the size
     has) are counted from ``first_seed``, by default the first of those that are kept for claims. ``only`` these rows
-    are run now, and shown with those that earlier calls finished. ``UnknownNameError`` for another size, or another
-    row.
+    (by default those that the size has) are run now, and shown with those that earlier calls finished.
+    ``UnknownNameError`` for another size, or another row.
     """
     experiments, usual = claim.at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
@@ -55,7 +55,7 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
         num_seeds=usual if num_seeds is None else num_seeds,
         jobs=jobs,
         device=device,
-        only=only,
+        only=claim.usual_rows(size) if only is None else only,
         report=report,
     )
     if not comparison.finished:

@@ -40,7 +40,9 @@ class _Kind:
 PLAIN, LETTERS, WINDOW = _Kind("", TRAINED), _Kind(" among letters", TRAINED), _Kind(" within 16", FEWER)
 ROTARY, SKIPWISE = _Kind(", rotary", FEWER), _Kind(", rotary + PoSE", FEWER)
 UNDILUTED, COUNTING = _Kind(", undiluted", FEWER), _Kind(", counting", FEWER)
-KINDS = (PLAIN, UNDILUTED, LETTERS, WINDOW, ROTARY, SKIPWISE, COUNTING)
+# Undiluted, and nothing else changed.
+ONLY_UNDILUTED = _Kind(", undiluted alone", TRAINED[:1])
+KINDS = (PLAIN, UNDILUTED, ONLY_UNDILUTED, LETTERS, WINDOW, ROTARY, SKIPWISE, COUNTING)
 MOST = {kind.label(most): most for kind in KINDS for most in kind.trained}
 
 
@@ -59,7 +61,7 @@ def _experiment(kind: _Kind, most: int) -> Experiment:
         made = replace(made, encoding=Rotary())
     if kind is SKIPWISE:
         made = replace(made, scheme=Skipwise(num_position_ids=8192))
-    if kind in (UNDILUTED, COUNTING):
+    if kind in (UNDILUTED, ONLY_UNDILUTED, COUNTING):
         weights = "count" if kind is COUNTING else "softmax"
         made = replace(made, decoder=replace(made.decoder, weights=weights, dilution=0.0))
     if kind is UNDILUTED:
