@@ -66,27 +66,48 @@ def _in_order(claim: Claim, rows: Rows) -> Rows:
 
 
 def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line per row, and in each cell the exact match of every seed, in the order of the seeds."""
+    """A line per row, and in each cell the exact match of every seed, in the order of the seeds.
+
+    A table per task; where rows were asked other numbers of examples, these have one of their own.
+    """
     for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
-        lengths = sorted({row["length"] for row in own})
-        body = []
-        for label in dict.fromkeys(row["row"] for row in own):
-            runs = [row for row in own if row["row"] == label]
-            by_seed = {row["seed"]: row for row in runs}
-            cells = []
-            for length in lengths:
-                at = {row["seed"]: row["exact_match"] for row in runs if row["length"] == length}
-                cells.append(" ".join(f"{at[seed]:.3f}" if seed in at else "·" for seed in by_seed))
-            seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
-            steps = " ".join(str(row["steps"]) for row in by_seed.values())
-            seconds = " ".join(f"{row['train_seconds']:.0f}" for row in by_seed.values())
-            fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
-            body.append([label, seeds, steps, seconds, fitted, *cells])
-        shown = [f"{length:,} (n={examples_at(own, length)})" for length in lengths]
-        print_table(
-            f"{task.replace('_', ' ')}: every seed", ["row", "seeds", "steps", "seconds", "fitted", *shown], body
-        )
+        for own in _asked_alike([row for row in rows if row["task"] == task]):
+            _every_seed(f"{task.replace('_', ' ')}: every seed", own)
+
+
+def _asked_alike(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Parted so that within each part a length has one number of examples; a row stays whole."""
+    parts: list[tuple[dict[int, int], list[Mapping[str, Any]]]] = []
+    for label in dict.fromkeys(row["row"] for row in rows):
+        runs = [row for row in rows if row["row"] == label]
+        asked = {row["length"]: row["num_examples"] for row in runs}
+        for known, part in parts:
+            if all(known.get(length, number) == number for length, number in asked.items()):
+                known.update(asked)
+                part.extend(runs)
+                break
+        else:
+            parts.append((asked, runs))
+    return [part for _, part in parts]
+
+
+def _every_seed(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    lengths = sorted({row["length"] for row in rows})
+    body = []
+    for label in dict.fromkeys(row["row"] for row in rows):
+        runs = [row for row in rows if row["row"] == label]
+        by_seed = {row["seed"]: row for row in runs}
+        cells = []
+        for length in lengths:
+            at = {row["seed"]: row["exact_match"] for row in runs if row["length"] == length}
+            cells.append(" ".join(f"{at[seed]:.3f}" if seed in at else "·" for seed in by_seed))
+        seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
+        steps = " ".join(str(row["steps"]) for row in by_seed.values())
+        seconds = " ".join(f"{row['train_seconds']:.0f}" for row in by_seed.values())
+        fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
+        body.append([label, seeds, steps, seconds, fitted, *cells])
+    shown = [f"{length:,} (n={examples_at(rows, length)})" for length in lengths]
+    print_table(title, ["row", "seeds", "steps", "seconds", "fitted", *shown], body)
 
 
 def print_table(title: str, header: Iterable[str], body: Iterable[Sequence[str]]) -> None:

@@ -146,11 +146,12 @@ def test_the_growth_of_the_loss_is_found_at_equal_loss_within_training():
     ]
     found = growth(cells, np.random.default_rng(1))
     assert found is not None
-    for factor, expected in zip(found, (3.0, 0.5), strict=True):
+    assert found.power == pytest.approx(0.5, rel=0.05)
+    for factor, expected in ((found.trained, 3.0), (found.tested, 0.5)):
         assert factor.value == pytest.approx(expected, rel=0.05)
         assert factor.interval is not None
         assert factor.interval[0] < expected < factor.interval[1]
     assert growth([cell for cell in cells if cell.trained == 4], rng) is None
     few = growth([cell for cell in cells if cell.seed < 2], rng)
     assert few is not None
-    assert few[0].interval is None
+    assert few.trained.interval is None

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cases import ANSWERED, smallest_length
+from lengthwise.claims import CLAIMS
 from lengthwise.tasks import (
     Addition,
     Copy,
@@ -45,6 +46,13 @@ CASES: dict[str, Task] = {
     "index_hints-addition": IndexHints(task=Addition(scratchpad="carry", zero_padding=False, unequal=True)),
     "index_hints-multi_addition": IndexHints(task=MultiAddition(operands=(3, 3))),
 }
+# What is published: the tasks of all claims with their variants, each once.
+PUBLISHED: dict[str, Task] = {}
+for claim in CLAIMS.values():
+    for row, experiment in claim.experiments().items():
+        for variant, task in {"": experiment.task, **experiment.task.variants()}.items():
+            if task not in (*CASES.values(), *PUBLISHED.values()):
+                PUBLISHED[f"{claim.name}-{row}-{variant}"] = task
 
 
 def one_level(*numbers: int) -> Groups:
@@ -276,7 +284,7 @@ def same_groups(task: Task, found: list[tuple[int, ...]], told: list[tuple[int, 
     return [*map(ranks, found)] == [*map(ranks, told)]
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in CASES.items()])
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in (CASES | PUBLISHED).items()])
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_groups_and_support_are_what_plain_python_tells_from_the_symbols(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)

@@ -194,6 +194,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     for place, ((task, variant), own) in enumerate(panels.items()):
         parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
         _draw_panel(figure.add_subplot(lines, columns, place + 1), own, ": ".join(parts))
+    figure.supxlabel("bands: from the lowest to the highest seed; bars: 95% interval of a single one", fontsize=8)
     return save_figure(figure, folder)
 
 

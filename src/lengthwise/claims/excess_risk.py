@@ -31,8 +31,20 @@ class Factor:
     interval: tuple[float, float] | None
 
 
-def growth(cells: list[Cell], rng: np.random.Generator) -> tuple[Factor, Factor] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
     """By what the far loss is multiplied for one more bit trained on, and for one more bit tested.
+
+    ``power``: it goes as the loss within the training lengths to this power; near 0, the two have little in common.
+    """
+
+    trained: Factor
+    tested: Factor
+    power: float
+
+
+def growth(cells: list[Cell], rng: np.random.Generator) -> Growth | None:
+    """How the far loss grows.
 
     Least squares of ``log far`` on both numbers and on ``log home``: two cells are compared as if they had lost the
     same within the training lengths. Seeds are drawn again with replacement. None where the cells do not tell these
@@ -47,7 +59,7 @@ def growth(cells: list[Cell], rng: np.random.Generator) -> tuple[Factor, Factor]
         again = [cell for seed in rng.choice(seeds, len(seeds)) for cell in cells if cell.seed == seed]
         if (found := _fit(again)) is not None:
             drawn.append(found)
-    return _factor(fitted, drawn, 1), _factor(fitted, drawn, 2)
+    return Growth(trained=_factor(fitted, drawn, 1), tested=_factor(fitted, drawn, 2), power=float(fitted[3]))
 
 
 def _factor(fitted: Float[np.ndarray, " 4"], drawn: list[Float[np.ndarray, " 4"]], place: int) -> Factor:

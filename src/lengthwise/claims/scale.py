@@ -132,7 +132,7 @@ def _power(reading: Mapping[str, Any]) -> int:
 
 
 def _mean_reach(readings: Rows) -> float:
-    """The geometric mean; what does not fit the training length has reached a tenth of it."""
+    """The geometric mean; what does not even reach the training length counts as a tenth of it."""
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
 

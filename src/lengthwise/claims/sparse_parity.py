@@ -115,10 +115,14 @@ def _excess(rows: Rows, near: int, far: int) -> Table:
             for home, away in fit
         ]
         found = growth(cells, stream(0, "seeds drawn again", kind.name))
-        factors = ["-", "-"] if found is None else [_shown_factor(each) for each in found]
+        if found is None:
+            factors = ["-", "-", "-"]
+        else:
+            factors = [_shown_factor(found.trained), _shown_factor(found.tested), f"{found.power:.2f}"]
         body.append([f"up to K bits{kind.name}", f"{len(fit)} of {len(pairs)}", *factors])
     title = f"loss at {far:,}, at the same loss at {near}: multiplied by, with 95% interval over seeds"
-    return title, ["rows", "cells that fit", "for one more bit trained on", "for one more bit tested"], body
+    by = ["for one more bit trained on", "for one more bit tested", f"power of the loss at {near}"]
+    return title, ["rows", "cells that fit", *by], body
 
 
 def _shown_factor(factor: Factor) -> str:
