@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from lengthwise import choices, cli, evaluation
+from lengthwise import comparison as comparison_module
 from lengthwise import run as run_module
-from lengthwise.comparison import Comparison, compare
+from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.encodings import Learned, NoPE
 from lengthwise.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
+from lengthwise.folder import write_rows
 from lengthwise.positions import Sequential
 from lengthwise.run import FIT_EXAMPLES, evaluate, load_run
 from lengthwise.tasks import Addition
@@ -141,6 +143,21 @@ def test_an_evaluation_of_one_of_its_runs_adds_no_row_to_a_comparison(tmp_path):
     run = load_run(next(tmp_path.glob("*/seed-1")), device="cpu")
     evaluate(run, EvaluationSettings(lengths=(3,), num_examples=(5,)))
     assert untimed(compared(tmp_path).rows) == untimed(first.rows)
+
+
+def test_a_worker_that_outlived_its_parent_adds_no_rows_to_those_of_the_next_one(tmp_path, monkeypatch):
+    measure = comparison_module.evaluate
+
+    def measured_twice(run: Any, *given: Any, **named: Any) -> list[dict[str, Any]]:
+        rows = measure(run, *given, **named)
+        write_rows(run.folder / COMPARED, rows)
+        return rows
+
+    monkeypatch.setattr(comparison_module, "evaluate", measured_twice)
+    compared = compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
+    monkeypatch.undo()
+    assert len(compared.rows) == len(ROWS["PPC"].evaluation.lengths)
+    assert compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1).rows == compared.rows
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_same_call_goes_on(tmp_path):

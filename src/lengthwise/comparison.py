@@ -19,7 +19,7 @@ from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths
 from lengthwise.experiment import Experiment, to_dict
-from lengthwise.folder import COMPARISON_FOLDER, RESULTS, append_rows, claim, read_rows, run_folder, write_rows
+from lengthwise.folder import COMPARISON_FOLDER, RESULTS, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.report import label_of, outcome
@@ -255,7 +255,7 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
                 rows = evaluate(run, job.experiment.evaluation, report=leave)
             except _Stopped:
                 return None
-        append_rows(job.folder / COMPARED, rows)
+        write_rows(job.folder / COMPARED, rows)
         known = _compared(job)
     return known
 

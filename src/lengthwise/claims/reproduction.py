@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.claims.claim import FIRST_SEED, Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, read_rows, run_folder, write_rows
+from lengthwise.folder import read_rows, run_folder, write_rows
 from lengthwise.report import Rows, heading, table
 from lengthwise.run import load_run
 
@@ -94,7 +94,7 @@ def _readings(
                 continue
             if not (folder / READING).exists():
                 found = claim.read(load_run(folder, device=device), read_rows(folder / COMPARED))
-                append_rows(folder / READING, [{"row": label, "seed": seed, **found}])
+                write_rows(folder / READING, [{"row": label, "seed": seed, **found}])
             readings += read_rows(folder / READING)
     write_rows(out / READINGS, readings)
     return readings
