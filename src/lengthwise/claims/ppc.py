@@ -8,14 +8,13 @@ from lengthwise.claims.claim import Claim, Size, Table
 from lengthwise.encodings import Learned
 from lengthwise.evaluation import EvaluationSettings, drawn
 from lengthwise.experiment import Experiment
-from lengthwise.forecast.asking import Questions, ask, draw_questions
 from lengthwise.forecast.thinning import thin
 from lengthwise.grading import Graded, first_errors, grade
 from lengthwise.positions import Predicted
 from lengthwise.randomness import stream
 from lengthwise.recipes import recipe
 from lengthwise.report import Rows
-from lengthwise.run import Run
+from lengthwise.run import Run, subject_of
 from lengthwise.tasks import Parity
 
 HEADS = ("pointer", "rank", "increment", "class")
@@ -87,19 +86,19 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 
 def _read_off(run: Run, length: int) -> dict[str, float]:
     """Answers, token and ID, of a decoder that reads little of what comes before: what is needed, or as much else."""
-    experiment = run.experiment
     run.decoder.eval()
-    questions = draw_questions(experiment.task, experiment.scheme, length, ASKED, 0)
+    subject = subject_of(run, seed=0)
+    questions = subject.questions(length, ASKED)
     rng, before = stream(0, "answers read off a few tokens", length), questions.answer - 1
     others = [rng.integers(0, last + 1, len(each)) for each, last in zip(questions.needed, before, strict=True)]
     read = thin(questions.needed, before, READ, rng, stretch=1).alone()
     instead = thin(others, before, READ, rng, stretch=1).alone()
-    elsewhere = Questions(batch=questions.batch, answer=questions.answer, needed=others)
+    elsewhere = replace(questions, needed=others)
     return {
         "tokens_before": float(questions.answer.mean()),
         "tokens_read": float((read.last + 1).mean()),
-        "right_of_few": float(ask(run.decoder, questions, read).single.mean()),
-        "right_of_others": float(ask(run.decoder, elsewhere, instead).single.mean()),
+        "right_of_few": float(subject.ask(questions, read).single.mean()),
+        "right_of_others": float(subject.ask(elsewhere, instead).single.mean()),
     }
 
 
