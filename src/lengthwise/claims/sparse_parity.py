@@ -168,7 +168,7 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
 
 
 def _draw_heat(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
-    tested = _tested(rows)
+    tested = _tested([row for row in rows if label_of(row) in labels])
     squares = [
         [pooled(cell)[0] if (cell := _cell(rows, label, length, {number})) else nan for number in tested]
         for label in labels
