@@ -56,11 +56,14 @@ def _keep(claim: Claim, kept: str, new: Rows) -> None:
 
 
 def _in_order(claim: Claim, rows: Rows) -> Rows:
-    """As the claim has its rows, then by seed."""
-    labels = list(claim.experiments())
+    """As the claim has its rows and each of these its variants, then by seed."""
+    experiments = claim.experiments()
+    labels = list(experiments)
 
-    def place(row: Mapping[str, Any]) -> tuple[int, int]:
-        return labels.index(label_of(row)), row["seed"]
+    def place(row: Mapping[str, Any]) -> tuple[int, int, int]:
+        label = label_of(row)
+        variants = (None, *experiments[label].evaluation.variants)
+        return labels.index(label), variants.index(row.get("variant")), row["seed"]
 
     return sorted(rows, key=place)
 
