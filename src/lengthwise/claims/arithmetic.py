@@ -55,7 +55,7 @@ def _experiments() -> dict[str, Experiment]:
 
 ARITHMETIC = Claim(
     name="arithmetic",
-    summary="sums to 100 times the digits and further, sums of more numbers, products to 20 times, sorted lists to 6 times",
+    summary="sums to 100 times the digits, sums of more numbers, products to 20 times, sorted lists to 6 times",
     paper="goes on from section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_experiments,
     laptop=Size(num_seeds=1, rows=tuple(label for label in ROWS if label.endswith("PPC") and "carries" not in label)),
