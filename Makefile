@@ -17,7 +17,7 @@ demo: setup
 	$(BIN)/lengthwise compare demo --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Half as long again as the tests alone.
 coverage: setup
@@ -29,7 +29,7 @@ check: setup
 	$(BIN)/mypy
 
 slow: setup
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 bench: setup
 	$(BIN)/python benchmarks/step_speed.py
