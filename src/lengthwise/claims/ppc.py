@@ -33,7 +33,7 @@ def _experiments() -> dict[str, Experiment]:
     # Few enough that training shows most of them.
     few = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near = replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
-    rows["parity, class, learned IDs to 0.1x"] = replace(_with_classes(base, few), evaluation=near)
+    rows["parity, class, learned IDs to 0.1x"] = _with_classes(replace(base, scheme=few, evaluation=near))
     # The ID of the bit that was read last, not of the one that is needed next.
     same = replace(base, task=Parity(coupling="same"))
     rows["parity, ID of the last bit"] = same
@@ -41,8 +41,7 @@ def _experiments() -> dict[str, Experiment]:
     tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), until_none=True)
     variables = replace(recipe("variable_assignment"), evaluation=tests)
     rows |= _changed("variables", variables)
-    assert isinstance(variables.scheme, Predicted)
-    rows["variables, class, learned IDs"] = _with_classes(variables, variables.scheme)
+    rows["variables, class, learned IDs"] = _with_classes(variables)
     return rows
 
 
@@ -63,12 +62,12 @@ def _changed(name: str, base: Experiment) -> dict[str, Experiment]:
     return rows
 
 
-def _with_classes(base: Experiment, scheme: Predicted) -> Experiment:
+def _with_classes(base: Experiment) -> Experiment:
     """A class is an ID by itself: it needs an encoding that tells IDs, where rotary tells how far apart they are."""
+    assert isinstance(base.scheme, Predicted)
     return replace(
         base,
-        scheme=scheme,
-        encoding=Learned(num_position_ids=scheme.num_position_ids),
+        encoding=Learned(num_position_ids=base.scheme.num_position_ids),
         decoder=replace(base.decoder, head="class"),
     )
 
