@@ -25,7 +25,7 @@ ROWS = (
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss", "harness"),
     ("conformance", "folder"),
     ("recipes", "run", "study", "hf"),
-    ("choices", "comparison", "study_report", "language_models", "certificate_report", "diagnosis", "export"),
+    ("answer", "choices", "comparison", "study_report", "language_models", "certificate_report", "diagnosis", "export"),
     ("claims",),
     ("verbs",),
     ("cli",),

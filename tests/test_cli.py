@@ -664,6 +664,17 @@ def test_the_package_runs_as_a_module():
     assert b"parity" in ran.stdout
 
 
+def test_the_line_shown_while_training_has_means_and_the_length_of_its_exact_match():
+    written = io.StringIO()
+    # The numbers of the last batch alone are not shown.
+    batch = {"loss": 0.5, "token_accuracy": 0.25, "id_accuracy": 0.125}
+    means = {"mean_loss": 1.5, "mean_token_accuracy": 0.75, "mean_id_accuracy": 0.625}
+    with ProgressLine(Console(file=written, width=200), 9, longest=20) as progress:
+        progress.trained({"step": 8, **batch, **means, "exact_match": 0.375})
+        progress.trained({"step": 9, **batch, **means})
+    assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in written.getvalue()
+
+
 def test_in_a_file_a_finished_bar_ends_its_line():
     written = io.StringIO()
     with ProgressLine(Console(file=written)) as progress:

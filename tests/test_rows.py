@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cases import words
+from lengthwise.answer import generate_from_prompt
 from lengthwise.batch import Sampler
 from lengthwise.errors import PromptError, RowError, SettingError
 from lengthwise.experiment import Experiment, from_dict, to_dict
@@ -20,7 +21,7 @@ from lengthwise.folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
 from lengthwise.recipes import experiment_for
 from lengthwise.row_file import MARK, START
-from lengthwise.run import evaluate, generate_from_prompt, load_run, train
+from lengthwise.run import evaluate, load_run, train
 from lengthwise.tasks import HasLengths, KeepsFiles, Parity, Rows, Task
 from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 from test_cli import asked, refused

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from cases import randomize
+from lengthwise import answer as answer_module
 from lengthwise import cli
 from lengthwise import run as run_module
+from lengthwise.answer import generate_from_prompt
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
 from lengthwise.evaluation import EvaluationSettings
@@ -25,7 +27,7 @@ from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
 from lengthwise.progress import ProgressLine
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick
-from lengthwise.run import Run, evaluate, generate_from_prompt, load_run, train
+from lengthwise.run import Run, evaluate, load_run, train
 from lengthwise.tasks import PLACEMENTS, TASKS, Addition, IndexHints, MultiAddition, Parity, Placement, Planted
 from lengthwise.tasks.placement import ByLength, Local, Subsets
 from lengthwise.training import TrainingSettings
@@ -368,7 +370,7 @@ def test_a_right_answer_has_every_token_and_every_id_before_the_end(
         return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, steps=1)
-    monkeypatch.setattr(run_module, "generate", generate)
+    monkeypatch.setattr(answer_module, "generate", generate)
     assert generate_from_prompt(run, "01").right == right
 
 
@@ -386,7 +388,7 @@ def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path
         return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, task=task, steps=1)
-    monkeypatch.setattr(run_module, "generate", generate)
+    monkeypatch.setattr(answer_module, "generate", generate)
     answer = generate_from_prompt(run, "4+8")
     assert answer.right == (wrong_level is None)
     assert answer.position_ids == ids[:, 0].tolist()

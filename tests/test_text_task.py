@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lengthwise.answer import generate_from_prompt
 from lengthwise.corpus import HELD_OUT, TRAIN, open_corpus
 from lengthwise.errors import PromptError, SettingError, TextError, UnknownNameError
 from lengthwise.experiment import Experiment, from_dict, to_dict
 from lengthwise.folder import claim_run, read_experiment
 from lengthwise.randomness import stream
-from lengthwise.run import evaluate, generate_from_prompt, load_run, train
+from lengthwise.run import evaluate, load_run, train
 from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text
 from lengthwise.tasks.own_words import HELD_OUT as HELD_OUT_WORDS
 from lengthwise.tasks.own_words import SEEN

@@ -240,6 +240,47 @@ def test_the_logged_learning_rate_is_the_one_that_the_optimizer_used(tmp_path):
     assert [row["learning_rate"] for row in rows] == [experiment.training.rate(step) for step in range(4)]
 
 
+MEANS = ("loss", "token_accuracy", "id_accuracy", "ids_in_reach")
+
+
+def test_a_logged_mean_is_that_of_all_steps_since_the_row_before(tmp_path):
+    logged: dict[int, list[dict[str, float]]] = {}
+    for log_every in (1, 5):
+        rows = logged[log_every] = []
+        experiment = small_experiment(steps=12, log_every=log_every)
+        (tmp_path / str(log_every)).mkdir()
+        trainer_of(experiment, tmp_path / str(log_every)).run(report=rows.append)
+    assert [row["step"] for row in logged[5]] == [5, 10, 12]
+    for name in MEANS:
+        single = [row[name] for row in logged[1]]
+        assert [row[f"mean_{name}"] for row in logged[1]] == pytest.approx(single, abs=1e-6)
+        expected = [np.mean(single[:5]), np.mean(single[5:10]), np.mean(single[10:])]
+        assert [row[f"mean_{name}"] for row in logged[5]] == pytest.approx(expected, abs=1e-6)
+        assert [row[name] for row in logged[5]] == [single[4], single[9], single[11]]
+
+
+def test_exact_match_while_training_is_that_of_the_longest_training_length_and_changes_no_weight(
+    whole_runs, tmp_path, monkeypatch
+):
+    experiment, asked = EXPERIMENTS["predicted"], []
+
+    def evaluate_by_length(*given, **options):
+        asked.append(given[3])
+        return run_evaluation(*given, **options)
+
+    run_evaluation = run_module.evaluate_by_length
+    monkeypatch.setattr(run_module, "evaluate_by_length", evaluate_by_length)
+    rows: list[dict[str, float]] = []
+    run = train(experiment, tmp_path / "watched", device="cpu", report=rows.append)
+    assert [row["step"] for row in rows if "exact_match" in row] == [8, 12]
+    assert {settings.lengths for settings in asked} == {(4,)}
+    assert rows[-1]["exact_match"] == run_module.fit(experiment, run.decoder, run_module.PROGRESS_EXAMPLES).exact_match
+    # Without a measurement the weights are the same.
+    trainer = trainer_of(experiment, tmp_path)
+    trainer.run()
+    assert same_tensors(dict(trainer.decoder.state_dict()), weights(tmp_path / "watched"))
+
+
 def test_norms_biases_and_numbers_per_head_do_not_decay_and_matrices_do(tmp_path):
     experiment = small_experiment(weight_decay=0.25)
     experiment = replace(experiment, decoder=replace(experiment.decoder, length_scaling="learned"))

@@ -77,7 +77,7 @@ from lengthwise.preparation import prepare_corpus
 from lengthwise.randomness import stream
 from lengthwise.reasoning_rows import reasoning_rows, write_reasoning_rows
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
-from lengthwise.run import Answer, Run, certify_run, evaluate, generate_from_prompt, load_run, train
+from lengthwise.run import Run, certify_run, evaluate, load_run, train
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
 from lengthwise.tasks import (

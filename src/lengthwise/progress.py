@@ -10,7 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class ProgressLine:
     """One line that is redrawn; entered and left with the work it tells about."""
 
-    def __init__(self, console: Console, total: int | None = None) -> None:
+    def __init__(self, console: Console, total: int | None = None, *, longest: int | None = None) -> None:
+        self.longest = longest
+        self.matched = ""
         self.line = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -36,9 +38,12 @@ class ProgressLine:
             self.line.console.print()
 
     def trained(self, row: dict[str, Any]) -> None:
-        """A logged training step: loss and accuracies."""
+        """Show a row of ``metrics.jsonl``: means since the row before, and the newest exact match with its length."""
         self.line.start()
-        text = f"loss {row['loss']:.4f}  tokens {row['token_accuracy']:.3f}  IDs {row['id_accuracy']:.3f}"
+        if "exact_match" in row:
+            self.matched = f"  exact match {row['exact_match']:.3f} at length {self.longest}"
+        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
+        text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.matched}"
         self.line.update(self.work, completed=row["step"], description=text)
 
     def prepared(self, stage: str, done: int, total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The verbs as functions that return data: train, load, evaluate, and one-off generation."""
+"""The verbs as functions that return data: train, load, evaluate and certify."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -9,19 +9,18 @@ from typing import Any
 
 import torch
 
-from lengthwise.batch import Sampler, to_batch
+from lengthwise.batch import Sampler
 from lengthwise.checkpoint import save_tensors
 from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.devices import pick_device
-from lengthwise.errors import PositionRangeError, PromptError, RunFolderError, SettingError, unknown_name
+from lengthwise.errors import PositionRangeError, RunFolderError, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder
 from lengthwise.folder import MODEL, RESULTS, append_rows, claim_run, read_experiment, read_model
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
-from lengthwise.generate import generate
 from lengthwise.locks import alone_in
 from lengthwise.randomness import stream
 from lengthwise.tasks import GradedByLoss, Task
@@ -29,6 +28,8 @@ from lengthwise.training import Trainer
 
 # Examples that decide whether the training range is fitted.
 FIT_EXAMPLES = 256
+# Examples of the exact match that is shown while training.
+PROGRESS_EXAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +84,18 @@ def _train(
     decoder = build_decoder(experiment).to(device)
     trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
     trainer.restore()
-    threshold = experiment.training.fit_threshold
-    if not trainer.run(report=report, stop=stop, fitted=lambda: fit(experiment, decoder).exact_match >= threshold):
+    threshold, by_loss = experiment.training.fit_threshold, isinstance(experiment.task, GradedByLoss)
+    if not trainer.run(
+        report=report,
+        stop=stop,
+        fitted=lambda: fit(experiment, decoder).exact_match >= threshold,
+        exact_match=None if by_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
+    ):
         return None
     progress = trainer.progress
     facts = {
         "steps": progress.step,
-        "fitted": None if isinstance(experiment.task, GradedByLoss) else fit(experiment, decoder).exact_match,
+        "fitted": None if by_loss else fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
         "train_seconds": round(progress.train_seconds, 3),
@@ -121,11 +127,11 @@ def check(experiment: Experiment) -> None:
     check_encoding(decoder, tried)
 
 
-def fit(experiment: Experiment, decoder: Decoder) -> LengthResult:
-    """Exact match at the longest training length, on examples that no other purpose draws."""
+def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
+    """Measure exact match at the longest training length, on examples that no other purpose draws."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
-        num_examples=(FIT_EXAMPLES,),
+        num_examples=(FIT_EXAMPLES if num_examples is None else num_examples,),
         seed=int(stream(experiment.seed, "fit").integers(2**31)),
     )
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
@@ -213,61 +219,6 @@ def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]
         if variant not in known:
             raise unknown_name(f"variant of {task.name}", variant, known)
     return {variant: known[variant] for variant in settings.variants} or {None: task}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a run wrote after a prompt, token by token with its ID, and what it should have written.
-
-    Where the task knows no right answer, ``expected`` is empty and ``right`` None.
-    ``position_ids`` has one number per token or, on several levels, one such list per level.
-    """
-
-    symbols: list[str]
-    position_ids: list[Any]
-    expected: list[str]
-    right: bool | None
-
-
-def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
-    """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
-
-    At most as many tokens are written as the right answer has (running text: as the task leaves room for), or
-    ``max_new_tokens``.
-    """
-    task, decoder = run.experiment.task, run.decoder
-    examples = task.from_prompt(prompt)
-    known, needs = bool(examples.is_answer.any()), run.experiment.scheme.needs
-    if not known and needs is not None and getattr(examples, needs) is None:
-        raise PromptError(
-            f"of '{prompt}' the {needs} is not known, which the scheme {run.experiment.scheme.name} needs; "
-            "ask what the task has an answer to, of a file a whole row, or train with a scheme that needs none"
-        )
-    assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
-    batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
-    length = int(batch.prompt_length[0])
-    expected = batch.tokens[:, length:]
-    room = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
-    written = generate(
-        decoder,
-        batch.tokens[:, :length],
-        batch.position_ids[:, :, : length if decoder.predicts_ids else None],
-        end=task.vocabulary.index("end"),
-        max_new_tokens=room,
-    )
-    right = torch.equal(written.tokens, expected)
-    # The end token's ID is never asked for.
-    right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])
-    return Answer(
-        symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
-        position_ids=_flat(written.position_ids[:, 0].tolist()),
-        expected=[task.vocabulary[token] for token in expected[0].tolist()] if known else [],
-        right=right if known else None,
-    )
-
-
-def _flat(by_level: list[list[Any]]) -> list[Any]:
-    return by_level[0] if len(by_level) == 1 else by_level
 
 
 def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:

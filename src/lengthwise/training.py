@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from lengthwise.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.loss import AnswerLoss, answer_loss, feed_own_ids
 from lengthwise.tasks import Staged
 
+# Logged rows between two measurements of exact match while training.
+MATCH_EVERY = 4
 # Steps that the running loss of a stage remembers; it starts at STAGE_START nats.
 STAGE_MEMORY, STAGE_START = 20, 1.0
 PRECISIONS = ("auto", "float32", "bf16")
@@ -99,6 +101,9 @@ class Progress:
     finished: bool = False
     stage: int = 0
     running_loss: float = STAGE_START
+    # Sums over the steps since the last logged row, one for each number of ``AnswerLoss``.
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(fields(AnswerLoss)))
+    summed_steps: int = 0
 
     def saw(self, position_ids: Tensor) -> None:
         """Widen the range of IDs met in training; a distance is that of the outermost IDs of one sequence."""
@@ -119,6 +124,8 @@ class Trainer:
         self.folder = folder
         self.progress = Progress()
         self.device = next(decoder.parameters()).device
+        # Kept on the device: adding a step up must not wait for it.
+        self.sums = torch.zeros(len(fields(AnswerLoss)), dtype=torch.float64, device=self.device)
         decayed: list[nn.Parameter] = []
         kept: list[nn.Parameter] = []
         for parameter in decoder.parameters():
@@ -139,9 +146,13 @@ class Trainer:
         report: Callable[[dict[str, Any]], None] | None = None,
         stop: Callable[[], bool] = lambda: False,
         fitted: Callable[[], bool] = lambda: False,
+        exact_match: Callable[[], float] | None = None,
     ) -> bool:
         """Train to the end; False when ``stop`` asked to leave earlier, with a checkpoint of where that was.
 
+        A row of ``metrics.jsonl``, also given to ``report``, holds the numbers of its own batch (``loss`` in nats,
+        ``token_accuracy``, ``id_accuracy``, ``ids_in_reach``) and, as ``mean_loss`` and so on, their means over all
+        steps since the row before. Every ``MATCH_EVERY`` rows, and in the last step, ``exact_match`` is measured too.
         ``DivergedError`` when the loss is infinite or no number where it is logged or a checkpoint is due.
         """
         settings, progress = self.settings, self.progress
@@ -155,7 +166,7 @@ class Trainer:
                 outcome = self.step()
                 if progress.step % settings.log_every == 0 or progress.step == settings.steps:
                     self._check_loss(outcome)
-                    row = self._row(outcome)
+                    row = self._row(outcome, exact_match)
                     metrics.write(json.dumps(row).encode() + b"\n")
                     if report is not None:
                         report(row)
@@ -186,6 +197,7 @@ class Trainer:
                     part: tensors[f"{part}.{name}"].to(self.device) for part in ("step", "exp_avg", "exp_avg_sq")
                 }
             self.progress = Progress(**facts)
+            self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
             return True
         return False
 
@@ -204,7 +216,9 @@ class Trainer:
         torch.autograd.backward(outcome.loss)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)
         self.optimizer.step()
+        self.sums += torch.stack([getattr(outcome, part.name).detach().double() for part in fields(outcome)])
         progress.step += 1
+        progress.summed_steps += 1
         if progress.stage < len(self.samplers) - 1:
             self._promote(outcome.loss.item())
         return outcome
@@ -231,11 +245,21 @@ class Trainer:
                 f"(now {settings.learning_rate}) or a smaller clip (now {settings.clip})"
             )
 
-    def _row(self, outcome: AnswerLoss) -> dict[str, Any]:
-        measured = {part.name: round(getattr(outcome, part.name).item(), 8) for part in fields(outcome)}
-        rate = self.settings.rate(self.progress.step - 1, self.progress.end)
-        stage = {"stage": self.progress.stage} if len(self.samplers) > 1 else {}
-        return {"step": self.progress.step, **measured, "learning_rate": rate, **stage}
+    def _row(self, outcome: AnswerLoss, exact_match: Callable[[], float] | None) -> dict[str, Any]:
+        settings, progress = self.settings, self.progress
+        names = [part.name for part in fields(outcome)]
+        measured = {name: round(getattr(outcome, name).item(), 8) for name in names}
+        means = {
+            f"mean_{name}": round(total / progress.summed_steps, 8)
+            for name, total in zip(names, self.sums.tolist(), strict=True)
+        }
+        self.sums.zero_()
+        progress.summed_steps = 0
+        due = progress.step % (MATCH_EVERY * settings.log_every) == 0 or progress.step == settings.steps
+        match = {"exact_match": exact_match()} if due and exact_match is not None else {}
+        rate = settings.rate(progress.step - 1, progress.end)
+        stage = {"stage": progress.stage} if len(self.samplers) > 1 else {}
+        return {"step": progress.step, **measured, **means, **match, "learning_rate": rate, **stage}
 
     def _fits(self, fitted: Callable[[], bool]) -> bool:
         every = self.settings.fit_every
@@ -251,6 +275,7 @@ class Trainer:
         for name, parameter in self.decoder.named_parameters():
             for part, tensor in self.optimizer.state[parameter].items():
                 tensors[f"{part}.{name}"] = tensor
+        self.progress.sums = self.sums.tolist()
         checkpoints = self.folder / "checkpoints"
         save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))
         # The one before stays, in case this one is damaged later.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.answer import generate_from_prompt
 from lengthwise.choices import brought, on_corpus, tested
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
@@ -14,7 +15,7 @@ from lengthwise.folder import EXPERIMENT
 from lengthwise.language_models import Asking, evaluate_language_model, is_run
 from lengthwise.progress import ProgressLine
 from lengthwise.report import length_table
-from lengthwise.run import evaluate, generate_from_prompt, load_run
+from lengthwise.run import evaluate, load_run
 from lengthwise.tasks import Task
 from lengthwise.terminal import err_console, out_console, print_json, print_table
 from lengthwise.text_form import SHOTS

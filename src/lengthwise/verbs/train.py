@@ -61,7 +61,8 @@ def train_(
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
-    with ProgressLine(err_console, experiment.training.steps) as progress, interruptible() as stop:
+    progress_line = ProgressLine(err_console, experiment.training.steps, longest=experiment.train_lengths[1])
+    with progress_line as progress, interruptible() as stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.trained, stop=stop)
     if run is None:
         own = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
