@@ -17,7 +17,8 @@ from torch import nn
 
 import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
-from lengthwise.folder import append_rows, provenance
+from lengthwise.folder import append_rows
+from lengthwise.provenance import provenance
 
 BATCH, SEQ, LAYERS, D_MODEL, HEADS, VOCABULARY = 8, 512, 2, 128, 4, 16
 FIRST_ID_BELOW = 512

@@ -25,9 +25,10 @@ from matplotlib.figure import Figure
 from lengthwise.batch import to_batch
 from lengthwise.encodings import KERPLELog, Rotary
 from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.folder import append_rows, read_rows
 from lengthwise.grading import grade
 from lengthwise.intervals import student, wilson_interval
+from lengthwise.provenance import provenance
 from lengthwise.randomness import stream
 from lengthwise.recipes import COMPARISONS, recipe
 from lengthwise.run import Run, certify_run, train

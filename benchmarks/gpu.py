@@ -26,8 +26,9 @@ from step_speed import measure
 import lengthwise as lw
 from lengthwise.claims import CLAIMS, Claim
 from lengthwise.encodings import ENCODINGS
-from lengthwise.folder import append_rows, provenance, read_rows, run_folder
+from lengthwise.folder import append_rows, read_rows, run_folder
 from lengthwise.influence import LeaveOneOut
+from lengthwise.provenance import provenance
 from lengthwise.recipes.language_model import context_length
 from lengthwise.recipes.which import which_rest
 

@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lengthwise.folder import append_rows, provenance
+from lengthwise.folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence import LeaveOneOut, Screened
 from lengthwise.influence.objective import TargetLoss
 from lengthwise.influence.probe import Probe, Reading
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.window import Window
+from lengthwise.provenance import provenance
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
 VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256

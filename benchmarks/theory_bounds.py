@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.folder import provenance, read_rows
+from lengthwise.folder import read_rows
+from lengthwise.provenance import provenance
 from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.bounds_linear import pushed_by
 from lengthwise.theory.conditions import BoundError

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from lengthwise.folder import append_rows, provenance
+from lengthwise.folder import append_rows
+from lengthwise.provenance import provenance
 from lengthwise.tasks import TASKS
 from lengthwise.theory.instances import Sizes, random_instance
 from lengthwise.theory.laplace import laplace_risk

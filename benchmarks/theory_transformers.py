@@ -33,8 +33,9 @@ from lengthwise.encodings import EncodingSettings, KERPLELog, Learned, NoPE, Rot
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, provenance, read_rows
+from lengthwise.folder import append_rows, read_rows
 from lengthwise.positions import Assignment, PositionScheme, Sequential
+from lengthwise.provenance import provenance
 from lengthwise.randomness import stream
 from lengthwise.run import Run
 from lengthwise.scores import Looking

@@ -13,7 +13,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
     ("errors", "randomness", "example", "auto_classes"),
-    ("devices", "documents", "tokenizer", "intervals"),
+    ("devices", "provenance", "documents", "tokenizer", "intervals"),
     ("corpus", "row_file"),
     ("tasks", "positions", "encodings"),
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "locks", "text_form"),

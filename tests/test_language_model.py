@@ -25,7 +25,7 @@ from text_runs import small_corpus, text_experiment
 QUICK = ["--quick", "--device", "cpu"]
 # The contract's fields of a row, as far as a loss has them, and its own.
 ROW = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_seconds"}
+TRAINING = {"steps", "fitted", "train_seconds", "time"}
 LOSS = {"loss", "low", "high", "perplexity", "bits_per_byte", "token_accuracy", "scored_tokens", "shortest_context"}
 CELL = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
 
@@ -126,7 +126,7 @@ def test_evaluate_adds_rows_with_losses_to_the_results(made, capsys, monkeypatch
     rows = json.loads(out)["results"]
     assert rows == [json.loads(line) for line in results.read_text().splitlines()]
     for row, length in zip(rows, (4, 32), strict=True):
-        assert set(row) == ROW | TRAINING | LOSS | CELL
+        assert set(row) == ROW | TRAINING | LOSS | CELL | {"corpus", "corpus_sha256"}
         assert (row["length"], row["num_examples"], row["scored_tokens"], row["shortest_context"]) == (
             length,
             9,

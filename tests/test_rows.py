@@ -1,11 +1,13 @@
 """The task rows: a file of one's own as a task, its errors by line, and runs that are used on another file."""
 
+import hashlib
 import json
 import os
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,10 @@ def test_a_run_on_rows_is_saved_and_loaded_and_measured_on_another_file(scheme, 
     assert same_tensors(tested.decoder.state_dict(), run.decoder.state_dict())
     rows = evaluate(tested, replace(experiment.evaluation, lengths=(6, 9)))
     assert [(row["length"], row["task"]) for row in rows] == [(6, "rows"), (9, "rows")]
+    # A row says which file it was measured on.
+    digest = hashlib.sha256((tmp_path / "test.jsonl").read_bytes()).hexdigest()
+    assert {(row["file"], row["file_sha256"]) for row in rows} == {(str(tmp_path / "test.jsonl"), digest)}
+    assert all(datetime.fromisoformat(row["time"]).tzinfo == UTC for row in rows)
 
 
 def test_the_vocabulary_is_that_of_training_and_another_token_is_refused_by_its_line(file, tmp_path):

@@ -37,7 +37,7 @@ SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 CELL = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance"}
 RUN = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_seconds"}
+TRAINING = {"steps", "fitted", "train_seconds", "time"}
 FIELDS = CELL | ACCURACIES | RUN | TRAINING
 
 
@@ -56,7 +56,9 @@ def trained(folder: Path, **changes: Any) -> Run:
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in ("wall_s", "train_seconds")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name not in ("wall_s", "train_seconds", "time")} for row in rows
+    ]
 
 
 def test_a_loaded_run_has_the_weights_the_facts_and_the_rows_of_the_trained_one(tmp_path):

@@ -1,5 +1,6 @@
 """The task text: windows of a corpus, its kinds, and runs that keep what their tokens mean."""
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lengthwise.experiment import Experiment, from_dict, to_dict
 from lengthwise.folder import claim_run, read_experiment
 from lengthwise.randomness import stream
 from lengthwise.run import evaluate, load_run, train
-from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text
+from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text, task_facts
 from lengthwise.tasks.own_words import HELD_OUT as HELD_OUT_WORDS
 from lengthwise.tasks.own_words import SEEN
 from lengthwise.tokenizer import END
@@ -41,6 +42,13 @@ def test_text_is_a_task_that_is_graded_by_loss_and_keeps_files_and_parity_is_not
     assert isinstance(Text(), GradedByLoss)
     assert isinstance(Text(), KeepsFiles)
     assert not isinstance(Parity(), GradedByLoss | KeepsFiles)
+
+
+def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
+    digest = hashlib.sha256((corpora / "corpus" / "corpus.json").read_bytes()).hexdigest()
+    assert task_facts(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
+    assert task_facts(Text()) == {"task": "text"}
+    assert task_facts(Parity()) == {"task": "parity"}
 
 
 def test_a_sequence_is_tokens_in_a_row_and_every_token_but_the_first_is_an_answer(text, rng):

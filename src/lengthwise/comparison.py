@@ -24,7 +24,7 @@ from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.report import label_of, outcome
 from lengthwise.run import check, evaluate, train, variants
-from lengthwise.tasks import GradedByLoss
+from lengthwise.tasks import GradedByLoss, task_facts
 
 COMPARED = "compared.jsonl"
 
@@ -133,7 +133,7 @@ def _outcome(
         diverged=[
             {
                 "row": job.row_label(variant),
-                "task": job.experiment.task.name,
+                **task_facts(job.experiment.task),
                 "seed": job.experiment.seed,
                 "reason": why,
             }

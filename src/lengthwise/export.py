@@ -6,7 +6,8 @@ from pathlib import Path
 from lengthwise.checkpoint import save_tensors, write_atomically
 from lengthwise.corpus import TOKENIZER
 from lengthwise.errors import RunFolderError
-from lengthwise.folder import EXPERIMENT, MODEL, provenance, read_experiment, read_model
+from lengthwise.folder import EXPERIMENT, MODEL, read_experiment, read_model
+from lengthwise.provenance import provenance
 from lengthwise.tasks import KeepsFiles
 
 CONFIG = "config.json"

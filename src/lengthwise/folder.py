@@ -1,13 +1,9 @@
 """The run folder: what stands in it, and who may write there."""
 
 import json
-import os
-import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ from lengthwise.checkpoint import load_tensors, write_atomically
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
 from lengthwise.locks import alone_in
+from lengthwise.provenance import provenance
 from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
@@ -146,32 +143,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         raise RunFolderError(f"{path} is damaged ({error}); delete it to have it written again") from None
 
 
-def provenance() -> dict[str, Any]:
-    """Versions, commit and hardware, for whoever reads the numbers later."""
-    packages = ("lengthwise", "torch", "numpy", "safetensors")
-    here = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
-        "commit": commit,
-        "hardware": {
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
-
-
 def run_folder(out: Path, label: str, seed: int) -> Path:
     """Where a comparison keeps the run of a row with a seed."""
     return out / slug(label) / f"seed-{seed}"
@@ -180,10 +151,3 @@ def run_folder(out: Path, label: str, seed: int) -> Path:
 def slug(label: str) -> str:
     """A label as the name of a folder."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -13,8 +13,9 @@ from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
+from lengthwise.provenance import now
 from lengthwise.run import load_run, variants
-from lengthwise.tasks import Task, Text, TokenizedDocument
+from lengthwise.tasks import Task, Text, TokenizedDocument, task_facts
 from lengthwise.text_form import SHOTS
 
 
@@ -87,7 +88,7 @@ def evaluate_language_model(
 
     model = loading.load_text_model(name, device=pick_device(asking.device), dtype=asking.dtype)
     rows = [
-        {"task": each.name, "model": name, "seed": settings.seed, "variant": variant, **row}
+        {**task_facts(each), "model": name, "seed": settings.seed, "variant": variant, **row, "time": now()}
         for variant, each in tasks.items()
         for row in evaluate_texts(model, each, settings, shots=asking.shots, report=report)
     ]

@@ -22,8 +22,9 @@ from lengthwise.folder import MODEL, RESULTS, append_rows, claim_run, read_exper
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.locks import alone_in
+from lengthwise.provenance import now
 from lengthwise.randomness import stream
-from lengthwise.tasks import GradedByLoss, Task
+from lengthwise.tasks import GradedByLoss, Task, task_facts
 from lengthwise.training import Trainer
 
 # Examples that decide whether the training range is fitted.
@@ -235,7 +236,7 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
     experiment = run.experiment
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
     return {
-        "task": experiment.task.name,
+        **task_facts(experiment.task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
         "seed": experiment.seed,
@@ -244,4 +245,5 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
         "train_lengths": list(experiment.train_lengths),
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_seconds")},
         **head,
+        "time": now(),
     }

@@ -18,7 +18,7 @@ from lengthwise.hf.batch_grading import grade_batch
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import Task
+from lengthwise.tasks import Task, task_facts
 
 # What rows of our own runs say besides, and a trainer does not know; ``facts`` may.
 UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
@@ -93,7 +93,7 @@ class EvaluateByLength(TrainerCallback):
                     "position_labels": torch.where(batch.id_scored, ids, UNSCORED),
                 }
 
-        facts = {"task": task.name, "scheme": scheme.name}
+        facts = {**task_facts(task), "scheme": scheme.name}
         made = {
             length: lambda place=place, length=length: batches(place, length)
             for place, length in enumerate(settings.lengths)

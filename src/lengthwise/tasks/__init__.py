@@ -16,12 +16,14 @@ from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
     HasLengths,
+    HasSource,
     KeepsFiles,
     Staged,
     Task,
     TokenizedDocument,
     lengths_between,
     nearest_length,
+    task_facts,
 )
 from lengthwise.tasks.text import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
@@ -53,6 +55,7 @@ __all__ = [
     "Copy",
     "GradedByLoss",
     "HasLengths",
+    "HasSource",
     "IndexHints",
     "KeepsFiles",
     "MultiAddition",
@@ -73,4 +76,5 @@ __all__ = [
     "is_row_file",
     "lengths_between",
     "nearest_length",
+    "task_facts",
 ]

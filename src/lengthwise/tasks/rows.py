@@ -123,6 +123,10 @@ class Rows:
         """The tokens' names, whether they are coupled, and in which direction."""
         return {KEPT: json.dumps(self._facts).encode() + b"\n"}
 
+    def source(self) -> Mapping[str, str]:
+        """Return the path of the file and the SHA-256 of its content."""
+        return {} if self.file is None or self.digest is None else {"file": self.file, "file_sha256": self.digest}
+
     def kept_in(self, folder: Path) -> "Rows":
         """The same rows, their tokens numbered as those of the run."""
         if not (folder / KEPT).is_file():

@@ -102,6 +102,20 @@ class KeepsFiles(Protocol):
 
 
 @runtime_checkable
+class HasSource(Protocol):
+    """A task whose examples come from files that its user named."""
+
+    def source(self) -> Mapping[str, str]:
+        """Return the path of what was named and the SHA-256 of its content; empty without one."""
+        ...
+
+
+def task_facts(task: Task) -> dict[str, str]:
+    """Return a task's name and, of a task that reads files, which ones: what a result row says of its task."""
+    return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
+
+
+@runtime_checkable
 class HasLengths(Protocol):
     """What a task has that has examples of some lengths only."""
 

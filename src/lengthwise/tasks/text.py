@@ -1,5 +1,6 @@
 """Text: tokens in a row from anywhere in a corpus, each to be predicted from those before it."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -110,6 +111,13 @@ class Text:
             return {}
         open_corpus(Path(self.corpus))
         return {name: (Path(self.corpus) / name).read_bytes() for name in (TOKENIZER, FACTS)}
+
+    def source(self) -> Mapping[str, str]:
+        """Return the folder of the corpus and the SHA-256 of its facts, which hold those of its tokens."""
+        if self.corpus is None:
+            return {}
+        facts = _facts(self.corpus if self.kept is None else self.kept)
+        return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(facts).hexdigest()}
 
     def kept_in(self, folder: Path) -> "Text":
         """The same text, with the tokenizer that a run keeps."""

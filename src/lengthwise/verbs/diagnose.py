@@ -8,6 +8,7 @@ import typer
 from lengthwise.diagnosis.diagnosis import EXAMPLES, diagnose_run
 from lengthwise.diagnosis.report import sentences, tables, to_json, write
 from lengthwise.run import load_run
+from lengthwise.tasks import task_facts
 from lengthwise.terminal import err_console, out_console, print_json, print_table
 from lengthwise.verbs.flags import WHOLE, Json
 
@@ -25,7 +26,7 @@ def diagnose(
     with err_console.status(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:
-        print_json({"task": run.experiment.task.name, **to_json(diagnosis)})
+        print_json({**task_facts(run.experiment.task), **to_json(diagnosis)})
     else:
         if not diagnosis.fits:
             out_console.print(

@@ -1,0 +1,69 @@
+"""Where numbers come from: versions, commit and hardware."""
+
+import os
+import platform
+import subprocess
+import tomllib
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("lengthwise", "torch", "numpy", "safetensors")
+
+
+def provenance() -> dict[str, Any]:
+    """Return versions, commit and hardware as JSON values; ``commit`` is None outside a clone of lengthwise."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "commit": commit_of(Path(__file__).resolve().parents[2]),
+        "hardware": {
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def commit_of(root: Path) -> str | None:
+    """Return the commit of a clone of lengthwise, with ``-dirty`` for local changes; None for any other folder.
+
+    An installed package often lies inside its user's repository, whose commit says nothing about this code.
+    """
+    if not (root / ".git").exists() or not _is_lengthwise(root / "pyproject.toml"):
+        return None
+    # Neither hooks nor a file system monitor that the repository names may run.
+    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    try:
+        described = subprocess.run(
+            ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return described.stdout.strip()
+
+
+def now() -> str:
+    """Return the time in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _is_lengthwise(project: Path) -> bool:
+    try:
+        return bool(tomllib.loads(project.read_text())["project"]["name"] == "lengthwise")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
