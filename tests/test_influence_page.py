@@ -44,7 +44,7 @@ def selection(
     """A selection of the headline group: distance, gain and text of what was chosen."""
     tokens = [{"distance": distance, "gain": gain, "text": text} for distance, gain, text in chosen]
     group = {"mode": "strict", "knows": "target", "from": "own", "measure": "greedy"}
-    return {**group, "chosen": tokens, "losses": list(losses), **changes}
+    return {**group, "chosen": tokens, "losses": list(losses), "divergences": [1.0, 0.25], **changes}
 
 
 def row(place: int, *selections: dict[str, Any], document: str = "a", **changes: Any) -> dict[str, Any]:
@@ -58,7 +58,9 @@ def row(place: int, *selections: dict[str, Any], document: str = "a", **changes:
         "kinds": ["word_start"],
         "loss_short": 3.0,
         "loss_long": 1.0,
+        "divergence_short": 1.0,
         "clear": True,
+        "controls": {"other": {"loss": 2.75, "gains": False, "loses": False}},
         "weight": 1.0,
         "selections": list(selections),
         **changes,
@@ -159,19 +161,17 @@ def test_every_target_in_an_excerpt_is_there_in_the_order_of_the_text():
 
 def test_a_target_that_was_not_measured_is_there_too():
     (target,) = shown([row(3, clear=False, weight=0.0)], ["x"] * 5).study["documents"][0]["targets"]
-    assert target == {"place": 3, "loss_short": 3.0, "loss_long": 1.0, "clear": False, "kinds": [0], "selections": {}}
+    losses = {"loss_short": 3.0, "loss_long": 1.0, "loss_other": 2.75, "divergence_short": 1.0}
+    assert target == {"place": 3, "clear": False, "kinds": [0], "selections": {}, **losses}
 
 
-def test_the_page_says_what_its_limits_leave_out():
-    excerpts = {name: (0, ["x"] * 9) for name in "abc"}
+def test_the_page_begins_with_the_answer_and_says_what_its_limits_leave_out():
+    excerpts = {name: (0, ["x"] * 9) for name in "ab"}
     rows = [row(place, document=name) for name in "abc" for place in range(4)]
-    html = page(rows, excerpts, ks=KS, near=2, max_targets=5, max_excerpts=2)
-    study = Parsed(html).study
+    study = Parsed(page(rows, excerpts, ks=KS, near=2, answer="No use.", max_targets=5)).study
     assert [len(document["targets"]) for document in study["documents"]] == [4, 1]
-    assert study["notes"] == [
-        "Left out: 1 excerpts over the page's limit, 4 targets outside of the excerpts, "
-        "3 targets over the page's limit."
-    ]
+    left_out = "Left out: 4 targets outside of the excerpts, 3 targets over the page's limit."
+    assert study["notes"] == ["No use.", left_out]
     assert shown([row(3)], ["x"] * 5).study["notes"] == []
 
 
@@ -182,6 +182,9 @@ def test_the_selection_shown_first_is_the_headline():
     ).study
     assert study["groups"][study["first"]] == ["strict", "target", "own", "greedy"]
     assert shown([row(3, masked)], ["x"] * 5).study["first"] == 0
+    prediction = selection((3, 0.5, "x"), knows="prediction")
+    study = shown([row(3, selection((3, 0.5, "x")), prediction)], ["x"] * 5).study
+    assert study["groups"][study["first"]] == ["strict", "prediction", "own", "greedy"]
 
 
 def test_a_number_that_is_not_finite_is_refused():
@@ -269,7 +272,15 @@ def test_the_first_target_lights_up_its_far_tokens_by_gain_and_its_near_ones():
     # One stop for Tab; the others are for arrow keys and the pointer.
     assert (first["tab"], first["by_arrow"]) == ([5], [7, 8])
     assert first["count"] == "3 of 3 targets shown."
-    for said in ('Target "F"', "token 105", "a clear gap", "digit, word_start", "1.500 0.75", '"A" 5 1.000'):
+    for said in (
+        'Target "F"',
+        "token 105",
+        "a clear gap",
+        "digit, word_start",
+        "1.500 0.75",
+        "2.000 0.250",
+        '"A" 5 1.000',
+    ):
         assert said in first["said"]
     assert "1 of them lie before this excerpt." in first["said"]
 
@@ -308,9 +319,9 @@ def test_losses_that_are_means_of_draws_have_no_tokens_to_list():
 
 
 @needs_node
-def test_a_share_of_no_gap_is_not_a_number_but_words():
-    (state,) = acted([row(105, selection(), loss_short=1.0)], list("ABCDEFGHIJ"))["states"]
-    assert "no gap" in state["said"]
+def test_a_share_of_an_unchanged_prediction_is_not_a_number_but_words():
+    (state,) = acted([row(105, selection(), divergence_short=0.0)], list("ABCDEFGHIJ"))["states"]
+    assert "no change" in state["said"]
 
 
 @needs_node

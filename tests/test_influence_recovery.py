@@ -14,25 +14,29 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from lengthwise.errors import RunFolderError, SettingError
-from lengthwise.influence import recovery
-from lengthwise.influence.figures import draw_distances, draw_recovery, draw_scale
+from lengthwise.influence import resampling
+from lengthwise.influence.columns import Columns
+from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.recovery import summarize
+from lengthwise.influence.scale_figure import draw_scale
 from lengthwise.randomness import stream
 
 KS = (1, 2, 4)
 
 
 def selection(losses: Sequence[float], chosen: Sequence[tuple[int, float]] = (), **changes: Any) -> dict[str, Any]:
-    """A selection of the headline group."""
+    """A selection of the headline group; divergences fall with the losses of a target with losses of 3 and 1."""
     tokens = [{"distance": distance, "text": " x", "gain": gain} for distance, gain in chosen]
     group = {"mode": "strict", "knows": "target", "from": "own", "measure": "greedy"}
-    return {**group, **changes, "chosen": tokens, "losses": list(losses)}
+    fallen = {"divergences": [max(loss - 1, 0.0) for loss in losses]}
+    return {**group, "chosen": tokens, "losses": list(losses), **fallen, **changes}
 
 
 def row(
     short: float = 3.0, long: float = 1.0, losses: Sequence[float] = (2.5, 2.0, 1.2), **changes: Any
 ) -> dict[str, Any]:
-    """A row with one selection."""
+    """A row with one selection; another text's far tokens change nothing."""
+    other = changes.pop("other", short)
     return {
         "model": "tiny",
         "document": "a",
@@ -42,7 +46,10 @@ def row(
         "kinds": ["word_start"],
         "loss_short": short,
         "loss_long": long,
+        "divergence_short": 2.0,
         "clear": True,
+        "loses": short - long < -0.5,
+        "controls": {"other": {"loss": other, "gains": short - other > 0.5, "loses": short - other < -0.5}},
         "weight": 1.0,
         "selections": [selection(losses)],
         **changes,
@@ -50,8 +57,18 @@ def row(
 
 
 def headline(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS, **how: Any) -> dict[str, Any]:
+    """The first group of a summary: what it says of clear targets."""
+    return group_of(rows, ks, **how)["selected"]["own"]
+
+
+def group_of(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS, **how: Any) -> dict[str, Any]:
     """The first group of a summary."""
     return summarize(rows, ks, **how)["groups"][0]
+
+
+def over_all(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS, **how: Any) -> dict[str, Any]:
+    """What the first group of a summary says of all targets."""
+    return group_of(rows, ks, **how)["all_targets"]
 
 
 def values(estimates: Sequence[dict[str, Any]]) -> list[float | None]:
@@ -102,15 +119,14 @@ def test_the_share_of_sums_weighs_targets_by_their_gap_and_the_median_does_not()
         row(2.0, 1.0, (1.5, 1.1, 1.0)),
     ]
     found = headline(rows)
-    assert values(found["ratio_of_sums"]) == pytest.approx([2 / 11, 3.9 / 11, 9 / 11])
+    assert values(found["loss"]) == pytest.approx([2 / 11, 3.9 / 11, 9 / 11])
     assert values(found["median"]) == pytest.approx([0.25, 0.5, 1.0])
-    assert found["losses"] == {"short": pytest.approx(14 / 3), "long": 1.0, "k": pytest.approx([4.0, 10.1 / 3, 5 / 3])}
     assert (found["targets"], found["documents"]) == (3, 2)
 
 
 def test_only_clear_targets_count_in_the_headline():
     unclear = row(1.0, 0.99, (0.5, 0.5, 0.5), document="b", clear=False)
-    assert headline([row(), unclear])["ratio_of_sums"] == headline([row()])["ratio_of_sums"]
+    assert headline([row(), unclear])["loss"] == headline([row()])["loss"]
 
 
 @pytest.mark.parametrize("documents", [6, 12])
@@ -132,7 +148,7 @@ def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop
         return sorted(resampled)
 
     for name, resampled in (
-        ("ratio_of_sums", looped(lambda gained, gap: gained.sum() / gap.sum())),
+        ("loss", looped(lambda gained, gap: gained.sum() / gap.sum())),
         ("median", looped(lambda gained, gap: float(np.median(gained / gap)))),
     ):
         (estimate,) = found[name]
@@ -144,15 +160,15 @@ def test_intervals_are_those_of_documents_drawn_with_replacement_in_a_plain_loop
 
 
 def test_intervals_cover_the_truth_of_clustered_targets_in_nine_of_ten_repetitions(rng):
-    covered = {"ratio_of_sums": 0, "median": 0, "all_targets": 0, "needs_no_far": 0}
+    covered = {"loss": 0, "median": 0, "all_targets": 0, "gains": 0}
     for repetition in range(200):
         summary = summarize(drawn(rng, 14, 10, measured_share=0.3), [1], seed=repetition, resamples=300)
         (group,) = summary["groups"]
         for name, estimate, truth in (
-            ("ratio_of_sums", group["ratio_of_sums"][0], CLEAR_TRUTH),
-            ("median", group["median"][0], MEDIAN_TRUTH),
-            ("all_targets", group["all_targets"]["ratio_of_sums"][0], ALL_TRUTH),
-            ("needs_no_far", summary["needs_no_far"], 0.7),
+            ("loss", group["selected"]["own"]["loss"][0], CLEAR_TRUTH),
+            ("median", group["selected"]["own"]["median"][0], MEDIAN_TRUTH),
+            ("all_targets", group["all_targets"]["loss"][0], ALL_TRUTH),
+            ("gains", summary["far"][0]["gains"], 0.3),
         ):
             covered[name] += estimate["low"] <= truth <= estimate["high"]
     # And they are not so wide that they would always do.
@@ -162,34 +178,37 @@ def test_intervals_cover_the_truth_of_clustered_targets_in_nine_of_ten_repetitio
 def test_the_same_seed_gives_the_same_intervals_and_another_seed_others(rng):
     rows = drawn(rng, 6, 9)
     assert headline(rows, [1], seed=1) == headline(rows, [1], seed=1)
-    assert headline(rows, [1], seed=1)["ratio_of_sums"] != headline(rows, [1], seed=2)["ratio_of_sums"]
+    assert headline(rows, [1], seed=1)["loss"] != headline(rows, [1], seed=2)["loss"]
 
 
 def test_the_size_of_a_block_of_resamples_changes_nothing(rng, monkeypatch):
     rows = drawn(rng, 6, 9)
     whole = headline(rows, [1])
-    monkeypatch.setattr(recovery, "BLOCK", 1000)
+    monkeypatch.setattr(resampling, "BLOCK", 1000)
     assert headline(rows, [1]) == whole
 
 
 def test_one_document_gives_a_value_and_the_reason_why_it_has_no_interval():
-    found = headline([row(), row()])
-    for estimate in (*found["ratio_of_sums"], *found["median"], *found["all_targets"]["ratio_of_sums"]):
+    found, every = headline([row(), row()]), over_all([row(), row()])
+    for estimate in (*found["loss"], *found["median"], *every["loss"], *every["prediction"]["shares"]):
         assert estimate["value"] is not None
         assert (estimate["low"], estimate["high"]) == (None, None)
         assert estimate["reason"] == "fewer than 5 documents: too few to resample; measure more documents"
-    assert found["smallest_k"][0]["k"] == 2
-    assert found["smallest_k"][0]["reason"] == found["median"][0]["reason"]
+    assert every["prediction"]["smallest_k"][0]["k"] == 2
+    assert every["prediction"]["smallest_k"][0]["reason"] == found["median"][0]["reason"]
 
 
 def test_far_context_that_helps_nothing_in_sum_gives_no_share_but_the_reason():
     rows = [row(1.0, 2.0, document="a"), row(1.0, 1.0, document="b"), row(1.0, 0.5, document="c")]
     found = headline(rows)
-    for estimate in (*found["ratio_of_sums"], *found["all_targets"]["ratio_of_sums"]):
+    for estimate in (*found["loss"], *over_all(rows)["loss"]):
         reason = "the far context lowers no loss in sum: there is nothing to recover"
         assert estimate == {"value": None, "low": None, "high": None, "reason": reason}
+    unchanged = over_all([{**each, "divergence_short": 0.0} for each in rows])["prediction"]
+    reason = "the far context changes no prediction: there is nothing to recover"
     nothing_reached = {"share": 0.5, "k": None, "beyond": False, "low": None, "high": None, "reason": reason}
-    assert found["smallest_k"][0] == nothing_reached
+    assert unchanged["smallest_k"][0] == nothing_reached
+    assert values(unchanged["shares"]) == [None] * 3
     # The one target with a gap has a share; the others are counted as left out.
     assert found["without_gap"] == 2
     assert found["median"][0]["value"] == pytest.approx((1.0 - 2.5) / 0.5)
@@ -199,7 +218,7 @@ def test_gaps_that_vanish_in_some_resamples_give_no_interval_but_their_number():
     # Gaps of -1 five times, and one of 5.5: where that is not drawn, nothing is there to recover.
     rows = [row(1.0, 2.0, document=name) for name in "abcde"]
     found = headline([*rows, row(6.5, 1.0, document="f")], resamples=400)
-    (estimate, *_) = found["ratio_of_sums"]
+    (estimate, *_) = found["loss"]
     assert estimate["value"] is not None
     assert (estimate["low"], estimate["high"]) == (None, None)
     lost = int(estimate["reason"].split()[1])
@@ -211,39 +230,52 @@ def test_gaps_that_vanish_in_some_resamples_give_no_interval_but_their_number():
 
 
 def test_a_group_without_clear_targets_says_so():
-    found = headline([row(clear=False, document=name) for name in "ab"])
-    assert found["losses"] is None
+    rows = [row(clear=False, document=name) for name in "ab"]
+    found = headline(rows)
     assert (found["targets"], found["documents"]) == (0, 0)
-    reason = "no clear target has this selection; measure more targets or lower the gap"
-    assert {each["reason"] for each in (*found["ratio_of_sums"], *found["median"], *found["smallest_k"])} == {reason}
-    assert found["all_targets"]["ratio_of_sums"][0]["value"] is not None
+    reason = "no target with a clear gap has this selection"
+    assert {each["reason"] for each in (*found["loss"], *found["median"])} == {reason}
+    assert over_all(rows)["loss"][0]["value"] is not None
 
 
 def test_the_smallest_k_is_the_first_that_reaches_a_share_with_bounds_that_are_ks():
-    # 0.4, 0.7 and 1.0 in half of the documents, 0.6, 0.7 and 0.75 in the others.
+    # Of the prediction 0.4, 0.7 and 1.0 in half of the documents, 0.6, 0.7 and 0.75 in the others.
     rows = [
-        row(2.0, 1.0, losses, document=f"{losses}{i}")
-        for losses in ((1.6, 1.3, 1.0), (1.4, 1.3, 1.25))
+        row(document=f"{left}{i}", divergence_short=1.0, selections=[selection((1.0, 1.0, 1.0), divergences=left)])
+        for left in ([0.6, 0.3, 0.0], [0.4, 0.3, 0.25])
         for i in range(4)
     ]
-    half, most, nearly_all = headline(rows)["smallest_k"]
+    half, most, nearly_all = over_all(rows)["prediction"]["smallest_k"]
     assert half == {"share": 0.5, "k": 1, "beyond": False, "low": 1, "high": 2, "reason": None}
     assert most == {"share": 0.8, "k": 4, "beyond": False, "low": 4, "high": None, "reason": None}
     # None is more than the largest k: a result, so there is no reason.
     assert nearly_all == {"share": 0.9, "k": None, "beyond": True, "low": 4, "high": None, "reason": None}
 
 
-def test_the_order_in_which_ks_are_given_does_not_change_the_smallest():
-    falling = headline([row(2.0, 1.0, (1.0, 1.4, 1.8), document=name) for name in "ab"], (4, 2, 1))
-    assert [each["k"] for each in falling["smallest_k"]] == [2, 4, 4]
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_no_share_of_the_prediction_exceeds_one_whatever_is_sampled(share, rng):
+    rows = []
+    for place in range(60):
+        short = float(rng.exponential())
+        left = short * rng.random(3)
+        each = row(clear=place % 5 == 0, divergence_short=short, document=str(place % 7))
+        each["selections"] = [selection((1.0, 1.0, 1.0), divergences=left.tolist())]
+        rows.append(each if each["clear"] else each | sampled(rng, share))
+    found = over_all(rows)["prediction"]["shares"]
+    assert all(0 <= each["low"] <= each["value"] <= each["high"] <= 1 for each in found)
+    if share == 1:
+        total = sum(each["divergence_short"] for each in rows)
+        for place, each in enumerate(found):
+            kept = sum(one["selections"][0]["divergences"][place] for one in rows)
+            assert each["value"] == pytest.approx(1 - kept / total)
 
 
 def test_all_targets_measured_give_the_plain_ratio_of_sums(rng):
     rows = drawn(rng, 5, 9)
     gained = sum(each["loss_short"] - each["selections"][0]["losses"][0] for each in rows)
     gap = sum(each["loss_short"] - each["loss_long"] for each in rows)
-    found = headline(rows, [1])["all_targets"]
-    assert found["ratio_of_sums"][0]["value"] == pytest.approx(gained / gap)
+    found = over_all(rows, [1])
+    assert found["loss"][0]["value"] == pytest.approx(gained / gap)
     assert (found["targets"], found["measured"]) == (len(rows), len(rows))
 
 
@@ -252,19 +284,19 @@ def test_gains_on_a_line_are_recovered_exactly_from_any_sample(rng):
         row(3.0, 3.0 - gap, [3.0 - (0.3 + 0.6 * gap)], clear=bool(gap > 1), document=str(n % 5))
         for n, gap in enumerate(rng.normal(0.3, 0.6, 90))
     ]
-    truth = headline(every, [1])["all_targets"]["ratio_of_sums"][0]["value"]
+    truth = over_all(every, [1])["loss"][0]["value"]
     for share in (0.1, 0.3):
         rows = [each if each["clear"] else each | sampled(rng, share) for each in every]
-        assert headline(rows, [1])["all_targets"]["ratio_of_sums"][0]["value"] == pytest.approx(truth)
+        assert over_all(rows, [1])["loss"][0]["value"] == pytest.approx(truth)
 
 
 def test_the_estimate_over_all_targets_is_unbiased_and_nearer_than_weighted_sums(rng):
     every = drawn(rng, 12, 10)
-    truth = headline(every, [1], resamples=2)["all_targets"]["ratio_of_sums"][0]["value"]
+    truth = over_all(every, [1], resamples=2)["loss"][0]["value"]
     errors = []
     for _ in range(60):
         rows = [each | sampled(rng, 0.2) if not each["clear"] else each for each in every]
-        found = headline(rows, [1], resamples=2)["all_targets"]["ratio_of_sums"][0]["value"]
+        found = over_all(rows, [1], resamples=2)["loss"][0]["value"]
         measured = [each for each in rows if each["weight"]]
         gained = sum(each["weight"] * (each["loss_short"] - each["selections"][0]["losses"][0]) for each in measured)
         gap = sum(each["weight"] * (each["loss_short"] - each["loss_long"]) for each in measured)
@@ -280,25 +312,24 @@ def test_sampled_gaps_that_are_all_alike_stand_for_the_rest_by_their_mean():
         row(2.0, 1.5, [2.0 - gain], clear=False, weight=2.0, document=name) for gain, name in ((0.1, "a"), (0.3, "b"))
     ]
     left = [row(2.0, 1.5, clear=False, weight=0.0, selections=[], document=name) for name in "ab"]
-    found = headline([clear, *rest, *left], [1])["all_targets"]
-    assert found["ratio_of_sums"][0]["value"] == pytest.approx((1.0 + 4 * 0.2) / (2.0 + 4 * 0.5))
+    found = over_all([clear, *rest, *left], [1])
+    assert found["loss"][0]["value"] == pytest.approx((1.0 + 4 * 0.2) / (2.0 + 4 * 0.5))
     assert (found["targets"], found["measured"]) == (5, 3)
 
 
 def test_no_sample_of_the_other_targets_gives_no_share_of_all_but_the_reason():
-    found = headline([row(), row(clear=False, weight=0.0, selections=[], document="b")])["all_targets"]
-    reason = "of the targets without a clear gap none is measured; measure a random share of them"
-    assert {each["reason"] for each in found["ratio_of_sums"]} == {reason}
-    assert values(found["ratio_of_sums"]) == [None] * 3
+    found = over_all([row(), row(clear=False, weight=0.0, selections=[], document="b")])
+    reason = "of the targets that are not clear none is measured; measure a random share of them"
+    assert {each["reason"] for each in found["loss"]} == {reason}
+    assert values(found["loss"]) == [None] * 3
 
 
 def test_measured_targets_without_a_selection_give_no_share_of_all_but_the_reason():
     rows = [row(), row(document="b", selections=[selection((2.0, 2.0, 2.0), knows="prediction")])]
-    found = headline(rows)
-    assert {each["reason"] for each in found["all_targets"]["ratio_of_sums"]} == {
-        "1 of the measured targets lack this selection"
-    }
-    assert found["targets"] == 1
+    found = over_all(rows)
+    reasons = {each["reason"] for each in (*found["loss"], *found["prediction"]["shares"])}
+    assert reasons == {"1 of the measured targets lack this selection"}
+    assert found["measured"] == 1
 
 
 def test_groups_stand_apart_and_are_resampled_alike(rng):
@@ -311,44 +342,136 @@ def test_groups_stand_apart_and_are_resampled_alike(rng):
     assert first == second
 
 
-def test_the_share_that_needs_no_far_context_has_an_interval_unless_all_targets_are_alike():
+def test_shares_that_gain_and_lose_have_intervals_unless_all_targets_are_alike():
     rows = [row(document=name, clear=clear) for name in "abcdef" for clear in (True, False, name > "c")]
     found = summarize(rows, KS)
-    assert found["needs_no_far"]["value"] == pytest.approx(0.5)
-    assert 0 < found["needs_no_far"]["low"] < 0.5 < found["needs_no_far"]["high"] < 1
-    assert (found["targets"], found["clear"], found["documents"], found["measured"]) == (18, 9, 6, 18)
-    assert found["clear_documents"] == 6
-    alike = summarize([row(document=name) for name in "ab"], KS)["needs_no_far"]
-    assert alike == {
-        "value": 0.0,
-        "low": None,
-        "high": None,
-        "reason": "all targets are alike",
-    }
+    own, other, elsewhere = found["far"]
+    assert own["gains"]["value"] == pytest.approx(0.5)
+    assert 0 < own["gains"]["low"] < 0.5 < own["gains"]["high"] < 1
+    assert (found["targets"], found["documents"], found["measured"]) == (18, 6, 18)
+    alike = {"value": 0.0, "low": None, "high": None, "reason": "all targets are alike"}
+    assert other["gains"] == other["loses"] == own["loses"] == alike
+    assert (elsewhere["targets"], elsewhere["gains"]["value"]) == (0, None)
 
 
-def test_each_kind_has_its_clear_share_and_the_headlines_recovered_share():
+def test_each_source_of_far_tokens_is_compared_with_the_own_ones_target_by_target():
+    elsewhere = {"loss": 2.5, "gains": False, "loses": False}
+    rows = [row(3.0, 1.0, other=3.5 + 0.1 * place, document=name) for place, name in enumerate("abcdef")]
+    rows[0]["controls"]["elsewhere"] = rows[1]["controls"]["elsewhere"] = elsewhere
+    own, other, near_by = summarize(rows, KS)["far"]
+    assert (own["own_minus"], own["gain"]["value"]) == (None, pytest.approx(2.0))
+    assert other["own_minus"]["value"] == pytest.approx(2.75)
+    assert 2.5 < other["own_minus"]["low"] < 2.75 < other["own_minus"]["high"] < 3.0
+    assert (other["gain"]["value"], other["loses"]["value"]) == (pytest.approx(-0.75), pytest.approx(5 / 6))
+    assert (near_by["targets"], near_by["documents"], near_by["own_minus"]["value"]) == (2, 2, 1.5)
+
+
+def paired(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS) -> dict[str, Any]:
+    """The one pair of a summary."""
+    (pair,) = summarize(rows, ks)["paired"]
+    return pair
+
+
+def chance(rng: np.random.Generator, targets: int, use: float = 0.0) -> list[dict[str, Any]]:
+    """Rows in which any far tokens change the loss at random, and own ones lower it by ``use`` nats besides."""
+    rows = []
+    for place in range(targets):
+        own, other = rng.normal(use, 1), rng.normal(0, 1)
+        losses = {"own": 5 - own, "other": 5 - other}
+        each = row(5.0, losses["own"], other=losses["other"], document=str(place % 20), clear=bool(own > 0.5))
+        each["selections"] = [selection([loss + 0.1], **{"from": name}) for name, loss in losses.items()]
+        rows.append(each if own > 0.5 or other > 0.5 else each | sampled(rng, 0.3))
+    return rows
+
+
+def test_the_paired_difference_over_all_targets_is_free_of_selection(rng):
+    pair = paired(chance(rng, 2000), [1])
+    (found,) = pair["difference"]
+    assert found["low"] < 0 < found["high"]
+    assert found["high"] - found["low"] < 0.3
+    # The same rows, chosen by a gap, say what the choice made of them.
+    assert pair["selected"]["own"]["difference"][0]["low"] > 0.8
+    assert pair["selected"]["other"]["difference"][0]["high"] < -0.8
+    (found,) = paired(chance(rng, 2000, use=0.4), [1])["difference"]
+    assert 0.2 < found["low"] < 0.4 < found["high"] < 0.6
+
+
+def test_what_another_text_gives_too_is_taken_out_of_the_share_of_the_prediction():
+    own, other = [1.0, 0.5, 0.0], [1.5, 1.0, 1.0]
     rows = [
-        row(3.0, 1.0, (2.0, 1.5, 1.0), kinds=["digit", "word_start"]),
-        row(3.0, 1.0, (3.0, 3.0, 2.0), kinds=["word_start"], document="b"),
+        row(
+            document=name,
+            selections=[selection(KS, divergences=own), selection(KS, divergences=other, **{"from": "other"})],
+        )
+        for name in "abcdef"
+    ]
+    assert values(paired(rows)["prediction"]["shares"]) == pytest.approx([1 / 3, 0.5, 1.0])
+
+
+def answer_of(rows: Sequence[dict[str, Any]], ks: Sequence[int] = KS) -> tuple[str, int | None, int | None]:
+    """The sentence of a summary, and the numbers between which the tokens that are used lie."""
+    found = summarize(rows, ks)["answer"]
+    return found["sentence"], found["at_least"], found["at_most"]
+
+
+def test_a_study_ends_in_a_sentence_that_says_how_many_far_tokens_are_used():
+    def rows(own: list[float], other: list[float], documents: str = "abcdef") -> list[dict[str, Any]]:
+        pair = [selection(KS, divergences=own), selection(KS, divergences=other, **{"from": "other"})]
+        return [row(document=name, other=2.0, selections=pair) for name in documents]
+
+    sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
+    assert sentence == (
+        "tiny uses about 3 to 4 far tokens: 4 give 95% of what its far context changes in its prediction that another "
+        "text's cannot (own minus other text: 1.000 nats a target, 95% 1.000 to 1.000)"
+    )
+    assert (least, most) == (3, 4)
+    # What another text gives as well is no use of far tokens.
+    sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [1.0, 0.5, 0.2]))
+    assert sentence.startswith("tiny uses more than 4 far tokens: 4 give 50% of what")
+    assert (least, most) == (5, None)
+    sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
+    assert sentence.startswith("tiny uses about 1 far token: 1 give")
+    few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
+    assert few.startswith(
+        "No use of far tokens could be shown for tiny (own minus other text: 1.000 nats a target, fewer"
+    )
+    alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
+    assert "in its prediction, not corrected by another text's (own" in answer_of(alone)[0]
+    without = [{**each, "selections": []} for each in alone]
+    assert answer_of(without)[0].startswith("tiny uses far tokens; how many is not measured (own")
+
+
+def test_far_tokens_that_any_place_of_the_document_replaces_are_told():
+    rows = [row(document=name, other=2.0) for name in "abcdef"]
+    for each in rows:
+        each["controls"]["elsewhere"] = {"loss": 1.0, "gains": True, "loses": False}
+    assert "; no more than tokens from elsewhere in the same document: 0.000 nats a target" in answer_of(rows)[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_use_is_shown_where_own_far_tokens_gain_as_much_as_others(seed):
+    sentence, least, most = answer_of(chance(np.random.default_rng(seed), 1000), [1])
+    assert sentence.startswith("No use of far tokens could be shown for tiny (own minus other text: ")
+    assert (least, most) == (None, None)
+
+
+def test_each_kind_has_its_shares_and_its_paired_difference():
+    rows = [
+        row(3.0, 1.0, kinds=["digit", "word_start"]),
+        row(3.0, 1.0, other=2.0, kinds=["word_start"], document="b"),
         row(3.0, 2.9, kinds=["digit"], clear=False, document="b"),
     ]
     digit, word = summarize(rows, KS)["kinds"]
-    assert (digit["kind"], digit["targets"], digit["clear_share"]["value"]) == ("digit", 2, 0.5)
-    assert values(digit["headline"]["ratio_of_sums"]) == [0.5, 0.75, 1.0]
+    assert (digit["kind"], digit["targets"], digit["gains"]["value"]) == ("digit", 2, 0.5)
+    assert (digit["own_minus_other"]["value"], digit["gains_other"]["value"]) == (pytest.approx(1.05), 0.0)
     assert (word["kind"], word["targets"]) == ("word_start", 2)
-    assert values(word["headline"]["ratio_of_sums"]) == [0.25, 0.375, 0.75]
-
-
-def test_kinds_have_no_recovered_share_when_the_headline_was_not_measured():
-    (found,) = summarize([row(selections=[selection((1.0, 1.0, 1.0), mode="masked")])], KS)["kinds"]
-    assert found["headline"] is None
+    assert (word["own_minus_other"]["value"], word["gains_other"]["value"]) == (1.5, 0.5)
 
 
 def test_distances_are_those_of_tokens_chosen_for_clear_targets_by_gain():
     clear = row(selections=[selection((1.0, 1.0, 1.0), chosen=[(20, 0.5), (300, 1.5), (40, -0.2)])])
     other = row(clear=False, selections=[selection((1.0, 1.0, 1.0), chosen=[(900, 5.0)])])
-    found = headline([clear, other])["distances"]
+    found = group_of([clear, other])["distances"]
     assert (found["chosen"], found["gain"]) == (3, 2.0)
     assert [each["distance"] for each in found["quantiles"]] == [20, 20, 300, 300, 300]
     assert sum(each["gain_share"] for each in found["bins"]) == pytest.approx(1)
@@ -367,13 +490,13 @@ def test_memory_grows_by_a_few_numbers_a_row():
 
     def peak(number: int) -> int:
         tracemalloc.start()
-        recovery._Columns(rows(number), KS)
+        Columns(rows(number), KS)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found
 
     # A row as a dictionary takes more than 2,000 bytes.
-    assert peak(6000) - peak(1000) < 5000 * 300
+    assert peak(6000) - peak(1000) < 5000 * 450
 
 
 @pytest.mark.parametrize(
@@ -448,51 +571,61 @@ class Drawn:
 
 
 def summary_of(*shares: float, model: str = "tiny", chosen: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
-    """Five documents alike, with the headline, a masked selection and a control that recovers nothing."""
-    losses = [2.0 - share for share in shares]
+    """Five documents alike: shares of the prediction, strict and masked, an other text's and random tokens' none."""
+    left = [2.0 - 2 * share for share in shares]
+    none = {"divergences": [2.0] * len(left)}
     selections = [
-        selection(losses, chosen),
-        selection(losses, chosen, mode="masked"),
-        selection([2.0] * len(losses), knows="nothing", measure="random"),
+        selection([2.0 - share for share in shares], chosen, divergences=left, knows="prediction"),
+        selection([2.5] * len(left), knows="prediction", **{"from": "other"}, **none),
+        selection([2.0 - share for share in shares], chosen, mode="masked", divergences=left, knows="prediction"),
+        selection([2.0] * len(left), knows="nothing", measure="random", **none),
     ]
-    return summarize([row(2.0, 1.0, document=name, model=model, selections=selections) for name in "abcde"], KS)
+    return summarize(
+        [row(2.0, 1.0, other=2.25, document=name, model=model, selections=selections) for name in "abcde"], KS
+    )
 
 
-def test_recovery_is_drawn_with_bands_and_controls_are_dashed(tmp_path, monkeypatch):
+def test_shares_and_paired_differences_are_drawn_with_bands_and_controls_dashed(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     path = draw_recovery(summary_of(0.4, 0.6, 0.9), tmp_path)
     assert path == tmp_path / "recovery.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "recovery.svg").read_text()
-    x, y, style = drawn.lines["knows the target (greedy, n=5 in 5 documents)"]
+    x, y, style = drawn.lines["own text, knows the prediction (greedy)"]
     assert (x, style) == ([1, 2, 4], "-")
     assert y == pytest.approx([0.4, 0.6, 0.9])
-    assert drawn.lines["knows the target, all 5 targets (5 measured)"][2] == ":"
-    assert drawn.lines["control: random tokens (random, n=5 in 5 documents)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    assert drawn.lines["control: random tokens (random)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    x, y, style = drawn.lines["control: other text, knows the prediction (greedy, paired)"]
+    assert (x, style) == ([1, 2, 4], "--")
+    assert y == pytest.approx([0.9, 1.1, 1.4])
     # Documents alike have intervals of no width.
-    assert drawn.spans[0] == ([1, 2, 4], y, y)
+    low, high = drawn.spans[0][1:]
+    assert low == high == pytest.approx([0.4, 0.6, 0.9])
+    labels = [text.get_text() for text in drawn.figure.axes[1].get_legend().get_texts()]
+    assert "all far tokens, minus other (n=5)" in labels
 
 
 def test_a_share_that_is_undefined_has_no_line_but_its_name(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
-    draw_recovery(summarize([row(1.0, 2.0, document=name) for name in "ab"], KS), tmp_path)
-    assert drawn.lines == {"knows the target (undefined)": ([], [], "")}
+    draw_recovery(summarize([row(document=name, divergence_short=0.0) for name in "ab"], KS), tmp_path)
+    assert drawn.lines == {"own text, knows the target (undefined)": ([], [], "")}
 
 
-def test_intervals_that_are_missing_leave_a_gap(tmp_path, monkeypatch):
+def test_intervals_that_are_missing_leave_a_gap_and_the_title_names_none(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     draw_recovery(summarize([row()], KS), tmp_path)
     assert all(map(math.isnan, drawn.spans[0][1] + drawn.spans[0][2]))
+    assert drawn.title() == "tiny: all 1 target (1 measured) in 1 document no intervals: too few documents"
 
 
 def test_distances_are_drawn_by_gain_beside_what_even_choices_would_give(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, chosen=[(17, 3.0), (30, 1.0), (80, 0.0)])
     assert draw_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
-    edges, shares = drawn.steps["strict, knows the target: 15 tokens chosen for 5 clear targets in 5 documents"]
+    edges, shares = drawn.steps["strict, knows the prediction: 15 tokens chosen for 5 clear targets in 5 documents"]
     assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
     assert shares == [0.75, 0.25, 0.0, 0.0, 0.0]
-    masked = "masked, knows the target: 15 tokens chosen for 5 clear targets in 5 documents"
+    masked = "masked, knows the prediction: 15 tokens chosen for 5 clear targets in 5 documents"
     assert drawn.steps[masked] == (edges, shares)
     assert drawn.steps["drawn evenly from the far tokens"][1] == [each / 64 for each in (6, 9, 14, 18, 17)]
 
@@ -504,16 +637,15 @@ def test_a_study_with_nothing_to_draw_has_its_figures_all_the_same(rows, tmp_pat
     assert draw_recovery(summary, tmp_path).exists()
 
 
-def test_models_are_drawn_by_their_size_with_the_smallest_k_or_beyond(tmp_path, monkeypatch):
+def test_models_are_drawn_by_their_size_with_what_own_far_tokens_gain(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     summaries = [summary_of(0.6, 0.7, 0.9, model="big"), summary_of(0.1, 0.2, 0.5, model="small")]
     assert draw_scale(summaries, [8_000_000, 1_000_000], tmp_path) == tmp_path / "scale.png"
     sizes, shares, _ = drawn.lines["k = 1"]
     assert sizes == [1_000_000, 8_000_000]
     assert shares == pytest.approx([0.1, 0.6])
-    assert drawn.lines["50% recovered"][:2] == (sizes, [4, 1])
-    # Twice the largest k stands for more than that.
-    assert drawn.lines["80% recovered"][:2] == (sizes, [8, 4])
+    assert drawn.lines["minus another text"][:2] == (sizes, [1.25, 1.25])
+    assert "minus elsewhere in the document" not in drawn.lines
 
 
 def test_one_model_or_other_ks_show_no_scale(tmp_path):
@@ -522,9 +654,9 @@ def test_one_model_or_other_ks_show_no_scale(tmp_path):
     other = summarize([row(losses=(1.0,))], [3])
     with pytest.raises(SettingError, match="2 summaries with k 1,2,4; 3 show no scale"):
         draw_scale([summary_of(0.4, 0.6, 0.9), other], [10, 20], tmp_path)
-    masked = summarize([row(selections=[selection((1.0, 1.0, 1.0), mode="masked")])], KS)
-    with pytest.raises(SettingError, match="tiny has no strict selection that knows the target; measure one"):
-        draw_scale([masked, masked], [10, 20], tmp_path)
+    nothing = summarize([row(selections=[selection((1.0, 1.0, 1.0), knows="nothing", measure="random")])], KS)
+    with pytest.raises(SettingError, match="tiny has no selection of its own far tokens; measure one"):
+        draw_scale([nothing, nothing], [10, 20], tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
@@ -540,7 +672,7 @@ LONG = "/home/me/runs/" + "a_model_with_a_long_name_" * 5 + r"$\no$$\formula$"
 @pytest.mark.parametrize("path", [LONG, "/home/me/runs/small"], ids=["long", "short"])
 def test_all_that_is_written_lies_within_its_figure(path, tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
-    summary = summary_of(0.4, 7.0, -5.0, model=path, chosen=[(17, 3.0), (30, 1.0)])
+    summary = summary_of(0.4, -7.0, -5.0, model=path, chosen=[(17, 3.0), (30, 1.0)])
     alone = {**summary, "groups": summary["groups"][:1]}
     drawings: list[Callable[[], Path]] = [
         lambda: draw_recovery(summary, tmp_path),
@@ -562,50 +694,25 @@ def test_titles_name_the_last_part_of_the_models_path(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, model="/home/me/runs/small")
     draw_recovery(summary, tmp_path)
-    assert drawn.title() == "small: 5 of 5 targets with a clear gap 95% intervals over documents"
+    assert drawn.title() == "small: all 5 targets (5 measured) in 5 documents 95% intervals over documents"
     draw_distances(summary, tmp_path, near=16, far=64)
     assert drawn.title() == "small: distances of the chosen tokens, near 16, far 64"
 
 
 def test_points_beyond_the_edge_are_told_there_by_their_share(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
-    draw_recovery(summary_of(0.5, 12.25, -7.5), tmp_path)
-    # Shares of the clear targets and, as all are clear, of all: each in its own row.
-    assert drawn.notes() == ["▲ 12.25", "▼ -7.5", "▲ 12.25 (all)", "▼ -7.5 (all)"]
-    assert drawn.notes(1) == drawn.notes(0)
-    assert len({each.xyann for each in drawn.figure.axes[0].texts}) == 4
-    assert "cut at the edges, ▲▼: shares beyond" in drawn.title()
-
-
-def test_shares_somewhat_above_one_are_drawn_whole(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
-    draw_recovery(summary_of(1.2, 2.4, 2.9), tmp_path)
-    assert drawn.notes() == []
+    draw_recovery(summary_of(0.5, -2.25, -7.5), tmp_path)
+    assert drawn.notes() == ["▼ -2.25", "▼ -7.5"]
+    assert drawn.notes(2) == drawn.notes()
     low, high = drawn.figure.axes[0].get_ylim()
-    assert low < 0
-    assert high > 2.9
-    assert "cut" not in drawn.title()
-
-
-def test_labels_count_the_documents_of_their_group_and_the_measured_of_all_targets(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
-    clear = [row(document=name, selections=[selection((2.5, 2.0, 1.2), [(17, 1.0)])]) for name in "aab"]
-    sampled = row(2.0, 1.9, (2.0, 1.9, 1.9), document="c", clear=False, weight=2.0)
-    left_out = [row(2.0, 1.9, document=name, clear=False, weight=0.0, selections=[]) for name in "de"]
-    summary = summarize([*clear, sampled, *left_out], KS)
-    draw_recovery(summary, tmp_path)
-    assert set(drawn.lines) == {
-        "knows the target (greedy, n=3 in 2 documents)",
-        "knows the target, all 6 targets (4 measured)",
-    }
-    draw_distances(summary, tmp_path, near=16, far=64)
-    assert "strict, knows the target: 3 tokens chosen for 3 clear targets in 2 documents" in drawn.steps
+    assert (low, high) == pytest.approx((-0.1, 1.1))
 
 
 def test_one_k_shows_its_interval_as_a_bar(tmp_path, monkeypatch):
     drawn = Drawn(monkeypatch)
     draw_recovery(summarize([row(losses=(2.0,), document=name) for name in "abcde"], [4]), tmp_path)
     assert drawn.spans == [([4], [0.5], [0.5])] * 2
+    assert drawn.notes() == []
 
 
 def test_models_are_named_above_their_points_without_overlap(tmp_path, monkeypatch):
@@ -625,7 +732,7 @@ def test_models_are_named_above_their_points_without_overlap(tmp_path, monkeypat
     # Without the line that leads to its point.
     boxes = [Text.get_window_extent(text) for text in named]
     assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
-    assert drawn.notes().count("1") == drawn.notes().count("2") == len(KS)
+    assert drawn.notes(1).count("1") == drawn.notes(1).count("2") == len(KS)
     assert "runs/base 5 in 5" in drawn.title()
 
 

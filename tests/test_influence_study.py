@@ -22,9 +22,10 @@ from lengthwise.errors import (
 )
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence import LeaveOneOut, RandomChoice, Screened
+from lengthwise.influence.placebo import Placebo
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
-from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut, other_far
+from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import report_study
@@ -42,6 +43,7 @@ SMALL = InfluenceSettings(
     rule=Rule(gap=0.05),
     rest=0.5,
     block=6,
+    controls=("random", "other", "elsewhere"),
 )
 
 
@@ -125,11 +127,12 @@ def test_a_row_has_every_selection_and_control_that_was_asked_for(whole):
             (mode, knows, source, "screened")
             for mode in ("strict", "masked")
             for knows in ("target", "prediction")
-            for source in ("own", "other")
+            for source in ("own", *row["controls"])
         } | {(mode, "nothing", "own", "random") for mode in ("strict", "masked")}
         assert found == (expected if row["weight"] else set())
         assert row["clear"] == (row["loss_short"] - row["loss_long"] > 0.05)
-        assert row["weight"] in ((1.0,) if row["clear"] else (0.0, 2.0))
+        certain = row["clear"] or row["controls"]["other"]["gains"]
+        assert row["weight"] in ((1.0,) if certain else (0.0, 2.0))
 
 
 @pytest.mark.parametrize("stops", [(1,), (0, 2), (1, 1, 1)])
@@ -186,14 +189,42 @@ def test_targets_have_their_context_and_no_place_is_taken_twice():
     assert window.tokens.tolist() == [1, *range(15, 29)]
 
 
-def test_the_far_tokens_of_another_text_are_in_a_row_there(rng):
-    texts = documents()
-    target = choose_targets(texts, context=14, number=1, seed=0)[0]
-    for _ in range(20):
-        far = other_far(texts, target, 10, rng).tolist()
-        assert any(
-            text is not target.text and far == text.tokens[i : i + 10].tolist() for text in texts for i in range(31)
-        )
+def test_far_tokens_of_other_texts_come_from_each_of_their_places_equally_often(rng):
+    # Tokens of 100 and more are those of the first text, in pieces; of 200 and more those of the second.
+    first = list(cut([TokenizedDocument(name="a", tokens=np.arange(100, 130))], 20))
+    texts = [
+        *first,
+        TokenizedDocument(name="b", tokens=np.arange(200, 216)),
+        TokenizedDocument(name="c", tokens=np.arange(9)),
+    ]
+    placebo = Placebo(texts, near=4, far=10)
+    (target, *_) = choose_targets(texts[2:3], context=14, number=None, seed=0)
+    drawn = [placebo.other(target, rng) for _ in range(600)]
+    assert all((np.diff(far) == 1).all() and len(far) == 10 for far in drawn)
+    firsts, counts = np.unique([int(far[0]) for far in drawn], return_counts=True)
+    # Eleven places in the first piece, one in the second; the third text is too short.
+    assert firsts.tolist() == [*range(100, 111), 120]
+    assert counts.min() > 25
+    (target, *_) = choose_targets(texts, context=14, number=None, seed=0)
+    assert {int(placebo.other(target, rng)[0]) for _ in range(200)} == set(range(200, 207))
+
+
+def test_far_tokens_from_elsewhere_in_the_document_never_overlap_the_context(rng):
+    texts = [
+        TokenizedDocument(name="b", tokens=np.arange(200, 220)),
+        *cut([TokenizedDocument(name="a", tokens=np.arange(100))], 60),
+    ]
+    placebo = Placebo(texts, near=4, far=10)
+    target = next(
+        each
+        for each in choose_targets(texts, context=14, number=None, seed=0)
+        if (each.text.name, each.place) == ("a", 35)
+    )
+    # The context begins at 21, the target is 35; the second piece begins at 60.
+    firsts = {int(placebo.elsewhere(target, rng)[0]) for _ in range(2000)}
+    assert firsts == {*range(12), *range(36, 51), *range(60, 91)}
+    short = choose_targets(texts[:1], context=14, number=None, seed=0)
+    assert all(placebo.elsewhere(each, rng) is None for each in short)
 
 
 def test_pieces_are_the_text_in_order():
@@ -273,17 +304,18 @@ def test_a_context_beyond_the_models_positions_is_refused(model):
 
 
 def test_a_single_text_has_no_other_to_compare_with(model, tmp_path):
-    with pytest.raises(SettingError, match=r"no other text has 10 tokens .*; give more texts, or .*--controls random"):
-        measure_influence(study_of(model, texts=documents(number=1)), tmp_path / "out")
+    message = refused(study_of(model, texts=documents(number=1)), tmp_path / "out")
+    assert (
+        "no text beside text 0 has 10 tokens, and a study compares with another text's far tokens; give two" in message
+    )
     # Another piece of it is no other text.
     pieces = study_of(model, replace(SMALL, piece=20), texts=documents(number=1))
-    with pytest.raises(SettingError, match=r"no other text has 10 tokens"):
-        measure_influence(pieces, tmp_path / "pieces")
+    assert "no text beside text 0 has 10 tokens" in refused(pieces, tmp_path / "pieces")
 
 
 def test_places_of_pieces_are_those_of_the_whole_text(model, tmp_path):
     quick = replace(SMALL, measure=RandomChoice(), modes=("strict",), knows=("target",), controls=())
-    study = study_of(model, replace(quick, piece=20, num_targets=None))
+    study = study_of(model, replace(quick, piece=20, num_targets=None), texts=documents())
     measure_influence(study, tmp_path / "out")
     rows = rows_of(tmp_path / "out")
     texts = {text.name: text.tokens for text in study.texts}
@@ -313,13 +345,25 @@ def test_a_tokenizer_that_does_not_fit_the_model_is_refused():
         list(tokenized(Far(), [Document(name="a", text="abc")], VOCABULARY))
 
 
-def test_a_threshold_that_no_target_passes_is_told_and_loses_nothing(model, tmp_path):
+def test_a_threshold_that_no_target_passes_leaves_the_results_over_all_targets(model, tmp_path):
     study = study_of(model, replace(SMALL, rule=Rule(gap=50.0)))
     measure_influence(study, tmp_path / "out")
-    with pytest.raises(SettingError, match=r"none of 20 targets of .* over 50.0 nats\), as .*summary.json says; lower"):
-        report_study(study, tmp_path / "out")
-    assert len(rows_of(tmp_path / "out")) == 20
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["needs_no_far"]["value"] == 1.0
+    summary = report_study(study, tmp_path / "out")
+    own, other, _ = summary["far"]
+    assert (own["gains"]["value"], own["loses"]["value"], other["gains"]["value"]) == (0.0, 0.0, 0.0)
+    assert other["own_minus"]["value"] is not None
+    assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is not None
+
+
+def test_a_study_of_an_older_version_is_not_resumed(model, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "old")
+    facts = json.loads((whole / "influence.json").read_text())
+    del facts["study"]["version"]
+    (tmp_path / "old" / "influence.json").write_text(json.dumps(facts))
+    with pytest.raises(
+        RunFolderError, match=r"old holds a study with rows of version 1, and these are of version 2; cho"
+    ):
+        measure_influence(study_of(model), tmp_path / "old", resume=True)
 
 
 def test_a_folder_with_a_study_is_not_written_over(model, whole, tmp_path):
@@ -353,13 +397,15 @@ def test_a_planted_dependence_is_found_in_texts(tmp_path):
     planted = PlantedModel(additive({2: 1.5, 6: 0.8}), far)
     codec = type("Plain", (Letters,), {"start": ()})()
     texts = [TokenizedDocument(name=str(n), tokens=np.full(30, 7)) for n in range(3)]
-    settings = replace(SMALL, near=near, far=far, measure=LeaveOneOut(), modes=("strict",), controls=(), ks=(1, 2))
+    settings = replace(
+        SMALL, near=near, far=far, measure=LeaveOneOut(), modes=("strict",), controls=(), ks=(1, 2), knows=("target",)
+    )
     study = InfluenceStudy(model=planted, codec=codec, texts=texts, settings=settings)
     measure_influence(study, tmp_path / "out")
     summary = report_study(study, tmp_path / "out")
     for row in rows_of(tmp_path / "out"):
         assert [token["distance"] for token in row["selections"][0]["chosen"]] == [12, 8]
-    shares = [share["value"] for share in summary["groups"][0]["ratio_of_sums"]]
+    shares = [share["value"] for share in summary["groups"][0]["all_targets"]["loss"]]
     assert shares == pytest.approx([1.5 / 2.3, 1.0], abs=1e-4)
 
 

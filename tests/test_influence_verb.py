@@ -42,22 +42,6 @@ def test_a_rule_is_known_by_its_name():
         influence._rule("longpl", 0.3)
 
 
-def test_a_table_has_a_row_per_selection_and_a_column_per_k():
-    share = {"value": 0.4, "low": 0.3, "high": 0.5, "reason": None}
-    undefined = {"value": None, "low": None, "high": None, "reason": "why"}
-    group = {
-        "mode": "strict",
-        "knows": "target",
-        "from": "own",
-        "measure": "greedy",
-        "ratio_of_sums": [share, undefined],
-        "smallest_k": [{"beyond": False, "k": 2}, {"beyond": True, "k": None}, {"beyond": False, "k": None}],
-    }
-    header, body = influence.recovery_table({"ks": [1, 2], "groups": [group]})
-    assert header == ["mode", "knows", "far tokens of", "measure", "k=1", "k=2", "k for 50 / 80 / 90%"]
-    assert body == [["strict", "target", "own text", "greedy", "0.400\n0.30-0.50", "-", "2 / more / -"]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

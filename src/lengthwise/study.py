@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lengthwise.errors import SettingError, UntrainedDistanceWarning
-from lengthwise.folder import STUDY_FOLDER, claim
+from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
+from lengthwise.folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_rows import TargetRows
@@ -22,6 +22,8 @@ from lengthwise.locks import alone_in
 from lengthwise.tasks import TokenizedDocument
 
 ROWS, SUMMARY = "influence.jsonl", "summary.json"
+# Of what a row holds: a study is resumed by the version that began it.
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class InfluenceStudy:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything that the rows depend on, the texts by their digest."""
         facts = {
+            "version": VERSION,
             "model": {
                 "name": self.model.name,
                 "parameters": self.model.num_parameters,
@@ -94,7 +97,9 @@ def measure_influence(
         start=study.codec.start,
         labels={"model": study.model.name},
     )
+    measured.placebo.check(targets)
     with alone_in(out):
+        _check_version(out, resume=resume)
         claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=_named_alike)
         done = whole_blocks(out / ROWS, settings.block, len(targets))
         with (out / ROWS).open("ab") as file:
@@ -108,6 +113,16 @@ def measure_influence(
                 if report is not None:
                     report(first + len(rows), len(targets))
         return True
+
+
+def _check_version(out: Path, *, resume: bool) -> None:
+    if resume and (out / STUDY_FOLDER.file).is_file():
+        found = read_asked(out, STUDY_FOLDER).get("version", 1)
+        if found != VERSION:
+            raise RunFolderError(
+                f"{out} holds a study with rows of version {found}, and these are of version {VERSION}; "
+                "choose another --out"
+            )
 
 
 def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:

@@ -1,4 +1,4 @@
-"""What a finished study of influence says: its summary, figures and page."""
+"""The report of a finished study of influence: its summary, figures and page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.checkpoint import write_atomically
-from lengthwise.errors import RunFolderError, SettingError
+from lengthwise.errors import RunFolderError
 from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.page import page
 from lengthwise.influence.recovery import summarize
@@ -20,30 +20,21 @@ BEHIND = 16
 
 
 def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
-    """Write summary.json, the figures and the page of a study whose rows are complete; the summary.
-
-    ``SettingError`` when no target is clear: there is no gain to recover a share of, and summary.json says so.
-    """
+    """Write summary.json, the figures and the page of a study whose rows are complete; return the summary."""
     settings = study.settings
     facts, found = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
     summary = {
+        "version": facts["version"],
         **found,
         "parameters": study.model.num_parameters,
         "texts": facts["texts"],
         "settings": facts["settings"],
     }
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
-    if found["clear"] == 0:
-        rule = settings.rule
-        below = "" if rule.below is None else f" and a loss below {rule.below}"
-        raise SettingError(
-            f"none of {found['targets']} targets of {study.model.name} gains enough by far context (a gap over "
-            f"{rule.gap} nats{below}), as {folder / SUMMARY} says; lower the gap, or take more targets or longer "
-            "contexts, in another --out"
-        )
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
-    shown = page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near)
+    answer = summary["answer"]["sentence"]
+    shown = page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
     write_atomically(folder / PAGE, shown.encode())
     return summary
 

@@ -10,7 +10,8 @@ from lengthwise.errors import SettingError
 
 Excerpts = Mapping[str, tuple[int, Sequence[str]]]
 GROUP = ("mode", "knows", "from", "measure")
-HEADLINE = ["strict", "target", "own"]
+# Shown first: of these the first that there is.
+HEADLINES = (["strict", "prediction", "own"], ["strict", "target", "own"])
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --ink: #1a1a1a; --faint: #666; --line: #bbb; --soft: #f1f1ee;
@@ -81,13 +82,15 @@ function describe(target) {
   add(panel, "h2", "Target " + JSON.stringify(target.spans[target.at].textContent));
   add(panel, "p", "token " + target.place + " of its document; " +
     (target.clear ? "a clear gap" : "no clear gap") + "; " + target.kinds.map((each) => study.kinds[each]).join(", "));
-  table("loss, nats", ["near alone", "near + far", "gap"], [[target.loss_short, target.loss_long, gap].map(nats)]);
+  table("loss, nats", ["near alone", "near + far", "gap", "gap, other text"],
+    [[target.loss_short, target.loss_long, gap, target.loss_short - target.loss_other].map(nats)]);
   if (!chosen) {
     add(panel, "p", "This selection was not made for this target.");
     return;
   }
-  table("with k far tokens", ["k", "loss", "recovered"], study.ks.map((k, place) => [k, nats(chosen.losses[place]),
-    gap > 0 ? ((target.loss_short - chosen.losses[place]) / gap).toFixed(2) : "no gap"]));
+  const whole = target.divergence_short;
+  table("with k far tokens", ["k", "loss", "prediction"], study.ks.map((k, place) => [k, nats(chosen.losses[place]),
+    whole > 1e-5 ? (1 - chosen.divergences[place] / whole).toFixed(2) : "no change"]));
   if (!chosen.chosen.length) add(panel, "p", "Its tokens are not listed: losses are means of several draws.");
   else table("chosen, in order", ["token", "back", "gain"],
     chosen.chosen.map(([distance, gain, text]) => [JSON.stringify(text), distance, nats(gain)]));
@@ -212,31 +215,30 @@ def page(
     *,
     ks: Sequence[int],
     near: int,
+    answer: str = "",
     max_targets: int = 2000,
-    max_excerpts: int = 20,
 ) -> str:
     """The page of those rows of ``influence.jsonl`` that lie in the excerpts, as ASCII; it loads nothing else.
 
-    An excerpt is the index of its first token in the document and the texts of its tokens. The page says how many
-    excerpts and targets are left out.
+    An excerpt is the index of its first token in the document and the texts of its tokens. The page begins with the
+    ``answer``, and says how many targets are left out.
     """
-    shown = dict(list(excerpts.items())[:max_excerpts])
-    found = _Found(shown, max_targets)
+    found = _Found(excerpts, max_targets)
     for row in rows:
         found.add(row)
     names = [list(group) for group in found.groups]
-    headline = [place for place, group in enumerate(names) if group[:3] == HEADLINE]
+    first = [names.index(group) for headline in HEADLINES for group in names if group[:3] == headline]
     study = {
         "model": found.model,
         "ks": list(ks),
         "near": near,
         "groups": names,
-        "first": (headline or [0])[0],
+        "first": (first or [0])[0],
         "kinds": list(found.kinds),
-        "notes": found.notes(len(excerpts) - len(shown)),
+        "notes": [*([answer] if answer else []), *found.notes()],
         "documents": [
             {"name": name, "start": start, "tokens": list(tokens), "targets": found.ordered(name)}
-            for name, (start, tokens) in shown.items()
+            for name, (start, tokens) in excerpts.items()
         ],
     }
     try:
@@ -271,7 +273,8 @@ class _Found:
         else:
             self.shown += 1
             self.targets[row["document"]].append(
-                {name: row[name] for name in ("place", "loss_short", "loss_long", "clear")}
+                {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
+                | {"loss_other": row["controls"]["other"]["loss"]}
                 | {"kinds": [self.kinds.setdefault(kind, len(self.kinds)) for kind in row["kinds"]]}
                 | {"selections": dict(map(self._selection, row["selections"]))}
             )
@@ -279,20 +282,16 @@ class _Found:
     def _selection(self, selection: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         group = self.groups.setdefault(tuple(selection[name] for name in GROUP), len(self.groups))
         chosen = [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]]
-        return group, {"losses": selection["losses"], "chosen": chosen}
+        return group, {name: selection[name] for name in ("losses", "divergences")} | {"chosen": chosen}
 
     def ordered(self, name: str) -> list[dict[str, Any]]:
         """A document's targets as the arrow keys reach them."""
         return sorted(self.targets[name], key=lambda target: int(target["place"]))
 
-    def notes(self, excerpts_left_out: int) -> list[str]:
-        """What the page shows, and what it leaves out."""
-        counts = {
-            f"{excerpts_left_out:,} excerpts over the page's limit": excerpts_left_out,
-            f"{self.elsewhere:,} targets outside of the excerpts": self.elsewhere,
-            f"{self.too_many:,} targets over the page's limit": self.too_many,
-        }
-        left_out = [what for what, number in counts.items() if number]
+    def notes(self) -> list[str]:
+        """What the page leaves out."""
+        counts = {"outside of the excerpts": self.elsewhere, "over the page's limit": self.too_many}
+        left_out = [f"{number:,} targets {where}" for where, number in counts.items() if number]
         return [f"Left out: {', '.join(left_out)}."] if left_out else []
 
 

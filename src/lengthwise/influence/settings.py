@@ -8,19 +8,22 @@ from lengthwise.influence.context import MODES
 from lengthwise.influence.greedy import Greedy
 from lengthwise.influence.measure import InfluenceMeasure
 from lengthwise.influence.objective import KNOWS
+from lengthwise.influence.placebo import ELSEWHERE, OTHER
 from lengthwise.influence.targets import Rule
 
-# What selection by the measure is compared with: any k tokens, and the same search among another text's tokens.
-CONTROLS = ("random", "other")
+# What selection by the measure is compared with: any k tokens; the same search among another text's far tokens, and
+# among those from elsewhere in the same document.
+CONTROLS = ("random", OTHER, ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceSettings:
     """``near`` and ``far`` in tokens; ``ks`` are numbers of far tokens.
 
-    Of ``num_targets`` (None: every one that the texts have) those go on that the ``rule`` calls clear, and of the rest
-    a random share ``rest``. ``piece`` cuts texts that are longer into pieces of so many tokens. Targets are asked about
-    ``block`` at a time; what is written is whole blocks.
+    Losses with the target's own, another text's and elsewhere's far tokens are measured of all ``num_targets`` (None:
+    every one that the texts have). Far tokens are chosen for those that the ``rule`` calls clear with their own or with
+    the other text's far tokens, and for a random share ``rest`` of the others. ``piece`` cuts texts that are longer
+    into pieces of so many tokens. Targets are asked about ``block`` at a time; what is written is whole blocks.
     """
 
     near: int = 64
@@ -28,8 +31,8 @@ class InfluenceSettings:
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
     measure: InfluenceMeasure = field(default_factory=Greedy)
     modes: tuple[str, ...] = ("strict",)
-    knows: tuple[str, ...] = ("target",)
-    controls: tuple[str, ...] = CONTROLS
+    knows: tuple[str, ...] = ("prediction",)
+    controls: tuple[str, ...] = ("random", OTHER)
     random_draws: int = 4
     rule: Rule = field(default_factory=Rule)
     num_targets: int | None = 500

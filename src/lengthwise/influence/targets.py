@@ -70,22 +70,6 @@ def choose_targets(texts: Sequence[TokenizedDocument], *, context: int, number: 
     ]
 
 
-def other_far(texts: Sequence[TokenizedDocument], target: Target, far: int, rng: np.random.Generator) -> np.ndarray:
-    """As many tokens in a row of another text, drawn at random; ``SettingError`` when there is no other.
-
-    Another piece of the same text is no other text.
-    """
-    others = [text for text in texts if text.name != target.text.name and len(text.tokens) >= far]
-    if not others:
-        raise SettingError(
-            f"no other text has {far} tokens to compare with; give more texts, or leave this control out with "
-            "--controls random"
-        )
-    text = others[int(rng.integers(len(others)))]
-    first = int(rng.integers(len(text.tokens) - far + 1))
-    return text.tokens[first : first + far].astype(np.int64)
-
-
 def cut(texts: Sequence[TokenizedDocument], piece: int) -> Iterator[TokenizedDocument]:
     """Texts in pieces of so many tokens, no context reaching over their ends; the last piece is shorter."""
     for text in texts:

@@ -11,8 +11,9 @@ from lengthwise.choices import numbers
 from lengthwise.documents import read_documents
 from lengthwise.errors import SettingError, unknown_name
 from lengthwise.influence import MEASURES, InfluenceMeasure, Screened
-from lengthwise.influence.figures import draw_scale
+from lengthwise.influence.scale_figure import draw_scale
 from lengthwise.influence.settings import CONTROLS, InfluenceSettings
+from lengthwise.influence.summary_tables import summary_tables
 from lengthwise.influence.targets import LONGPPL, Rule
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.interruption import StoppedError, interruptible
@@ -21,7 +22,7 @@ from lengthwise.progress import ProgressLine
 from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import PAGE, report_study
 from lengthwise.tasks import TokenizedDocument
-from lengthwise.terminal import err_console, out_console, print_json, print_table, say
+from lengthwise.terminal import err_console, out_console, print_json, print_table
 from lengthwise.verbs.flags import WHOLE, Device, Json
 
 RULES = ("gap", "longppl")
@@ -47,11 +48,12 @@ def influence(
         typer.Option(help="strict (the model reads those tokens alone), masked (near tokens attend to those alone)."),
     ] = "strict",
     knows: Annotated[
-        str, typer.Option(help="What a choice is judged by: target (its loss), prediction (that of the whole context).")
-    ] = "target",
-    controls: Annotated[str, typer.Option(help="random, other (another text's far tokens), none.")] = ",".join(
-        CONTROLS
-    ),
+        str, typer.Option(help="What a choice is judged by: prediction (that of the whole context), target (its loss).")
+    ] = "prediction",
+    controls: Annotated[
+        str,
+        typer.Option(help=f"Choices to compare with: {', '.join(CONTROLS)} (in the same document), or none."),
+    ] = "random,other",
     rule: Annotated[
         str, typer.Option(help="Which targets are clear: gap, or longppl (gap over 2, loss below 2).")
     ] = "gap",
@@ -103,24 +105,17 @@ def influence(
             model=loaded.model, codec=loaded.codec, texts=_texts(loaded, texts, kind), settings=settings
         )
         _measure_all(study, folder, resume=resume)
-        try:
-            summaries.append(report_study(study, folder))
-        except SettingError as error:
-            # Another model may need far context where this one does not.
-            if len(names) == 1:
-                raise
-            say(str(error))
-    if not summaries:
-        raise SettingError(f"no model gains enough by far context; what was measured is in {out}")
+        summaries.append(report_study(study, folder))
     parameters = [summary["parameters"] for summary in summaries]
     scale = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return
-    for summary in summaries:
-        print_table(heading(summary), *recovery_table(summary))
+    for table in (table for summary in summaries for table in summary_tables(summary)):
+        print_table(table.title, table.header, table.body)
     shown = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
-    out_console.print(shown, markup=False, highlight=False)
+    for line in (shown, *(summary["answer"]["sentence"] for summary in summaries)):
+        out_console.print(line, markup=False, highlight=False)
 
 
 def _texts(loaded: LanguageModel, texts: list[str] | None, kind: str | None) -> list[TokenizedDocument]:
@@ -180,36 +175,3 @@ def _controls(text: str) -> tuple[str, ...]:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
-
-
-def heading(summary: Mapping[str, Any]) -> str:
-    """What the table is about: how many targets, and how many of them need far context."""
-    return (
-        f"{summary['model']}: {summary['clear']:,} of {summary['targets']:,} targets gain clearly from far context, in "
-        f"{summary['clear_documents']:,} of {summary['documents']:,} texts; the share of that gain that k far tokens "
-        "recover, below it the 95% interval"
-    )
-
-
-def recovery_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and body: a row per selection, a column per k."""
-    header = ["mode", "knows", "far tokens of", "measure", *(f"k={k}" for k in summary["ks"]), "k for 50 / 80 / 90%"]
-    body = []
-    for group in summary["groups"]:
-        named = [group["mode"], group["knows"], f"{group['from']} text", group["measure"]]
-        reached = " / ".join(_smallest(level) for level in group["smallest_k"])
-        body.append([*named, *(_estimate(share) for share in group["ratio_of_sums"]), reached])
-    return header, body
-
-
-def _estimate(found: Mapping[str, Any]) -> str:
-    if found["value"] is None:
-        return "-"
-    bounds = "" if found["low"] is None else f"\n{found['low']:.2f}-{found['high']:.2f}"
-    return f"{found['value']:.3f}{bounds}"
-
-
-def _smallest(level: Mapping[str, Any]) -> str:
-    if level["beyond"]:
-        return "more"
-    return "-" if level["k"] is None else str(level["k"])
