@@ -1,10 +1,11 @@
-"""How well ``certify`` foretells trained transformers: what it says from short passes beside what is measured later.
+"""Predictions of ``certify RUN`` from short passes, beside the accuracy measured later at the lengths themselves.
 
 Every row and seed is trained on short lengths, asked by ``certify_run``, and then measured at 2, 4 and 16 times the
-longest trained length: the share of right answers, token by token, the end token left out. Rows are appended to
-``results/forecast.jsonl``; what is there is not done again.
+longest trained length: the share of right answer tokens (the end token left out) and exact match. Half of the rows are
+meant to mislead: rare tokens, decoys that only long sequences have, predicted IDs, and IDs beyond those of training.
+Results are appended to ``results/forecast.jsonl``; what is there is not done again.
 
-Beside the forecast stand four baselines, all of them for nine cases of ten: no change from the longest trained length;
+Beside the prediction stand four baselines, all for nine cases of ten: no change from the longest trained length;
 the same with a slack that was chosen on the runs that the forecast's own constants were chosen on; the straight line
 through accuracies at trained lengths; and "anything", from 0 to 1. The interval score (Gneiting and Raftery 2007) is
 the width, and 20 times what a miss is off.
@@ -13,12 +14,13 @@ the width, and 20 times what a miss is off.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -26,12 +28,15 @@ from lengthwise.batch import to_batch
 from lengthwise.encodings import KERPLELog, Rotary
 from lengthwise.experiment import Experiment
 from lengthwise.folder import append_rows, read_rows
-from lengthwise.grading import grade
+from lengthwise.forecast.verdict import run_verdict
+from lengthwise.grading import first_errors, grade
 from lengthwise.intervals import student, wilson_interval
 from lengthwise.provenance import provenance
 from lengthwise.randomness import stream
 from lengthwise.recipes import COMPARISONS, recipe
 from lengthwise.run import Run, certify_run, train
+from lengthwise.tasks import Planted
+from lengthwise.tasks.placement import Local, Placement
 
 RESULTS = Path(__file__).parent / "results" / "forecast.jsonl"
 FIGURE = Path("docs/forecast.png")
@@ -41,13 +46,55 @@ EXAMPLES, FEW = 256, 4
 LEVEL, Z, REACHED = 0.9, 1.644854, 0.9
 # What "no change" has to allow for, chosen like the forecast's constants.
 SLACK = 0.5
-# Tasks of which other runs were looked at to choose constants.
-SEEN = ("parity", "addition")
+# Rows that the first version of this benchmark had; the others were added because the verb failed on their like.
+FIRST = ("parity", "addition", "sparse parity", "recall")
 HELD = 1 << 15
+LABELS = tuple(tuple(float(row == label) for label in range(4)) for row in range(4))
+MARKED = ((4,), (5,), (6,), (7,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoys(Planted):
+    """One of four marked tokens decides the label; beyond 32 tokens a second one stands somewhere and decides nothing.
+
+    Nobody can know which of the two decides, so that five of eight answers are right at best.
+    """
+
+    background: tuple[float, ...] = (0.25,) * 4 + (0.0,) * 4
+    tuples: tuple[tuple[int, ...], ...] = MARKED
+    probabilities: tuple[float, ...] = (0.25,) * 4
+    labels: tuple[tuple[float, ...], ...] = LABELS
+    placement: Placement = field(default_factory=lambda: Local(shapes=((0,),), weights=(1.0,)))
+
+    def draw(
+        self, length: int, size: int, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, "size length"], Int[np.ndarray, "size k"], Int[np.ndarray, " size"]]:
+        """Draw as a planted law does, and put a decoy anywhere else."""
+        tokens, sets, label = super().draw(length, size, rng)
+        if length > 32:
+            places = (sets[:, 0] + rng.integers(1, length, size)) % length
+            tokens[np.arange(size), places] = rng.integers(4, 8, size)
+        return tokens, sets, label
+
+
+def _misleading() -> dict[str, Experiment]:
+    """Rows on which thinned sequences are easily more accurate than whole ones."""
+    planted, parity = recipe("planted"), recipe("parity")
+    planted = replace(planted, train_lengths=(4, 32), training=replace(planted.training, steps=600))
+    rare = replace(Decoys(), background=(0.2495,) * 4 + (0.0005,) * 4)
+    law = Planted(**{part.name: getattr(rare, part.name) for part in fields(Planted)})
+    return {
+        "parity with PPC, IDs to 59": replace(parity, scheme=replace(parity.scheme, num_position_ids=60)),
+        "parity with PPC, all IDs": parity,
+        "rare tokens, nope": replace(planted, task=law),
+        "rare tokens, rotary": replace(planted, task=law, encoding=Rotary()),
+        "decoys, nope": replace(planted, task=Decoys()),
+        "decoys, rotary": replace(planted, task=Decoys(), encoding=Rotary()),
+    }
 
 
 def rows() -> dict[str, Experiment]:
-    """Four tasks, two ways to read IDs each."""
+    """Seven tasks, two ways to read IDs each."""
     parity, addition = COMPARISONS["which_parity"](), recipe("addition_coupled")
     return {
         **{f"parity, {code}": parity[f"coupled/{code}"] for code in ("rotary", "t5")},
@@ -57,12 +104,13 @@ def rows() -> dict[str, Experiment]:
         "sparse parity, rotary": replace(recipe("sparse_parity"), encoding=Rotary()),
         "recall, nope": recipe("recall"),
         "recall, rotary": replace(recipe("recall"), encoding=Rotary()),
+        **_misleading(),
     }
 
 
-def measured(run: Run, length: int, examples: int) -> tuple[float, float, int]:
-    """The share of right answers, the standard error of its mean over examples, and how many answers there were."""
-    task, scheme, right, number = run.experiment.task, run.experiment.scheme, [], []
+def measured(run: Run, length: int, examples: int) -> tuple[float, float, int, float]:
+    """The share of right answer tokens, its standard error over examples, their number, and exact match."""
+    task, scheme, right, number, exact = run.experiment.task, run.experiment.scheme, [], [], 0
     end = task.vocabulary.index("end")
     tokens = task.sample(length=length, size=1, rng=stream(0)).tokens.shape[1]
     step = max(1, HELD // tokens)
@@ -75,10 +123,11 @@ def measured(run: Run, length: int, examples: int) -> tuple[float, float, int]:
         counted = graded.scored & (batch.tokens[:, start:] != end)
         right.append((graded.token_right & (graded.id_right | ~graded.id_scored) & counted).sum(dim=1))
         number.append(counted.sum(dim=1))
+        exact += len(drawn) - len(first_errors(graded))
     sums, counts = torch.cat(right).double(), torch.cat(number).double()
     share = float(sums.sum() / counts.sum())
     spread = float((sums - share * counts).square().sum().sqrt() / counts.sum())
-    return share, spread, int(counts.sum())
+    return share, spread, int(counts.sum()), exact / examples
 
 
 def straight_line(lengths: list[int], shares: list[float], length: int) -> tuple[float, float]:
@@ -109,7 +158,7 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
         length = times * longest
         answers = measured(run, longest, 1)[2]
         started = time.perf_counter()
-        share, spread, number = measured(run, length, EXAMPLES if answers <= FEW else max(32, EXAMPLES // times))
+        share, spread, number, exact = measured(run, length, EXAMPLES if answers <= FEW else max(32, EXAMPLES // times))
         yield {
             "row": name,
             "seed": experiment.seed,
@@ -117,13 +166,13 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
             "length": length,
             "measured": share,
             "standard_error": spread,
+            "exact": exact,
             "answers": number,
-            "foretold": next((asdict(each) for each in certificate.forecasts if each.length == length), None),
+            "predicted": next((asdict(each) for each in certificate.forecasts if each.length == length), None),
             "refused": certificate.refused or certificate.beyond.get(length),
             "fidelity": asdict(certificate.fidelity),
-            "needs": asdict(certificate.needs),
-            "horizon": certificate.horizon,
-            "limited_by": certificate.limited_by,
+            "horizon": None if certificate.horizon is None else asdict(certificate.horizon),
+            "verdict": run_verdict(certificate),
             "no_change": wilson_interval(round(shares[-1] * EXAMPLES), EXAMPLES, Z),
             "straight_line": straight_line(known, shares, length),
             "fitted": run.facts["fitted"],
@@ -139,7 +188,7 @@ def score(low: float, high: float, value: float) -> float:
 
 
 def _told(row: dict[str, Any]) -> tuple[float, float]:
-    return row["foretold"]["low"], row["foretold"]["high"]
+    return row["predicted"]["low"], row["predicted"]["high"]
 
 
 BASELINES: dict[str, Callable[[dict[str, Any]], tuple[float, float]]] = {
@@ -152,54 +201,69 @@ BASELINES: dict[str, Callable[[dict[str, Any]], tuple[float, float]]] = {
 
 
 def held(row: dict[str, Any]) -> bool:
-    """Whether the measured value is within the interval."""
+    """Return whether the measured accuracy is within the interval, up to the rounding of a few examples."""
     low, high = _told(row)
     return bool(low <= row["measured"] <= high)
 
 
-def summary(found: list[dict[str, Any]], what: str) -> list[str]:
-    """Lines of Markdown about some cells; the unit is a run, with the lengths it has among them."""
-    answered = [row for row in found if row["foretold"] is not None]
+def held_exactly(row: dict[str, Any]) -> bool:
+    """Return whether the measured exact match is within its range."""
+    return bool(row["predicted"]["exact_low"] <= row["exact"] <= row["predicted"]["exact_high"])
+
+
+def summary(found: list[dict[str, Any]], what: str) -> str:
+    """A row of the table of summaries."""
+    answered = [row for row in found if row["predicted"] is not None]
+    share = f"| {what} | {len(found)} | {1 - len(answered) / len(found):.2f}"
     if not answered:
-        return [f"{what}: none of {len(found)} cells answered"]
-    widths = [high - low for low, high in map(_told, answered)]
-    by_run: dict[tuple[str, int], list[bool]] = {}
+        return f"{share} | - | - | - | - |"
+    by_seed: dict[int, list[bool]] = {}
     for row in answered:
-        by_run.setdefault((row["row"], row["seed"]), []).append(held(row))
-    shares = [float(np.mean(each)) for each in by_run.values()]
-    scores = {
-        name: np.mean([score(*interval(row), row["measured"]) for row in answered])
-        for name, interval in BASELINES.items()
-    }
-    return [
-        f"{what}: {len(answered)} of {len(found)} cells answered, median width {np.median(widths):.2f}; intervals that "
-        f"hold: {np.mean(shares):.3f}, the mean over {len(shares)} runs, in {sum(map(all, by_run.values()))} of which "
-        f"all do",
-        f"{what}, mean interval score: " + ", ".join(f"{name} {value:.3f}" for name, value in scores.items()),
-    ]
+        by_seed.setdefault(row["seed"], []).append(held(row))
+    worst = min(float(np.mean(each)) for each in by_seed.values())
+    width = np.median([high - low for low, high in map(_told, answered)])
+    exact = np.mean([held_exactly(row) for row in answered])
+    return f"{share} | {np.mean([held(row) for row in answered]):.3f} | {worst:.3f} | {width:.2f} | {exact:.3f} |"
 
 
 def report(found: list[dict[str, Any]]) -> list[str]:
-    """Summaries: of all, of tasks whose other runs chose the constants and of the others, and where accuracy falls."""
+    """Summaries of all cells, of those of the first version and the others, of each task, and the baselines."""
+    tasks = dict.fromkeys(row["row"].split(",")[0] for row in found)
     parts: dict[str, Callable[[dict[str, Any]], bool]] = {
-        "all cells": lambda row: True,
-        "parity and addition": lambda row: row["row"].split(",")[0] in SEEN,
-        "sparse parity and recall": lambda row: row["row"].split(",")[0] not in SEEN,
-        "cells measured below 0.9": lambda row: row["measured"] < REACHED,
+        "all": lambda row: True,
+        "rows of the first version": lambda row: row["row"].split(",")[0] in FIRST,
+        "rows meant to mislead": lambda row: row["row"].split(",")[0] not in FIRST,
+        "measured below 0.9": lambda row: row["measured"] < REACHED,
+        **{task: lambda row, task=task: row["row"].split(",")[0] == task for task in tasks},
     }
-    return [line for what, within in parts.items() for line in summary([row for row in found if within(row)], what)]
+    lines = [
+        "| cells | number | cannot tell | coverage | worst seed | median width | exact match within its range |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for what, within in parts.items():
+        cells = [row for row in found if within(row)]
+        lines += [summary(cells, what)] if cells else []
+    answered = [row for row in found if row["predicted"] is not None]
+    for name, interval in BASELINES.items():
+        value = np.mean([score(*interval(row), row["measured"]) for row in answered])
+        lines.append(f"\nMean interval score, {name}: {value:.3f}")
+    return lines
 
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     """Every cell."""
-    lines = ["| row | seed | length | foretold | interval | measured | |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| row | seed | length | predicted | interval | measured | exact match, predicted | measured | |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in found:
-        share = f"{row['measured']:.3f}"
-        if row["foretold"] is None:
-            parts = ["-", "-", share, f"not foretold: {row['refused']}"]
+        share, exact, told = f"{row['measured']:.3f}", f"{row['exact']:.3f}", row["predicted"]
+        if told is None:
+            parts = ["-", "-", share, "-", exact, str(row["refused"]).split(":")[0]]
         else:
             low, high = _told(row)
-            parts = [f"{row['foretold']['accuracy']:.3f}", f"{low:.2f} to {high:.2f}", share]
+            parts = [f"{told['accuracy']:.3f}", f"{low:.2f} to {high:.2f}", share]
+            parts += [f"{told['exact_low']:.2f} to {told['exact_high']:.2f}", exact]
             parts.append("" if held(row) else "**missed**")
         lines.append(f"| {row['row']} | {row['seed']} | {row['length']:,} | {' | '.join(parts)} |")
     return lines
@@ -210,13 +274,15 @@ COLORS = ("#2471a3", "#c0392b")
 
 
 def draw(axes: Axes, task: str, found: list[dict[str, Any]]) -> None:
-    """One task: a point per run and length, its interval across; the diagonal is a forecast that came true."""
+    """Draw one task: a point per run and length, its interval across; the diagonal is a right prediction."""
     axes.plot([0, 1], [0, 1], color="0.8", zorder=0)
     ways = sorted({row["row"].split(", ")[1] for row in found})
     for color, way in zip(COLORS, ways, strict=True):
         for times, marker in MARKERS.items():
-            cells = [row for row in found if row["row"].endswith(way) and row["times"] == times and row["foretold"]]
-            middle = np.array([row["foretold"]["accuracy"] for row in cells])
+            cells = [row for row in found if row["row"].endswith(way) and row["times"] == times and row["predicted"]]
+            if not cells:
+                continue
+            middle = np.array([row["predicted"]["accuracy"] for row in cells])
             low, high = np.array([_told(row) for row in cells]).T
             share = [row["measured"] for row in cells]
             # Rounding may leave an end of the interval behind the value.
@@ -230,15 +296,17 @@ def draw(axes: Axes, task: str, found: list[dict[str, Any]]) -> None:
 
 
 def plot(found: list[dict[str, Any]], path: Path) -> None:
-    """Foretold against measured, a panel per task."""
+    """Draw predicted against measured accuracy, a panel per task."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     for row in found:
         by_task.setdefault(row["row"].split(", ")[0], []).append(row)
-    figure = Figure(figsize=(9, 9), layout="constrained")
-    grid = figure.subplots(2, 2, squeeze=False)
-    for axes, (task, cells) in zip(grid.flat, by_task.items(), strict=True):
+    figure = Figure(figsize=(13, 7), layout="constrained")
+    grid = figure.subplots(2, 4, squeeze=False)
+    for axes, (task, cells) in zip(grid.flat, by_task.items(), strict=False):
         draw(axes, task, cells)
-    figure.supxlabel("accuracy foretold from short passes, with its interval")
+    for axes in grid.flat[len(by_task) :]:
+        axes.axis("off")
+    figure.supxlabel("accuracy predicted from short passes, with its interval")
     figure.supylabel("accuracy measured at 2, 4 and 16 times the longest trained length")
     figure.savefig(path, dpi=110)
     print(f"wrote {path}")
@@ -247,7 +315,7 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Train, ask and measure what is missing, or print what is there."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="7100,7101,7102,7103,7104")
+    parser.add_argument("--seeds", default="7200,7201,7202")
     parser.add_argument("--rows", default=None, help="Labels, separated by semicolons; all by default.")
     parser.add_argument("--out", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -264,13 +332,13 @@ def main() -> None:
     torch.set_num_threads(1)
     known = rows()
     done = {(row["row"], row["seed"]) for row in there}
-    for name in known if asked.rows is None else asked.rows.split(";"):
-        for seed in map(int, asked.seeds.split(",")):
+    for seed in map(int, asked.seeds.split(",")):
+        for name in known if asked.rows is None else asked.rows.split(";"):
             if (name, seed) not in done:
                 folder = asked.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
                 new = list(one(name, replace(known[name], seed=seed), folder))
                 append_rows(asked.results, [{**row, **provenance()} for row in new])
-                print(name, seed, [(row["measured"], row["foretold"] and row["foretold"]["accuracy"]) for row in new])
+                print(name, seed, [(row["measured"], row["predicted"] and row["predicted"]["accuracy"]) for row in new])
 
 
 if __name__ == "__main__":

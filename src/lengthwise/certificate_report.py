@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.checkpoint import write_atomically
-from lengthwise.forecast.assumptions import REACHED
 from lengthwise.forecast.certificate import RunCertificate
+from lengthwise.forecast.verdict import run_verdict
 from lengthwise.theory.certificate import LawCertificate
 from lengthwise.theory.structure import TaskCertificate
 
@@ -22,6 +22,8 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
     """Plain values; the tables of the fitted attention and the sets of a task are left out."""
     document = asdict(certificate)
     document.pop("predictor", None)
+    if isinstance(certificate, RunCertificate):
+        document["verdict"] = run_verdict(certificate)
     for each in document.get("structures", ()):
         each.pop("shapes")
     return json.loads(json.dumps(document), parse_constant=lambda name: None)
@@ -41,28 +43,27 @@ def tables(certificate: Certificate) -> list[Table]:
         follows = any(each.per_answer is not None for each in certificate.growth)
         return [assumed, *([_growth(certificate)] if follows else [])]
     if isinstance(certificate, RunCertificate):
-        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else []), _horizon(certificate)]
+        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else []), _run_verdict(certificate)]
     return [assumed, _risks(certificate), _bounds(certificate)]
 
 
 def _forecasts(certificate: RunCertificate) -> Table:
-    header = ["length", "foretold", "interval", "by IDs alone", "by number of tokens alone", "leakage"]
+    header = ["length", "answer tokens right", "exact match", "by IDs alone", "by number of tokens alone", "leakage"]
     body = [
         [
             str(each.length),
-            f"{each.accuracy:.2f}",
-            f"{each.low:.2f} to {each.high:.2f}",
+            f"{each.accuracy:.2f} ({each.low:.2f} to {each.high:.2f})",
+            f"{each.exact_low:.2f} to {each.exact_high:.2f}",
             *("-" if share is None else f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
         ]
         for each in certificate.forecasts
     ]
-    body += [[str(length), "-", why, "", "", ""] for length, why in certificate.beyond.items()]
-    return f"right answers, token by token, beyond {certificate.trained[1]}", header, body
+    body += [[str(length), why, "", "", "", ""] for length, why in certificate.beyond.items()]
+    return f"predicted accuracy beyond {certificate.trained[1]}, with 90% intervals", header, body
 
 
-def _horizon(certificate: RunCertificate) -> Table:
-    told = "nothing is foretold" if certificate.horizon is None else str(certificate.horizon)
-    return "horizon", [f"accuracy of {REACHED} up to length", "beyond"], [[told, certificate.limited_by]]
+def _run_verdict(certificate: RunCertificate) -> Table:
+    return "verdict", ["in words"], [[run_verdict(certificate)]]
 
 
 def _growth(certificate: TaskCertificate) -> Table:
@@ -173,12 +174,12 @@ def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     lengths = [each.length for each in certificate.forecasts]
     low, high = [each.low for each in certificate.forecasts], [each.high for each in certificate.forecasts]
     axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
-    axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="foretold")
+    axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="predicted")
     axes.plot(lengths, [each.positions for each in certificate.forecasts], ":", label="by IDs alone")
     axes.plot(lengths, [each.crowd for each in certificate.forecasts], "--", label="by number of tokens alone")
     axes.plot([certificate.trained[1]], [certificate.fidelity.whole], "ks", label="longest trained")
     axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("right answers, token by token")
+    axes.set_ylabel("answer tokens right")
 
 
 _DRAW: dict[type, Callable[..., None]] = {

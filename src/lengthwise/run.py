@@ -198,6 +198,8 @@ def subject_of(run: Run, *, seed: int) -> Subject:
         encoding=experiment.encoding,
         trained=experiment.train_lengths,
         id_range=(first, last),
+        trained_distance=run.facts["trained_distance"],
+        fitted=run.facts["fitted"],
         seed=seed,
     )
 

@@ -46,6 +46,10 @@ class Questions:
     answer: Int[np.ndarray, " questions"]
     needed: list[Int[np.ndarray, " _"]]
 
+    def most_answers(self, end: int) -> int:
+        """Return the largest number of answer tokens that one example has, besides the end token."""
+        return int((self.batch.token_scored & (self.batch.tokens != end)).sum(dim=1).max())
+
 
 def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Questions:
     """Examples of a length, and of each one answer, uniformly among those that are not the end token."""
@@ -53,6 +57,18 @@ def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int,
     examples = task.sample(length=length, size=number, rng=rng)
     batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
     answer = random_answers(batch, task.vocabulary.index("end"), rng)
+    return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
+
+
+def draw_end_questions(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Questions | None:
+    """Draw examples of a length, and ask for the end token of each; None where there is none."""
+    rng = stream(seed, "forecast end questions", length)
+    examples = task.sample(length=length, size=number, rng=rng)
+    batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
+    ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
+    if not ends.any(axis=1).all():
+        return None
+    answer = np.asarray(ends.argmax(axis=1))
     return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
 
 

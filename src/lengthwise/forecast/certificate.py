@@ -1,106 +1,100 @@
-"""What can be said of a trained decoder at longer lengths: which assumptions it keeps, and how accurate it will be."""
+"""The certificate of a trained decoder: the assumptions it keeps, its predicted accuracy, and its horizon."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from lengthwise.errors import LengthwiseError, SettingError
-from lengthwise.forecast.asking import Questions
-from lengthwise.forecast.assumptions import REACHED, TOLERANCE, measured_assumptions
+from lengthwise.forecast.assumptions import REACHED, TOLERANCE, fits_training, measured_assumptions
+from lengthwise.forecast.prediction import CannotTellError, Forecast, predict
 from lengthwise.forecast.probes import Needs, probe
-from lengthwise.forecast.subject import QUESTIONS, Fidelity, Subject, measure_fidelity
-from lengthwise.forecast.thinning import crowd
-from lengthwise.intervals import wilson_interval
+from lengthwise.forecast.subject import Fidelity, Subject, measure_fidelity
 from lengthwise.randomness import stream
 from lengthwise.theory.certificate import Assumption
 
 # Questions that the probes are asked of.
 PROBED = 48
-# What is added to both ends of an interval: this, and so many times what thinning is off at the longest trained length;
-# chosen on runs of docs/which.md, judged on others in benchmarks/forecast.md.
-SLACK, PER_DIFFERENCE = 0.03, 3.0
-# What a run can be limited by.
+# Reasons why accuracy falls.
 UNSHOWN, DILUTED = "IDs or distances that training did not show", "attention diluted by more tokens"
+MISLED = "single tokens that mislead it"
 # Doublings of the trained length in which a horizon is looked for.
-DOUBLINGS = 6
+DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """The accuracy per answer at a length, foretold; ``low`` to ``high`` is meant to hold nine times of ten.
+class Horizon:
+    """The longest length with a good prediction at it and at all shorter ones that were looked at.
 
-    ``single`` is what one thinning alone makes of it, which errs more often, ``half`` what thinnings of half as many
-    tokens do; ``positions`` is what the IDs of that length do by themselves, ``crowd`` what its number of tokens does,
-    None where answers need all of a trained length; ``leakage`` the attention off what an answer needs, of the layer
-    and head where it is least. Answers are tokens, and IDs where these are due; the end token is left out.
+    ``tokens``: the lower end of the accuracy per answer token is at least ``REACHED``; ``exact``: that of exact match.
+    ``limited_by``: the reason why ``tokens`` ends there.
     """
 
-    length: int
-    accuracy: float
-    low: float
-    high: float
-    single: float
-    half: float
-    positions: float
-    crowd: float | None
-    leakage: float
+    tokens: int
+    exact: int
+    limited_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCertificate:
-    """All of it; ``forecasts`` is empty where ``refused`` says why, ``beyond`` says why of single lengths.
+    """The assumptions and predictions of one run; where ``refused`` gives a reason, nothing is predicted.
 
-    ``horizon``: of the lengths asked about and the doublings of the trained one, the longest with a foretold accuracy
-    of ``REACHED`` at it and at all shorter ones of these; None where nothing is foretold. ``limited_by`` says what the
-    next one fails by.
+    ``beyond`` gives the reason why nothing is predicted at a length. ``needs`` and ``fidelity`` are measured at the
+    longest trained length; ``fitted`` is exact match there, None where it is not known.
     """
 
     trained: tuple[int, int]
-    needs: Needs
-    assumptions: tuple[Assumption, ...]
+    fitted: float | None
     fidelity: Fidelity
+    needs: Needs | None
+    assumptions: tuple[Assumption, ...]
     forecasts: tuple[Forecast, ...]
     beyond: dict[int, str]
-    horizon: int | None
-    limited_by: str
+    horizon: Horizon | None
     refused: str | None
 
 
 def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
-    """Foretell the accuracy at ``lengths`` from passes of about as many tokens as the longest training length has.
+    """Predict the accuracy at ``lengths`` from passes of about as many tokens as the longest training length has.
 
-    A pass reads a sequence of the length asked about with most tokens left out, those that stay at their own IDs and
-    with the weight of those that they stand for (``thin``). ``SettingError`` for a length within training, for a task
-    that does not say what its answers depend on, and for a decoder whose attention is no softmax of one score per key.
+    A sequence of the tested length is read in pieces that cover it, each token at its own ID and each piece with the
+    weight of the whole (``split``). ``SettingError`` for a length within training, for a task that does not say which
+    tokens its answers depend on, and for a decoder whose attention is no softmax of one score per key. A run that does
+    not fit its training lengths gets neither assumptions nor predictions.
     """
     _check(subject, lengths)
     subject.decoder.eval()
     home = subject.questions(subject.longest)
     room = home.batch.tokens.shape[1]
     fidelity = measure_fidelity(subject, home, room)
-    needs = probe(subject.decoder, subject.questions(subject.longest, PROBED))
-    refused = _refusal(fidelity)
-    # A horizon asks about some of the same lengths.
-    look = cache(_looking(subject, home, room, fidelity))
+    fits = fits_training(subject, fidelity)
+    needs = probe(subject.decoder, subject.questions(subject.longest, PROBED)) if fits.holds else None
+    refused = _refusal(fidelity) if fits.holds else f"the run does not fit its training: {fits.found}"
     tested = sorted(set(lengths))
-    horizon, limited_by = (None, refused) if refused is not None else _horizon(subject, look, tested)
+    # A horizon asks about some of the same lengths.
+    look = cache(partial(predict, subject, home, room, fidelity))
     forecasts, beyond = [], {}
+    # Lengths that the scheme and the encoding can have.
+    possible = [subject.longest, *(tested if refused is not None else ())]
     for length in tested if refused is None else ():
         try:
             forecasts.append(look(length))
+            possible.append(length)
+        except CannotTellError as error:
+            beyond[length] = str(error)
+            possible.append(length)
         except LengthwiseError as error:
             # An encoding may end before this length, and not before others.
             beyond[length] = str(error)
-    farthest = max((subject.longest, *(length for length in tested if length not in beyond)))
+    assumed = () if needs is None else measured_assumptions(subject, home, needs, fidelity, max(possible))
     return RunCertificate(
         trained=subject.trained,
-        needs=needs,
-        assumptions=tuple(measured_assumptions(subject, home, needs, fidelity, farthest)),
+        fitted=subject.fitted,
         fidelity=fidelity,
+        needs=needs,
+        assumptions=(fits, *assumed),
         forecasts=tuple(forecasts),
         beyond=beyond,
-        horizon=horizon,
-        limited_by=limited_by,
+        horizon=_horizon(subject, look, tested) if refused is None else None,
         refused=refused,
     )
 
@@ -115,75 +109,47 @@ def _check(subject: Subject, lengths: Sequence[int]) -> None:
     task = subject.task
     if task.sample(length=subject.longest, size=1, rng=stream(0)).support is None:
         raise SettingError(
-            f"task {task.name} does not say which tokens its answers depend on (support), so nothing can be foretold "
-            "of it; use a task that does"
+            f"task {task.name} does not say which tokens its answers depend on (support), so its accuracy cannot be "
+            "predicted; use a task that does"
         )
     if (refused := subject.unthinnable) is not None:
         raise SettingError(refused)
 
 
 def _refusal(fidelity: Fidelity) -> str | None:
-    if fidelity.whole < REACHED:
-        return f"{fidelity.whole:.2f} of the answers are right at the longest trained length: train until it fits"
     if fidelity.difference > TOLERANCE:
         return (
-            f"thinning does not tell what this decoder does: at the longest trained length it makes "
-            f"{min(fidelity.half, fidelity.quarter):.2f} out of {fidelity.whole:.2f}; evaluate it at the lengths "
-            "themselves"
+            "this run reads more than its answers need: at the longest trained length, part of the tokens gives "
+            f"{min(fidelity.half, fidelity.quarter):.2f} of the answers right and all of them {fidelity.whole:.2f}, so "
+            "pieces of a sequence predict nothing; evaluate the run at the lengths themselves"
         )
     return None
 
 
-def _looking(subject: Subject, home: Questions, room: int, fidelity: Fidelity) -> Callable[[int], Forecast]:
-    """What foretells one length."""
-
-    def look(length: int) -> Forecast:
-        questions = subject.questions(length)
-        thinned = subject.thinned(questions, length, room)
-        asked = subject.ask(questions, thinned)
-        half = subject.ask(questions, subject.thinned(questions, length, room // 2))
-        plain = subject.ask(questions, thinned.alone())
-        crowded = crowd(home.needed, home.answer - 1, questions.batch.tokens.shape[1] / room)
-        in_crowd = subject.ask(home, crowded).right[(crowded.stands_for > 1).any(axis=1)]
-        right, single, fewer = (float(each.mean()) for each in (asked.right, asked.single, half.right))
-        # Where the mean over thinnings answers otherwise than one of them, or than smaller ones, their noise decides.
-        margin = SLACK + PER_DIFFERENCE * fidelity.difference + abs(right - single) + abs(right - fewer)
-        low, high = wilson_interval(round(right * QUESTIONS), QUESTIONS)
-        return Forecast(
-            length=length,
-            accuracy=right,
-            low=max(0.0, low - margin),
-            high=min(1.0, high + margin),
-            single=single,
-            half=fewer,
-            positions=float(plain.right.mean()),
-            crowd=float(in_crowd.mean()) if len(in_crowd) else None,
-            leakage=float(asked.leakage.min()),
-        )
-
-    return look
-
-
-def _horizon(subject: Subject, look: Callable[[int], Forecast], tested: Sequence[int]) -> tuple[int, str]:
-    """The last length that is reached with all before it, and what the next one fails by."""
-    reached = subject.longest
+def _horizon(subject: Subject, look: Callable[[int], Forecast], tested: Sequence[int]) -> Horizon:
+    """Look at the tested lengths and the doublings of the trained one until one is not reached."""
+    reached, exact, whole = subject.longest, subject.longest, True
     for length in sorted({*tested, *(subject.longest << doubling for doubling in range(1, DOUBLINGS + 1))}):
         try:
             ahead = look(length)
         except LengthwiseError as error:
-            return reached, str(error)
-        if ahead.accuracy < REACHED:
-            return reached, _limit(ahead)
-        reached = length
-    return reached, f"nothing was found up to {reached}, the longest length looked at"
+            return Horizon(tokens=reached, exact=exact, limited_by=f"at {length}: {error}")
+        if ahead.low < REACHED:
+            return Horizon(tokens=reached, exact=exact, limited_by=_limit(ahead))
+        reached, whole = length, whole and ahead.exact_low >= REACHED
+        exact = length if whole else exact
+    return Horizon(tokens=reached, exact=exact, limited_by=f"{reached} is the longest length looked at")
 
 
 def _limit(ahead: Forecast) -> str:
-    if ahead.crowd is None:
-        return f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone"
-    told = f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone, {ahead.crowd:.2f} by its number of tokens alone"
-    if min(ahead.positions, ahead.crowd) >= REACHED:
-        return f"IDs and number of tokens together ({told})"
-    if ahead.positions < ahead.crowd:
-        return f"{UNSHOWN} ({told})"
-    return f"{DILUTED} ({told})"
+    """The reason why a length is not reached: the change that alone does most harm."""
+    found, crowd = f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone", 1.0
+    if ahead.crowd is not None:
+        found, crowd = f"{found}, {ahead.crowd:.2f} by its number of tokens alone", ahead.crowd
+    if min(ahead.positions, crowd) < REACHED:
+        return f"{UNSHOWN if ahead.positions < crowd else DILUTED} ({found})"
+    if ahead.every < min(ahead.mean, REACHED):
+        return f"{MISLED} ({found}; {ahead.every:.2f} in every piece)"
+    if ahead.mean < REACHED:
+        return f"IDs and number of tokens together ({found})"
+    return f"the interval, {ahead.low:.2f} to {ahead.high:.2f}, is too wide to tell ({found})"

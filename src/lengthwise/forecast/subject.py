@@ -6,19 +6,23 @@ import numpy as np
 
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import EncodingSettings
-from lengthwise.forecast.asking import DRAWS, Asked, Questions, ask, draw_questions
-from lengthwise.forecast.thinning import Thinned, crowd, thin
+from lengthwise.forecast.asking import DRAWS, Asked, Questions, ask, draw_end_questions, draw_questions
+from lengthwise.forecast.thinning import Pieces, Thinned, crowd, split, thin
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task
 
-# Questions per length.
-QUESTIONS = 256
+# Questions per length, and questions about end tokens.
+QUESTIONS, END_QUESTIONS = 256, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A trained decoder with what it was trained on; ``id_range`` are the smallest and the largest ID of training."""
+    """A trained decoder and its training.
+
+    ``id_range``: the smallest and the largest ID of training. ``trained_distance``: the widest range of IDs that one
+    training example used, and ``fitted``: exact match at the longest trained length; None where not known.
+    """
 
     decoder: Decoder
     task: Task
@@ -26,6 +30,8 @@ class Subject:
     encoding: EncodingSettings
     trained: tuple[int, int]
     id_range: tuple[int | float, int | float]
+    trained_distance: int | float | None = None
+    fitted: float | None = None
     seed: int = 0
 
     @property
@@ -49,6 +55,15 @@ class Subject:
     def questions(self, length: int, number: int = QUESTIONS) -> Questions:
         """Some answers of that length; the same for the same seed."""
         return draw_questions(self.task, self.scheme, length, number, self.seed)
+
+    def end_questions(self, length: int) -> Questions | None:
+        """Return some end tokens of examples of that length; None where examples have none."""
+        return draw_end_questions(self.task, self.scheme, length, END_QUESTIONS, self.seed)
+
+    def pieces(self, questions: Questions, length: int, room: int, most: int) -> Pieces:
+        """Split the sequence of each question into pieces that cover it."""
+        rng = stream(self.seed, "forecast pieces", length, room)
+        return split(questions.needed, questions.answer - 1, room, rng, most)
 
     def thinned(self, questions: Questions, length: int, room: int) -> Thinned:
         """Each question with its draws."""

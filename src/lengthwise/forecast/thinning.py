@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 # Neighbours stay together, so that what a layer reads from the tokens around another one is still there.
 STRETCH = 4
 NEIGHBOURS = 2
 
-Row = tuple[Int[np.ndarray, " kept"], Float[np.ndarray, " kept"], Float[np.ndarray, " kept"], Int[np.ndarray, " kept"]]
+Row = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"], Int[np.ndarray, " _"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,56 @@ def thin(
     for row, (tokens, end) in enumerate(zip(needed, before.tolist(), strict=True)):
         unit = np.arange(end + 1) if units is None else units[row, : end + 1]
         rows.append(_row(tokens, unit, room, rng, stretch))
+    return _stacked(rows)
+
+
+def _stacked(rows: list[Row]) -> Thinned:
     longest = max(len(row[0]) for row in rows)
     kept, stands_for, among, run = (
         np.stack([np.pad(row[part], (0, longest - len(row[part])), mode="edge") for row in rows]) for part in range(4)
     )
     last = np.array([len(row[0]) - 1 for row in rows])
     return Thinned(kept=kept, stands_for=stands_for, among=among, counted=kept + 1.0, stretch=run, last=last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """The parts of each sequence that together cover it, ``number`` rows of ``thinned`` per question.
+
+    ``covered``: the share of the tokens of a sequence that are in one of its pieces, the least over questions.
+    """
+
+    thinned: Thinned
+    number: int
+    covered: float
+
+
+def split(
+    needed: list[Int[np.ndarray, " _"]],
+    before: Int[np.ndarray, " questions"],
+    room: int,
+    rng: np.random.Generator,
+    most: int,
+) -> Pieces:
+    """Split each sequence into at most ``most`` pieces of about ``room`` tokens.
+
+    All pieces keep what the answer needs; every other run of ``STRETCH`` neighbours is in one of them, in random order.
+    A sequence that needs fewer pieces than the longest one repeats some of its runs.
+    """
+    cuts = [
+        _cut(tokens, np.arange(end + 1), room, STRETCH, int(rng.integers(STRETCH)))
+        for tokens, end in zip(needed, before.tolist(), strict=True)
+    ]
+    wanted = [1 if cut is None else -(-len(cut.others) // max(1, cut.drawn)) for cut in cuts]
+    number = min(most, max(wanted))
+    rows: list[Row] = []
+    for cut, end in zip(cuts, before.tolist(), strict=True):
+        if cut is None:
+            rows += [_whole(end + 1)] * number
+        else:
+            order = np.resize(rng.permutation(cut.others), number * cut.drawn)
+            rows += cut.rows(order.reshape(number, cut.drawn))
+    return Pieces(thinned=_stacked(rows), number=number, covered=min(1.0, number / max(wanted)))
 
 
 def crowd(needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questions"], times: float) -> Thinned:
@@ -98,20 +142,56 @@ def _near(needed: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
     return (np.append(needed, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
 
 
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """One sequence cut into runs of neighbours: ``stays`` marks those that every row keeps, ``others`` are the rest.
+
+    ``drawn``: the number of others that one row has room for.
+    """
+
+    run: Int[np.ndarray, " tokens"]
+    stays: Bool[np.ndarray, " runs"]
+    others: Int[np.ndarray, " others"]
+    drawn: int
+
+    def rows(self, choices: Int[np.ndarray, "rows chosen"]) -> list[Row]:
+        """Return a row for each choice of others, each of which stands for as many as there are per run chosen."""
+        chosen = choices.shape[1]
+        weight = np.where(self.stays, 1.0, len(self.others) / max(1, chosen))
+        among = np.where(self.stays, 1.0, (len(self.others) - 1) / max(1, chosen - 1))
+        rows = []
+        for choice in choices:
+            here = self.stays.copy()
+            here[choice] = True
+            kept = np.flatnonzero(here[self.run])
+            run = self.run[kept]
+            rows.append((kept, weight[run], among[run], run))
+        return rows
+
+
+def _cut(
+    needed: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], room: int, size: int, shift: int
+) -> _Runs | None:
+    """The runs of one sequence; None where it has room as it is."""
+    if len(np.unique(unit)) <= room:
+        return None
+    run = (unit + shift) // size
+    stays = np.zeros(run.max() + 1, dtype=bool)
+    stays[run[_near(needed, len(unit) - 1)]] = True
+    others = np.setdiff1d(run, np.flatnonzero(stays))
+    return _Runs(run, stays, others, min(len(others), max(2, room // size - int(stays.sum()))))
+
+
+def _whole(tokens: int) -> Row:
+    return np.arange(tokens), np.ones(tokens), np.ones(tokens), np.zeros(tokens, dtype=int)
+
+
 def _row(
     needed: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], room: int, rng: np.random.Generator, size: int
 ) -> Row:
-    index = np.arange(len(unit))
-    if len(np.unique(unit)) <= room:
-        return index, np.ones(len(index)), np.ones(len(index)), np.zeros_like(index)
     # Where runs start is random, so that no token is always the first of its run.
-    stretch = (unit + int(rng.integers(size))) // size
-    stays = np.zeros(stretch.max() + 1, dtype=bool)
-    stays[stretch[_near(needed, len(unit) - 1)]] = True
-    others = np.setdiff1d(stretch, np.flatnonzero(stays))
-    drawn = min(len(others), max(2, room // size - int(stays.sum())))
-    weight = np.where(stays, 1.0, len(others) / max(1, drawn))
-    among = np.where(stays, 1.0, (len(others) - 1) / max(1, drawn - 1))
-    stays[rng.choice(others, size=drawn, replace=False)] = True
-    kept = index[stays[stretch]]
-    return kept, weight[stretch[kept]], among[stretch[kept]], stretch[kept]
+    shift = int(rng.integers(size)) if len(np.unique(unit)) > room else 0
+    cut = _cut(needed, unit, room, size, shift)
+    if cut is None:
+        return _whole(len(unit))
+    return cut.rows(rng.choice(cut.others, size=(1, cut.drawn), replace=False))[0]
