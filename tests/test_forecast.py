@@ -237,7 +237,7 @@ def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
     few = replace(subject(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
     found = assumptions.fits_training(few, Fidelity(whole=0.95, half=0.95, quarter=0.95))
     assert not found.holds
-    assert found.found == "exact match 0.300, 0.950 of the answer tokens at length 6"
+    assert found.found == "exact match 0.300; 0.950 of the answer tokens at length 6, the end token aside"
 
 
 def assumed(task, scheme, **known) -> dict[str, Assumption]:
@@ -250,7 +250,7 @@ def assumed(task, scheme, **known) -> dict[str, Assumption]:
 @pytest.mark.parametrize(("task", "k"), [(Parity(), 2), (Recall(), 4), (SparseParity(), 5), (Addition(), 5)], ids=str)
 def test_sparsity_is_that_of_the_task_whatever_the_decoder_hides(task, k):
     found = assumed(task, Sequential())["sparsity"]
-    assert found.found.startswith(f"an answer depends on up to {k} tokens (by the task); this run needs 1")
+    assert found.found.startswith(f"an answer depends on up to {k} tokens, the one before it included (by the task)")
 
 
 def test_ids_are_met_only_if_their_distances_are():
@@ -261,6 +261,12 @@ def test_ids_are_met_only_if_their_distances_are():
     assert found.found == "0 to 50 at 24, 0 to 999 in training; distances up to 50, 14 in training"
     known["trained_distance"] = 50
     assert assumed(Parity(), RandomStart(num_position_ids=1000), **known)[found.name].holds
+
+
+def test_a_decoder_without_positions_meets_no_new_ids():
+    asked = subject(Parity(), small_decoder("nope", Parity()), encoding=NoPE())
+    found = assumptions._met(replace(asked, trained_distance=14), 24)
+    assert (found.holds, found.found) == (True, "the encoding nope reads no IDs")
 
 
 def test_pieces_cover_a_sequence_and_each_has_what_the_answer_needs(rng):

@@ -52,7 +52,7 @@ def _forecasts(certificate: RunCertificate) -> Table:
     body = [
         [
             str(each.length),
-            f"{each.accuracy:.2f} ({each.low:.2f} to {each.high:.2f})",
+            f"{each.low:.2f} to {each.high:.2f}",
             f"{each.exact_low:.2f} to {each.exact_high:.2f}",
             *("-" if share is None else f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
         ]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from lengthwise.encodings.encoding import Encoding
 from lengthwise.errors import LengthwiseError
 from lengthwise.forecast.asking import Questions
 from lengthwise.forecast.probes import MOST, Needs
@@ -28,9 +29,9 @@ DRIFT = 0.1
 
 def fits_training(subject: Subject, fidelity: Fidelity) -> Assumption:
     """Return whether the run is right at its longest trained length, in exact match where that is known."""
-    found = f"{fidelity.whole:.3f} of the answer tokens at length {subject.longest}"
+    found = f"{fidelity.whole:.3f} of the answer tokens at length {subject.longest}, the end token aside"
     if subject.fitted is not None:
-        found = f"exact match {subject.fitted:.3f}, {found}"
+        found = f"exact match {subject.fitted:.3f}; {found}"
     return Assumption(
         name="fits the trained lengths",
         holds=min(fidelity.whole, 1.0 if subject.fitted is None else subject.fitted) >= REACHED,
@@ -52,8 +53,8 @@ def measured_assumptions(
     yield Assumption(
         name="sparsity",
         holds=needs.k is not None and k <= MOST,
-        found=f"an answer depends on up to {k} tokens (by the task); this run needs {shown} beside separators and the "
-        "last",
+        found=f"an answer depends on up to {k} tokens, the one before it included (by the task); this run needs "
+        f"{shown} more beside separators",
         counterexample="C1",
     )
     reach, id_reach, width = _reaches(subject, home)
@@ -93,6 +94,10 @@ def _reaches(subject: Subject, questions: Questions) -> tuple[int, float, float]
 
 def _met(subject: Subject, farthest: int) -> Assumption:
     """IDs, and distances between IDs, as evaluation compares them with training."""
+    name, decoder = "IDs and distances met in training", subject.decoder
+    if not decoder.predicts_ids and all(type(level) is Encoding for level in decoder.encoding.levels):
+        found = f"the encoding {subject.encoding.name} reads no IDs"
+        return Assumption(name=name, holds=True, found=found, counterexample="C4")
     ids = subject.questions(farthest, 1).batch.position_ids
     low, high, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
     first, last = subject.id_range
@@ -102,7 +107,7 @@ def _met(subject: Subject, farthest: int) -> Assumption:
     if trained is not None:
         found += f"; distances up to {distance:g}, {trained:g} in training"
         within = within and (distance <= trained or subject.scheme.draws_at_evaluation)
-    return Assumption(name="IDs and distances met in training", holds=within, found=found, counterexample="C4")
+    return Assumption(name=name, holds=within, found=found, counterexample="C4")
 
 
 @torch.no_grad()
