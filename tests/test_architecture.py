@@ -12,8 +12,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
-    ("errors", "randomness", "example", "auto_classes"),
-    ("devices", "provenance", "documents", "tokenizer", "intervals"),
+    ("errors", "randomness", "paths", "example", "auto_classes"),
+    ("devices", "provenance", "field_types", "documents", "tokenizer", "intervals"),
     ("corpus", "row_file"),
     ("tasks", "positions", "encodings"),
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "locks", "text_form"),
@@ -23,7 +23,7 @@ ROWS = (
     ("grading", "training"),
     ("evaluation", "forecast"),
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss", "harness"),
-    ("conformance", "folder"),
+    ("conformance", "folder", "worker_pool"),
     ("recipes", "run", "study", "hf"),
     ("answer", "choices", "comparison", "study_report", "language_models", "certificate_report", "diagnosis", "export"),
     ("claims",),

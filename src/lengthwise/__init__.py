@@ -1,5 +1,6 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
+from lengthwise.answer import Answer, generate_from_prompt
 from lengthwise.auto_classes import register_when_imported
 from lengthwise.batch import Sampler
 from lengthwise.claims import CLAIMS, Claim, Reproduction, reproduce

@@ -1,14 +1,9 @@
 """Compare: train and evaluate several experiments for several seeds, side by side on the machine's cores."""
 
-import multiprocessing
 import os
-import signal
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +17,11 @@ from lengthwise.experiment import Experiment, to_dict
 from lengthwise.folder import COMPARISON_FOLDER, RESULTS, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
+from lengthwise.paths import StrPath
 from lengthwise.report import label_of, outcome
 from lengthwise.run import check, evaluate, train, variants
 from lengthwise.tasks import GradedByLoss, task_facts
+from lengthwise.worker_pool import refuse_in_a_workers_import, run_in_processes
 
 COMPARED = "compared.jsonl"
 
@@ -71,7 +68,7 @@ class _Cell:
 
 def compare(  # noqa: PLR0913  (a setting of the call each)
     experiments: Mapping[str, Experiment],
-    out: Path,
+    out: StrPath,
     *,
     num_seeds: int = 1,
     jobs: int | None = None,
@@ -86,10 +83,12 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     rows of the others are those that earlier calls finished. ``RunFolderError`` for a folder that holds anything else,
     or into which another process compares.
     """
+    refuse_in_a_workers_import()
     if num_seeds < 1:
         raise SettingError(f"{num_seeds} seeds run nothing; use at least 1")
     if jobs is not None and jobs < 1:
         raise SettingError(f"{jobs} jobs run nothing; use at least 1")
+    out = Path(out)
     chosen = experiments if only is None else only
     check_rows(experiments, chosen)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
@@ -178,43 +177,19 @@ def _run_here(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Pa
 
 def _run_apart(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, _Cell]:
     done: dict[Path, _Cell] = {}
-    # The longest budgets first, so that no core idles at the end; a fresh interpreter per worker keeps torch sane.
-    todo = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, spawn, _wait_quietly) as pool, interruptible() as stop, suppress(_Stopped):
-        # No more than the workers hold: a pool does not take back what waits in its queue.
-        waiting = iter(todo)
-        running: dict[Future[_Cell | None], _Job] = {pool.submit(_run, job): job for job in islice(waiting, workers)}
-        while running:
-            for future in _finished(running, stop):
-                job, cell = running.pop(future), future.result()
-                if cell is None:
-                    raise _Stopped
-                done[job.folder] = cell
-                _tell(report, job, cell, len(done), len(todo))
-                running |= {pool.submit(_run, following): following for following in islice(waiting, 1)}
+
+    def finish(job: _Job, cell: _Cell) -> None:
+        done[job.folder] = cell
+        _tell(report, job, cell, len(done), len(todo))
+
+    # The longest budgets first, so that no core idles at the end.
+    order = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
+    run_in_processes(_run, order, workers, finish)
     return done
 
 
 class _Stopped(Exception):  # noqa: N818  (no error)
-    """A signal came: what is trained is saved, nothing more is begun."""
-
-
-def _finished(running: Iterable[Future[_Cell | None]], stop: Callable[[], bool]) -> Iterable[Future[_Cell | None]]:
-    """The jobs that have ended by now; on a signal, the workers are asked to save, and it is over."""
-    ended = wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done
-    if stop():
-        # The signal may have come to this process alone.
-        for worker in multiprocessing.active_children():
-            worker.terminate()
-        raise _Stopped
-    return ended
-
-
-def _wait_quietly() -> None:
-    """Between jobs a worker ignores signals: one that died holding the queue would leave the others waiting."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Raised inside an evaluation to leave it after a signal."""
 
 
 def _tell(report: Callable[[str], None] | None, job: _Job, cell: _Cell, done: int, total: int) -> None:

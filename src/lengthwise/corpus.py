@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from lengthwise.errors import TextError, unknown_name
+from lengthwise.paths import StrPath
 from lengthwise.tokenizer import END, BytePairTokenizer, ByteTokenizer, Tokenizer
 
 FACTS, TOKENIZER = "corpus.json", "tokenizer.json"
@@ -87,8 +88,9 @@ def corpus_of(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
     )
 
 
-def open_corpus(folder: Path) -> Corpus:
+def open_corpus(folder: StrPath) -> Corpus:
     """What ``prepare_corpus`` wrote, its tokens read as they are asked for; ``TextError`` for what is damaged."""
+    folder = Path(folder)
     facts = read_facts(folder)
     try:
         documents = {split: tuple(_entries(folder / f"{split}.jsonl")) for split in SPLITS}

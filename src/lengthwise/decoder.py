@@ -13,6 +13,7 @@ from lengthwise.attention import attend, attend_by_scores, diluted
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.errors import SettingError, unknown_name
+from lengthwise.field_types import check_types
 from lengthwise.id_check import IDCheck
 from lengthwise.normalization import RMSNorm
 from lengthwise.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
@@ -56,6 +57,7 @@ class DecoderSettings:
     head: str = "pointer"
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
             if type(size := getattr(self, setting)) is not int or size < 1:
                 raise SettingError(f"{setting} {size} builds no decoder; use a whole number of at least 1")

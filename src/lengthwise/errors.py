@@ -60,6 +60,10 @@ class DivergedError(LengthwiseError):
     """Training whose loss is infinite or no number any more."""
 
 
+class WorkerError(LengthwiseError):
+    """A worker process that ended without a result."""
+
+
 class FrozenHeadWarning(UserWarning):
     """A position head is asked to learn IDs, and none of its weights may change."""
 

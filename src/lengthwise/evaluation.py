@@ -14,6 +14,7 @@ from lengthwise.decoder import Decoder
 from lengthwise.encodings import EncodingSettings
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.grading import DECODES, Graded, first_errors, grade
 from lengthwise.intervals import wilson_interval
 from lengthwise.positions import PositionScheme
@@ -42,6 +43,7 @@ class EvaluationSettings:
     until_none: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.lengths:
             raise SettingError("no length to evaluate at; give at least one, such as 20,200")
         for length in self.lengths:

@@ -15,6 +15,7 @@ from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
+from lengthwise.field_types import check_types
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.randomness import stream
 from lengthwise.tasks import PLACEMENTS, TASKS, KeepsFiles, Parity, Rows, Task, is_row_file
@@ -36,6 +37,13 @@ class Experiment:
     train_lengths: tuple[int, int] = (1, 20)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in (*TABLES, *PARTS):
+            part = getattr(self, name)
+            if isinstance(part, type) or not is_dataclass(part):
+                raise SettingError(f"{name} {part!r} is not an object with settings; give one, such as a recipe has")
 
 
 # What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.

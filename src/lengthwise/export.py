@@ -7,13 +7,14 @@ from lengthwise.checkpoint import save_tensors, write_atomically
 from lengthwise.corpus import TOKENIZER
 from lengthwise.errors import RunFolderError
 from lengthwise.folder import EXPERIMENT, MODEL, read_experiment, read_model
+from lengthwise.paths import StrPath
 from lengthwise.provenance import provenance
 from lengthwise.tasks import KeepsFiles
 
 CONFIG = "config.json"
 
 
-def export_hf(run: Path, out: Path) -> None:
+def export_hf(run: StrPath, out: StrPath) -> None:
     """Write a finished run as a folder that ``AutoModelForCausalLM.from_pretrained`` loads, with a tokenizer.
 
     ``RunFolderError`` where there is no run, or where ``out`` holds something already.
@@ -23,6 +24,7 @@ def export_hf(run: Path, out: Path) -> None:
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
     from lengthwise.hf.symbols import own_tokenizer, symbol_tokenizer  # noqa: PLC0415
 
+    run, out = Path(run), Path(out)
     experiment, (tensors, facts) = read_experiment(run), read_model(run)
     _check_free(out)
     tree = json.loads((run / EXPERIMENT).read_text())["experiment"]
@@ -36,13 +38,14 @@ def export_hf(run: Path, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def import_hf(folder: Path, out: Path) -> None:
+def import_hf(folder: StrPath, out: StrPath) -> None:
     """Write the run folder that an exported folder came from; its weights are those of the model now.
 
     ``RunFolderError`` for a folder that holds no such model, or where ``out`` holds something already.
     """
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
 
+    folder, out = Path(folder), Path(out)
     if not (folder / CONFIG).is_file() or json.loads((folder / CONFIG).read_text()).get("model_type") != "lengthwise":
         raise RunFolderError(f"{folder} holds no decoder of ours; give a folder that export --format hf made")
     model = LengthwiseForCausalLM.from_pretrained(folder)

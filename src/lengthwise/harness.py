@@ -8,6 +8,7 @@ from typing import Any
 from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings, tested_blocks
+from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task
 from lengthwise.text_form import SHOTS, TextExample, shots_of, texts_of
@@ -16,13 +17,14 @@ from lengthwise.text_form import SHOTS, TextExample, shots_of, texts_of
 POOL = 32
 
 
-def export_to_harness(task: Task, out: Path, settings: EvaluationSettings, *, shots: int = SHOTS) -> str:
+def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = SHOTS) -> str:
     """Write a group ``lengthwise_<task>`` of one task per length into ``out``; the name of the group.
 
     Each length has what is tested (``<task>_<length>.jsonl``, the examples that ``evaluate`` draws) and, in a split of
     its own, what is shown (``<task>_<length>_shots.jsonl``, with other prompts). The model writes until a newline, and
     exact match is asked of the line, without the space before it. The files name each other by their whole path.
     """
+    out = Path(out)
     if not 0 <= shots < POOL:
         raise SettingError(f"{shots} shots are not to be had; use 0 to {POOL - 1}")
     files: dict[str, str] = {}

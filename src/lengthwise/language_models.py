@@ -13,6 +13,7 @@ from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
+from lengthwise.paths import StrPath
 from lengthwise.provenance import now
 from lengthwise.run import load_run, variants
 from lengthwise.tasks import Task, Text, TokenizedDocument, task_facts
@@ -75,7 +76,7 @@ def evaluate_language_model(
     settings: EvaluationSettings,
     *,
     asking: Asking | None = None,
-    out: Path | None = None,
+    out: StrPath | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Exact match by length of what `transformers` loads, asked in plain text; rows are added to ``out`` if given.
@@ -93,7 +94,7 @@ def evaluate_language_model(
         for row in evaluate_texts(model, each, settings, shots=asking.shots, report=report)
     ]
     if out is not None:
-        append_rows(out / RESULTS, rows)
+        append_rows(Path(out) / RESULTS, rows)
     return rows
 
 

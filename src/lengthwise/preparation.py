@@ -16,6 +16,7 @@ from lengthwise.checkpoint import write_atomically
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
 from lengthwise.documents import DATASET, Document, read_documents
 from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, TextError
+from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
 from lengthwise.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
 
@@ -41,7 +42,7 @@ class _Kind:
 
 def prepare_corpus(
     sources: Sequence[str],
-    out: Path,
+    out: StrPath,
     *,
     vocabulary_size: int = 2048,
     held_out: float = 0.1,
@@ -56,6 +57,7 @@ def prepare_corpus(
     from the training split alone. Sources are read three times. The same texts give the same files. Stages, documents
     done and their number, None while it is not known, are what ``report`` is told.
     """
+    out = Path(out)
     if vocabulary_size < SMALLEST_VOCABULARY:
         raise SettingError(
             f"vocabulary size {vocabulary_size} has no room for every byte; use at least {SMALLEST_VOCABULARY}"

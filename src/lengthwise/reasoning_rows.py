@@ -7,6 +7,7 @@ from typing import Any
 
 from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import RowError
+from lengthwise.paths import StrPath
 from lengthwise.row_file import ENDING, read_table
 
 SUCH_AS = "reasoning_gym.create_dataset"
@@ -40,12 +41,13 @@ def reasoning_rows(
 
 def write_reasoning_rows(
     items: Iterable[Item],
-    file: Path,
+    file: StrPath,
     *,
     length: Length | None = None,
     tokens: Callable[[str], Sequence[str]] = str.split,
 ) -> Path:
     """Write the rows of ``reasoning_rows`` to a file that any ``--task FILE.jsonl`` takes; nothing if one is none."""
+    file = Path(file)
     if file.suffix != ENDING:
         raise RowError(f"{file} does not end in {ENDING}; name one that does, as --task FILE{ENDING} asks for it")
     lines = [json.dumps(row).encode() + b"\n" for row in reasoning_rows(items, length=length, tokens=tokens)]

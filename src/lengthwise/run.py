@@ -22,6 +22,7 @@ from lengthwise.folder import MODEL, RESULTS, append_rows, claim_run, read_exper
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.locks import alone_in
+from lengthwise.paths import StrPath
 from lengthwise.provenance import now
 from lengthwise.randomness import stream
 from lengthwise.tasks import GradedByLoss, Task, task_facts
@@ -50,7 +51,7 @@ class Run:
 
 def train(
     experiment: Experiment,
-    out: Path,
+    out: StrPath,
     *,
     resume: bool = False,
     device: str = "auto",
@@ -63,7 +64,7 @@ def train(
     training into it. ``DivergedError`` when the loss is no number any more; what was logged before stays. Every other
     ``LengthwiseError`` comes before anything is written.
     """
-    target = pick_device(device)
+    out, target = Path(out), pick_device(device)
     check(experiment)
     with alone_in(out):
         claim_run(out, experiment, resume=resume)
@@ -138,13 +139,13 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
 
 
-def load_run(folder: Path, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
+def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Read a finished run.
 
     ``brought`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
     brought again; another encoding with the same weights shows what it changes at evaluation alone.
     """
-    target = pick_device(device)
+    folder, target = Path(folder), pick_device(device)
     experiment = read_experiment(folder, brought=brought)
     tensors, facts = read_model(folder)
     tried = check_scheme(experiment) if brought else []

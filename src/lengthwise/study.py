@@ -19,6 +19,7 @@ from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.locks import alone_in
+from lengthwise.paths import StrPath
 from lengthwise.tasks import TokenizedDocument
 
 ROWS, SUMMARY = "influence.jsonl", "summary.json"
@@ -73,7 +74,7 @@ class InfluenceStudy:
 
 def measure_influence(
     study: InfluenceStudy,
-    out: Path,
+    out: StrPath,
     *,
     resume: bool = False,
     report: Callable[[int, int], None] | None = None,

@@ -10,6 +10,7 @@ from lengthwise.errors import RunFolderError
 from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.page import page
 from lengthwise.influence.recovery import summarize
+from lengthwise.paths import StrPath
 from lengthwise.study import ROWS, SUMMARY, InfluenceStudy
 
 PAGE = "influence.html"
@@ -19,9 +20,9 @@ EXCERPTS, EXCERPT_TOKENS = 12, 3000
 BEHIND = 16
 
 
-def report_study(study: InfluenceStudy, folder: Path) -> dict[str, Any]:
+def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     """Write summary.json, the figures and the page of a study whose rows are complete; return the summary."""
-    settings = study.settings
+    folder, settings = Path(folder), study.settings
     facts, found = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
     summary = {
         "version": facts["version"],

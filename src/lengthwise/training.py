@@ -17,6 +17,7 @@ from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
 from lengthwise.errors import DivergedError, RunFolderError, SettingError
+from lengthwise.field_types import check_types
 from lengthwise.loss import AnswerLoss, answer_loss, feed_own_ids
 from lengthwise.tasks import Staged
 
@@ -62,6 +63,7 @@ class TrainingSettings:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting in ("steps", "batch_size", "log_every", "checkpoint_every"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} trains nothing; use at least 1")

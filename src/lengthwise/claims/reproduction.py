@@ -9,6 +9,7 @@ from lengthwise.claims.claim import FIRST_SEED, Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
 from lengthwise.folder import read_rows, run_folder, write_rows
+from lengthwise.paths import StrPath
 from lengthwise.report import Rows, heading, table
 from lengthwise.run import load_run
 
@@ -32,7 +33,7 @@ class Reproduction:
 def reproduce(  # noqa: PLR0913  (a setting of the call each)
     claim: Claim,
     size: str,
-    out: Path,
+    out: StrPath,
     *,
     num_seeds: int | None = None,
     first_seed: int = FIRST_SEED,
@@ -47,6 +48,7 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     (by default those that the size has) are run now, and shown with those that earlier calls finished.
     ``UnknownNameError`` for another size, or another row.
     """
+    out = Path(out)
     experiments, usual = claim.at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     comparison = compare(

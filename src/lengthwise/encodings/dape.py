@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class DAPEEncoding(Encoding):
@@ -55,6 +56,7 @@ class DAPE(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.mlp_width < 1:
             raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 from lengthwise.encodings.dape import DAPEEncoding
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class DAPEv2(EncodingSettings):
     reads_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.mlp_width < 1:
             raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.scaled_rotary import check_original_length, check_scalable, check_scaling
+from lengthwise.field_types import check_types
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
@@ -62,6 +63,7 @@ class DynamicNTK(EncodingSettings):
     reads_order: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_scaling(self.base, self.fastest, self.factor)
         check_original_length(self.original_length)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lengthwise.encodings.distance import by_distance, distances
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 WIDTH = 32
 EPS = 1e-6
@@ -80,6 +81,7 @@ class FIRE(EncodingSettings):
     real_valued: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.threshold <= 0:
             raise SettingError(f"threshold {self.threshold} is no distance; use a positive number")
 

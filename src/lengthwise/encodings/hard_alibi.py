@@ -11,6 +11,7 @@ from torch import Tensor
 from lengthwise.encodings.distance import distances
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class HardALiBiEncoding(Encoding):
@@ -51,6 +52,7 @@ class HardALiBi(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_masked_heads is not None and self.num_masked_heads < 1:
             raise SettingError(f"num_masked_heads {self.num_masked_heads} masks no head; use at least 1")
 

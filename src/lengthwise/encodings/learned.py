@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class LearnedEncoding(Encoding):
@@ -36,6 +37,7 @@ class Learned(EncodingSettings):
     paper: ClassVar[str] = "Radford et al. 2018, GPT; Gehring et al. 2017 (arXiv 1705.03122)"
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_position_ids < 1:
             raise SettingError(f"num_position_ids {self.num_position_ids} leaves no ID; use at least 1")
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scalable, check_scaling
+from lengthwise.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class NTK(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_scaling(self.base, self.fastest, self.factor)
 
     def build(self, size: EncodingSize) -> Encoding:

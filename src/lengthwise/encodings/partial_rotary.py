@@ -10,6 +10,7 @@ from torch import Tensor
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_turning, rotary_frequencies, turn
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class PartialRotaryEncoding(Encoding):
@@ -47,6 +48,7 @@ class PartialRotary(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_turning(self.base, self.fastest)
         if not 0 < self.share <= 1:
             raise SettingError(f"share {self.share} is no part of a head that can turn; use a number above 0, up to 1")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
@@ -77,6 +78,7 @@ class Rotary(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_turning(self.base, self.fastest)
 
     def build(self, size: EncodingSize) -> Encoding:

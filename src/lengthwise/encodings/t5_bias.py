@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lengthwise.encodings.distance import by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class T5BiasEncoding(Encoding):
@@ -57,6 +58,7 @@ class T5Bias(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_buckets < 2:
             raise SettingError(f"num_buckets {self.num_buckets} tells no distances apart; use at least 2")
         if self.max_distance <= self.num_buckets // 2:

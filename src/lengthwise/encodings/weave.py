@@ -10,6 +10,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.rotary import check_pairs, check_turning
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 
 class WeaveEncoding(PairwiseRotaryEncoding):
@@ -58,6 +59,7 @@ class Weave(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_turning(self.base, self.fastest)
         for setting in ("window", "width"):
             if getattr(self, setting) < 1:

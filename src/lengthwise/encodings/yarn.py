@@ -13,6 +13,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 
 # A ramp between equal ends is a step.
 NARROWEST_RAMP = 0.001
@@ -46,6 +47,7 @@ class YaRN(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_scaling(self.base, self.fastest, self.factor)
         check_original_length(self.original_length)
         if not self.beta_fast > self.beta_slow > 0:

@@ -7,6 +7,7 @@ import numpy as np
 
 from lengthwise.errors import UnservedTaskError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.positions.gaps import assign_groups, check_gaps
 from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
 
@@ -28,6 +29,7 @@ class Coupled(PositionScheme):
     needs: ClassVar[str | None] = "coupling"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

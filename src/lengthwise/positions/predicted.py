@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.positions.gaps import assign_groups, check_gaps
 from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
 
@@ -27,6 +28,7 @@ class Predicted(PositionScheme):
     predicts_ids: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
@@ -30,6 +31,7 @@ class RandomStart(PositionScheme):
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

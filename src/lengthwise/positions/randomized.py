@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
@@ -32,6 +33,7 @@ class Randomized(PositionScheme):
     draws_at_evaluation: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.positions.gaps import assign_groups, check_gaps
 from lengthwise.positions.scheme import Assignment, PositionScheme, token_indexes
 
@@ -28,6 +29,7 @@ class Skipwise(PositionScheme):
     paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_gaps(self.num_position_ids, self.max_gaps)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, summands
 
 ORDERS = ("least", "most", "reversed_sum")
@@ -45,6 +46,7 @@ class Addition:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting, value, allowed in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
             if value not in allowed:
                 raise SettingError(f"{setting} '{value}' is unknown to addition; choose one of {', '.join(allowed)}")

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.errors import SettingError, UnservedTaskError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.task import Task, check_sizes
 
@@ -33,6 +34,7 @@ class IndexHints:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_hints < 1:
             raise SettingError(f"num_hints {self.num_hints} leaves no symbol to hint with; use at least 1")
 

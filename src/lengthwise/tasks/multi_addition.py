@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, summands
 
 PLUS, EQUALS, NEXT, END, CARRYING, NO_CARRY, CARRY = 10, 11, 12, 13, 14, 24, 25
@@ -39,6 +40,7 @@ class MultiAddition:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         fewest, most = self.operands
         if not 2 <= fewest <= most:
             raise SettingError(f"operands {fewest} to {most} is no range of sums; use two numbers from 2 on, rising")

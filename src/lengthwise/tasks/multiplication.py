@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 TIMES, EQUALS, NEXT, END, PRODUCT = 10, 11, 12, 13, 14
@@ -47,6 +48,7 @@ class Multiplication:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.digits is not None and self.digits < 1:
             raise SettingError(
                 f"digits {self.digits} leaves no second factor; use at least 1, or None for as many as the first has"

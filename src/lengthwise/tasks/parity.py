@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 COUPLINGS = ("next", "same", "none")
@@ -31,6 +32,7 @@ class Parity:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.coupling not in COUPLINGS:
             raise SettingError(f"coupling '{self.coupling}' is unknown to parity; choose one of {', '.join(COUPLINGS)}")
 

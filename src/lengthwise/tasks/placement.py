@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.errors import SettingError
+from lengthwise.field_types import check_types
 from lengthwise.tasks.distribution import check_distribution, check_listed, check_num_planted, check_shapes
 
 
@@ -85,6 +86,7 @@ class Local:
     summary: ClassVar[str] = "given shapes with given weights, at a uniform place"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_shapes(self.shapes, self.widest)
         if len(self.weights) != len(self.shapes):
             raise SettingError(f"{len(self.shapes)} shapes have {len(self.weights)} weights; give one weight for each")
@@ -134,6 +136,7 @@ class UniformShapes:
     summary: ClassVar[str] = "all shapes within a span alike, at a uniform place"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_num_planted(self.num_planted)
         if self.widest < self.num_planted:
             raise SettingError(f"{self.num_planted} tokens do not fit a span of {self.widest}; use a larger one")
@@ -177,6 +180,7 @@ class Subsets:
     summary: ClassVar[str] = "all sets of k tokens alike, however far apart"
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_num_planted(self.num_planted)
 
     @property
@@ -220,6 +224,7 @@ class ByLength:
     summary: ClassVar[str] = "given shapes whose weights change with the length"
 
     def __post_init__(self) -> None:
+        check_types(self)
         if list(self.until) != sorted(set(self.until)):
             raise SettingError(f"lengths {self.until} of a law by length do not increase; write them in order")
         if len(self.laws) != len(self.until) + 1:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.distribution import check_coded, check_distribution
 from lengthwise.tasks.placement import Local, Placement
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
@@ -38,6 +39,7 @@ class Planted:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if len(self.background) > len(ascii_letters):
             raise SettingError(f"{len(self.background)} tokens have no letters; use at most {len(ascii_letters)}")
         entries = [f"token {token} of the background" for token in range(len(self.background))]

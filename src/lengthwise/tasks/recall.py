@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, distinct, numbers_of
 
 
@@ -36,6 +37,7 @@ class Recall:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting in ("num_pairs", "num_queries", "num_keys", "num_values", "num_fillers"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} leaves nothing to recall; use at least 1")

@@ -8,6 +8,7 @@ import numpy as np
 
 from lengthwise.errors import SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes
 from lengthwise.tasks.transcript import lay_out, read_symbols
 
@@ -28,6 +29,7 @@ class Reverse:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_symbols < 1:
             raise SettingError(f"num_symbols {self.num_symbols} leaves nothing to reverse; use at least 1")
 

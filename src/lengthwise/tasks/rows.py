@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import RowError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.randomness import stream
 from lengthwise.row_file import ENDING, MARK, RESERVED, START, TOO_LARGE, RowTable, is_row, read_table
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
@@ -48,6 +49,7 @@ class Rows:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.file is None:
             return
         # A run is used from anywhere.

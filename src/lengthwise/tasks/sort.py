@@ -9,6 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 
@@ -34,6 +35,7 @@ class Sort:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.num_values < 1:
             raise SettingError(f"num_values {self.num_values} leaves nothing to sort; use at least 1")
 

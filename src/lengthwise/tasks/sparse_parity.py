@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 CODINGS = ("flags", "letters")
@@ -39,6 +40,7 @@ class SparseParity:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.coding not in CODINGS:
             raise SettingError(f"coding '{self.coding}' is unknown to {self.name}; choose one of {', '.join(CODINGS)}")
         if not 1 <= self.fewest <= self.most:

@@ -13,6 +13,7 @@ from jaxtyping import Int
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Corpus, corpus_of, open_corpus, read_tokenizer
 from lengthwise.errors import PromptError, SettingError, TextError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.own_words import HELD_OUT as HELD_OUT_WORDS
 from lengthwise.tasks.own_words import SEEN
 from lengthwise.tasks.task import Task, TokenizedDocument, check_sizes
@@ -43,6 +44,7 @@ class Text:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.split not in SPLITS:
             raise SettingError(f"split '{self.split}' is unknown to text; choose one of {', '.join(SPLITS)}")
 

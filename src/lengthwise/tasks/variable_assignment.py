@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
+from lengthwise.field_types import check_types
 from lengthwise.tasks.task import Task, check_sizes, distinct, numbers_of
 
 SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
@@ -45,6 +46,7 @@ class VariableAssignment:
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting in ("num_chains", "operands", "num_names", "num_values"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} leaves nothing to assign; use at least 1")

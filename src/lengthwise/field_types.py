@@ -1,0 +1,56 @@
+"""Types of settings: a value of another type than its field declares is refused where it is given."""
+
+import math
+import types
+import typing
+from dataclasses import fields
+from typing import Any
+
+from lengthwise.errors import SettingError
+
+NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", tuple: "a tuple"}
+
+
+def check_types(settings: Any) -> None:
+    """Raise ``SettingError`` for the first field of a dataclass whose value is not of its declared type.
+
+    Checks numbers, texts, booleans and tuples of these, also where None is allowed; fields of any other type are left
+    to whoever declares them. A whole number serves where a number is asked for, True and False do not; NaN is refused.
+    Call it first in ``__post_init__``, before values are compared.
+    """
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if not _fits(value, field.type):
+            raise SettingError(f"{field.name} {value!r} has the wrong type; give {_name(field.type)}")
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    origin, parts = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and _fit_each(value, parts)
+    if declared is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if declared is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if declared in (bool, str, types.NoneType):
+        return isinstance(value, declared)
+    return True
+
+
+def _fit_each(values: tuple[Any, ...], declared: tuple[Any, ...]) -> bool:
+    if declared[1:] == (...,):
+        return all(_fits(value, declared[0]) for value in values)
+    return len(values) == len(declared) and all(map(_fits, values, declared))
+
+
+def _name(declared: Any) -> str:
+    """Return a type in words."""
+    origin, parts = typing.get_origin(declared), typing.get_args(declared)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join("None" if part is types.NoneType else _name(part) for part in parts)
+    if origin is tuple:
+        kinds = ", ".join("..." if part is ... else _name(part) for part in parts)
+        return f"a tuple of ({kinds})"
+    return NAMES.get(declared, getattr(declared, "__name__", str(declared)))

@@ -1,0 +1,125 @@
+"""Types of settings, over all tables: what is not of a field's type is refused where it is given."""
+
+import inspect
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lengthwise as lw
+from lengthwise.decoder import DecoderSettings
+from lengthwise.encodings import ENCODINGS
+from lengthwise.errors import SettingError
+from lengthwise.evaluation import EvaluationSettings
+from lengthwise.experiment import Experiment
+from lengthwise.field_types import check_types
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS, Parity
+from lengthwise.training import TrainingSettings
+from small_runs import small_experiment
+
+SETTINGS = (TrainingSettings, DecoderSettings, EvaluationSettings, Experiment)
+LISTED = (*TASKS.values(), *SCHEMES.values(), *ENCODINGS.values())
+# A value that no field of these types takes.
+WRONG = {int: "10", float: "x", bool: "yes", str: 7}
+CASES = [
+    (made, field.name, WRONG[field.type])
+    for made in (*SETTINGS, *LISTED)
+    for field in fields(made)
+    if field.type in WRONG
+]
+
+
+def label(case: tuple[type[Any], str, Any]) -> str:
+    """A case in a test's name."""
+    return f"{case[0].__name__}.{case[1]}"
+
+
+def given(made: type[Any], name: str, value: Any) -> None:
+    """Set one field as the constructor does; the checker of the tests refuses the call itself."""
+    settings = made()
+    object.__setattr__(settings, name, value)
+    settings.__post_init__()
+
+
+@pytest.mark.parametrize(("made", "name", "value"), CASES, ids=map(label, CASES))
+def test_a_setting_of_the_wrong_type_is_refused_by_its_name(made, name, value):
+    with pytest.raises(SettingError, match=rf"^{name} {value!r} has the wrong type; give "):
+        given(made, name, value)
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Fields of every kind that is checked."""
+
+    whole: int = 1
+    share: float = 0.5
+    pair: tuple[int, int] = (1, 2)
+    several: tuple[str, ...] = ()
+    nested: tuple[tuple[float, ...], ...] = ((0.5, 1),)
+    perhaps: float | None = None
+    anything: Any = None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"share": 1}, {"pair": (0, -3)}, {"several": ("a", "b")}, {"nested": ()}, {"perhaps": 2}, {"anything": object()}],
+    ids=str,
+)
+def test_what_fits_is_taken(given):
+    check_types(Mixed(**given))
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"whole": True}, r"^whole True has the wrong type; give a whole number$"),
+        ({"whole": 1.0}, r"^whole 1\.0 .* give a whole number$"),
+        ({"share": float("nan")}, r"^share nan .* give a number$"),
+        ({"pair": (1, 2, 3)}, r"^pair \(1, 2, 3\) .* give a tuple of \(a whole number, a whole number\)$"),
+        ({"pair": [1, 2]}, r"^pair \[1, 2\] .* give a tuple"),
+        ({"several": "ab"}, r"^several 'ab' .* give a tuple of \(a text, \.\.\.\)$"),
+        ({"nested": ((1, "a"),)}, r"^nested \(\(1, 'a'\),\) "),
+        ({"perhaps": "2"}, r"^perhaps '2' has the wrong type; give a number or None$"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named_with_what_is_allowed(given, text):
+    with pytest.raises(SettingError, match=text):
+        check_types(Mixed(**given))
+
+
+@pytest.mark.parametrize("part", ["parity", Parity, None], ids=str)
+def test_a_part_of_an_experiment_is_an_object_with_settings(part):
+    with pytest.raises(SettingError, match=r"^task .* is not an object with settings; give one"):
+        given(Experiment, "task", part)
+
+
+PATHS = [
+    (name, parameter, declared.annotation)
+    for name in lw.__all__
+    if inspect.isfunction(getattr(lw, name))
+    for parameter, declared in inspect.signature(getattr(lw, name)).parameters.items()
+    if "Path" in str(declared.annotation)
+]
+
+
+@pytest.mark.parametrize(("name", "parameter", "declared"), PATHS, ids=[f"{each[0]}({each[1]})" for each in PATHS])
+def test_every_path_of_a_public_function_may_be_a_text(name, parameter, declared):
+    # Also within an iterable.
+    whole = {
+        *typing.get_args(declared),
+        *(part for each in typing.get_args(declared) for part in typing.get_args(each)),
+    }
+    assert str in whole
+
+
+def test_training_loading_and_comparing_take_texts_as_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = lw.train(small_experiment(steps=1), "runs/x", device="cpu")
+    assert run is not None
+    assert run.folder == Path("runs/x")
+    assert lw.load_run("runs/x", device="cpu").facts == run.facts
+    assert lw.compare({"a": small_experiment(steps=1)}, "runs/y", jobs=1, device="cpu").folder == Path("runs/y")
