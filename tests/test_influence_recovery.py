@@ -421,16 +421,16 @@ def test_a_study_ends_in_a_sentence_that_says_how_many_far_tokens_are_used():
 
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
     assert sentence == (
-        "tiny uses about 3 to 4 far tokens: 4 give 95% of what its far context changes in its prediction that another "
-        "text's cannot (own minus other text: 1.000 nats a target, 95% 1.000 to 1.000)"
+        "tiny uses about 3 to 4 far tokens: 4 as chosen here give 95% of what its far context changes in its "
+        "prediction that another text's cannot (own minus other text: 1.000 nats a target, 95% 1.000 to 1.000)"
     )
     assert (least, most) == (3, 4)
     # What another text gives as well is no use of far tokens.
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [1.0, 0.5, 0.2]))
-    assert sentence.startswith("tiny uses more than 4 far tokens: 4 give 50% of what")
+    assert sentence.startswith("tiny uses more than 4 far tokens: 4 as chosen here give 50% of what")
     assert (least, most) == (5, None)
     sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
-    assert sentence.startswith("tiny uses about 1 far token: 1 give")
+    assert sentence.startswith("tiny uses about 1 far token: 1 as chosen here give")
     few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
     assert few.startswith(
         "No use of far tokens could be shown for tiny (own minus other text: 1.000 nats a target, fewer"

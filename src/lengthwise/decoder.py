@@ -35,10 +35,8 @@ class DecoderSettings:
     is ``offset + log(n + 1)^power`` with both learned per head (after adaptive-scalable entmax: Vasylenko et al. 2025,
     arXiv 2506.16640), ``"none"`` leaves the scores alone.
     ``weights``: ``"softmax"``; ``"entmax"`` with ``entmax_alpha``, for which most keys get exactly 0; ``"top_k"``, a
-    softmax over the ``top_k`` largest scores; ``"count"``, sigmoids that do not sum to one (Ramapuram et al. 2024,
-    arXiv 2409.04431): a head that counts and does not average, so that nothing dilutes, and what it adds up grows.
-    ``dilution``: in training, up to this share of each head's attention goes to all visible keys alike, as if there
-    were many more tokens: what is learned stands it.
+    softmax over the ``top_k`` largest scores; ``"count"``, sigmoids that do not sum to one, so that a head counts
+    (arXiv 2409.04431). ``dilution``: up to this share of attention is spread evenly over all visible keys in training.
     """
 
     num_layers: int = 1
@@ -59,8 +57,8 @@ class DecoderSettings:
     def __post_init__(self) -> None:
         check_types(self)
         for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
-            if type(size := getattr(self, setting)) is not int or size < 1:
-                raise SettingError(f"{setting} {size} builds no decoder; use a whole number of at least 1")
+            if getattr(self, setting) < 1:
+                raise SettingError(f"{setting} {getattr(self, setting)} builds no decoder; use at least 1")
         if self.d_model % self.num_heads:
             raise SettingError(f"d_model {self.d_model} is no multiple of num_heads {self.num_heads}; change either")
         self._check_attention()

@@ -42,7 +42,7 @@ class Experiment:
         check_types(self)
         for name in (*TABLES, *PARTS):
             part = getattr(self, name)
-            if isinstance(part, type) or not is_dataclass(part):
+            if part is None or isinstance(part, type | str | int | float | dict):
                 raise SettingError(f"{name} {part!r} is not an object with settings; give one, such as a recipe has")
 
 

@@ -1,6 +1,5 @@
 """Types of settings: a value of another type than its field declares is refused where it is given."""
 
-import math
 import types
 import typing
 from dataclasses import fields
@@ -15,7 +14,7 @@ def check_types(settings: Any) -> None:
     """Raise ``SettingError`` for the first field of a dataclass whose value is not of its declared type.
 
     Checks numbers, texts, booleans and tuples of these, also where None is allowed; fields of any other type are left
-    to whoever declares them. A whole number serves where a number is asked for, True and False do not; NaN is refused.
+    to whoever declares them. A whole number serves where a number is asked for; True and False do not.
     Call it first in ``__post_init__``, before values are compared.
     """
     for field in fields(settings):
@@ -31,7 +30,7 @@ def _fits(value: Any, declared: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and _fit_each(value, parts)
     if declared is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, int | float) and not isinstance(value, bool)
     if declared is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if declared in (bool, str, types.NoneType):

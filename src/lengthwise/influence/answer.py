@@ -47,7 +47,7 @@ def _number(summary: Found) -> tuple[int | None, int | None, str]:
     ks = summary["ks"]
     if level["beyond"]:
         share = f"{found['shares'][-1]['value']:.0%}"
-        return ks[-1] + 1, None, f"more than {ks[-1]:,} far tokens: {ks[-1]:,} give {share} {basis}"
+        return ks[-1] + 1, None, f"more than {ks[-1]:,} far tokens: {ks[-1]:,} as chosen here give {share} {basis}"
     if level["k"] is None:
         return None, None, f"far tokens, how many cannot be told: {level['reason']}"
     place = ks.index(level["k"])
@@ -55,7 +55,7 @@ def _number(summary: Found) -> tuple[int | None, int | None, str]:
     number = f"{most:,}" if least == most else f"{least:,} to {most:,}"
     noun = "token" if most == 1 else "tokens"
     share = f"{found['shares'][place]['value']:.0%}"
-    return least, most, f"about {number} far {noun}: {most:,} give {share} {basis}"
+    return least, most, f"about {number} far {noun}: {most:,} as chosen here give {share} {basis}"
 
 
 def _prediction(summary: Found) -> tuple[Found | None, str]:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.errors import SettingError, unknown_name
+from lengthwise.field_types import check_types
 from lengthwise.influence.context import MODES
 from lengthwise.influence.greedy import Greedy
 from lengthwise.influence.measure import InfluenceMeasure
@@ -42,6 +43,7 @@ class InfluenceSettings:
     block: int = 64
 
     def __post_init__(self) -> None:
+        check_types(self)
         for setting in ("near", "far", "random_draws", "block", "num_targets", "piece"):
             value = getattr(self, setting)
             if value is not None and value < 1:
