@@ -211,9 +211,33 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
     asked(["train", *own, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)
     document = json.loads(asked(["evaluate", "new", *own, "--device", "cpu", "--json"], capsys)[0])
     assert {row["task"] for row in document["results"]} == {"uncoupled"}
-    assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(
-        ["evaluate", "new"], capsys
-    )
+    for verb in (["evaluate"], ["diagnose", "--length", "8"], ["certify"], ["export", "--format", "hf", "--out", "hf"]):
+        named = [verb[0], "new", *verb[1:]]
+        assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(
+            named, capsys
+        )
+    # Every verb that says so has the flag.
+    document = json.loads(asked(["diagnose", "new", "--length", "8", "--num-examples", "4", *own, "--json"], capsys)[0])
+    assert (document["task"], document["num_examples"]) == ("uncoupled", 4)
+    asked(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+    assert (runs / "hf" / "config.json").is_file()
+    assert "verdict" in asked(["certify", "new", *own, "--lengths", "8", "--json"], capsys)[0]
+
+
+def test_flags_of_a_run_are_refused_where_no_run_is_asked(runs, capsys):
+    own = ["--task", "test_cli:Uncoupled"]
+    refusal = "--task test_cli:Uncoupled is for the folder of a run: leave it out"
+    assert refusal in refused(["certify", "parity", *own], capsys)
+    refusal = "--task test_cli:Uncoupled is for a run with --format hf: leave it out"
+    assert refusal in refused(["export", "parity", *own, "--format", "lm-eval", "--out", "new"], capsys)
+
+
+def test_an_encoding_of_ones_own_is_not_exported(runs, capsys):
+    own = ["--encoding", "test_cli:OwnNoPE"]
+    asked(["train", "--task", "parity", "--scheme", "sequential", *own, *QUICK, "--out", "new"], capsys)
+    refusal = "the encoding own_nope is a class of your own, which no folder for transformers can hold; export a run"
+    assert refusal in refused(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+    assert not (runs / "hf").exists()
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +337,7 @@ def test_untrained_distances_are_warned_of_on_standard_error_in_one_line(runs, c
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert warnings == [
         "warning: length 8 uses ID distances up to 18, training showed none beyond 10; "
-        "train with num_position_ids of at least 19"
+        "train on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
     ]
     assert issubclass(UntrainedDistanceWarning, UserWarning)
 

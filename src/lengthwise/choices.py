@@ -11,7 +11,7 @@ from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment, named, task_named
 from lengthwise.positions import PositionScheme
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, recipe
-from lengthwise.tasks import Task, Text, is_row_file
+from lengthwise.tasks import HasLengths, Task, Text, is_row_file, spread_lengths
 
 
 def chosen(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -62,9 +62,16 @@ def on_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
 
 
 def tested(
-    settings: EvaluationSettings, lengths: str | None, num_examples: str | None, variants: str | None
+    settings: EvaluationSettings,
+    lengths: str | None,
+    num_examples: str | None,
+    variants: str | None,
+    *,
+    task: Task | None,
 ) -> EvaluationSettings:
-    """The evaluation with the flags that were given."""
+    """The evaluation with the flags that were given; the lengths of a file named as ``task`` are its own by default."""
+    if lengths is None and isinstance(task, HasLengths):
+        settings = replace(settings, lengths=spread_lengths(task), num_examples=settings.num_examples[:1])
     if lengths is not None:
         settings = replace(settings, lengths=numbers(lengths, "--lengths"), num_examples=settings.num_examples[:1])
     if num_examples is not None:
@@ -149,6 +156,13 @@ def share(text: str | float) -> float:
         return float(text)
     except ValueError:
         raise SettingError(f"'{text}' is no share; write one such as 0.1") from None
+
+
+def refuse(whose: str, **flags: object) -> None:
+    """One line about the first flag that was given and means nothing here."""
+    for name, value in flags.items():
+        if value is not None:
+            raise SettingError(f"--{name} {value} is {whose}: leave it out")
 
 
 def brought(**names: str | None) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """A run folder as a folder of `transformers`, and back; nothing is lost on the way."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lengthwise.checkpoint import save_tensors, write_atomically
 from lengthwise.corpus import TOKENIZER
-from lengthwise.errors import RunFolderError
+from lengthwise.encodings import ENCODINGS
+from lengthwise.errors import ModelError, RunFolderError
 from lengthwise.folder import EXPERIMENT, MODEL, read_experiment, read_model
 from lengthwise.paths import StrPath
 from lengthwise.provenance import provenance
@@ -14,9 +17,10 @@ from lengthwise.tasks import KeepsFiles
 CONFIG = "config.json"
 
 
-def export_hf(run: StrPath, out: StrPath) -> None:
+def export_hf(run: StrPath, out: StrPath, *, brought: Mapping[str, Any] | None = None) -> None:
     """Write a finished run as a folder that ``AutoModelForCausalLM.from_pretrained`` loads, with a tokenizer.
 
+    ``brought`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one, as of ``load_run``.
     ``RunFolderError`` where there is no run, or where ``out`` holds something already.
     """
     # Imported here: it takes seconds, and nothing else in a run needs it.
@@ -25,7 +29,12 @@ def export_hf(run: StrPath, out: StrPath) -> None:
     from lengthwise.hf.symbols import own_tokenizer, symbol_tokenizer  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
-    experiment, (tensors, facts) = read_experiment(run), read_model(run)
+    experiment, (tensors, facts) = read_experiment(run, brought=brought), read_model(run)
+    if type(experiment.encoding) not in ENCODINGS.values():
+        raise ModelError(
+            f"the encoding {experiment.encoding.name} is a class of your own, which no folder for transformers can "
+            "hold; export a run with one of: " + ", ".join(ENCODINGS)
+        )
     _check_free(out)
     tree = json.loads((run / EXPERIMENT).read_text())["experiment"]
     kept = experiment.task.kept_files() if isinstance(experiment.task, KeepsFiles) else {}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.certificate_report import Certificate, tables, to_json, write
-from lengthwise.choices import numbers, span
+from lengthwise.choices import brought, numbers, refuse, span
 from lengthwise.errors import SettingError
 from lengthwise.experiment import entry_of, task_named
 from lengthwise.run import certify_run, load_run
@@ -17,7 +17,7 @@ from lengthwise.tasks import Planted, Task
 from lengthwise.terminal import err_console, out_console, print_json, print_table
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
-from lengthwise.verbs.flags import WHOLE, Json
+from lengthwise.verbs.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
 
 # Lengths that are asked about by default: of a task, and of a run as multiples of the longest that it was trained on.
 LENGTHS = (64, 256)
@@ -40,26 +40,31 @@ def certify(
         str | None,
         typer.Option(help="Shortest and longest trained, such as 1:20; room for what is planted by default."),
     ] = None,
+    task: TaskName = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
     steps: Annotated[int, typer.Option(**WHOLE, help="Of fitting a head to a planted law.")] = 1000,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the fit and of what is drawn.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for certificate.json and a figure.")] = None,
     as_json: Json = False,
 ) -> None:
     """Check the theory's assumptions on a task or a trained run, and say what follows at longer lengths."""
+    own = {"task": task, "scheme": scheme, "encoding": encoding}
     asked = None if lengths is None else numbers(lengths, "lengths")
     path = Path(what)
     if path.is_dir():
         if train_lengths is not None:
             raise SettingError("--train-lengths is for tasks; a run was trained on its own")
-        run = load_run(path, device="cpu")
+        run = load_run(path, brought=brought(**own), device="cpu")
         longest = run.experiment.train_lengths[1]
         tested = asked or tuple(times * longest for times in TIMES)
         name = run.experiment.task.name
         work: Callable[[], Certificate] = partial(certify_run, run, tested, seed=seed)
     else:
-        task, tested = _task(path), asked or LENGTHS
-        name = task.name
-        work = partial(_certified, task, None if train_lengths is None else span(train_lengths), tested, steps, seed)
+        refuse("for the folder of a run", **own)
+        law, tested = _task(path), asked or LENGTHS
+        name = law.name
+        work = partial(_certified, law, None if train_lengths is None else span(train_lengths), tested, steps, seed)
     with err_console.status(f"certifying {what}"):
         certificate = work()
     if as_json:

@@ -42,7 +42,7 @@ def compare_(
     for label, experiment in experiments.items():
         asked = quick(experiment) if small else experiment
         asked = varied(asked, train_lengths=train_lengths, steps=steps)
-        evaluation = tested(asked.evaluation, lengths, num_examples, variants)
+        evaluation = tested(asked.evaluation, lengths, num_examples, variants, task=None)
         experiments[label] = on_corpus(replace(asked, evaluation=evaluation, seed=seed), corpus)
     with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=say)

@@ -5,24 +5,31 @@ from typing import Annotated
 
 import typer
 
+from lengthwise.choices import brought
 from lengthwise.diagnosis.diagnosis import EXAMPLES, diagnose_run
 from lengthwise.diagnosis.report import sentences, tables, to_json, write
 from lengthwise.run import load_run
 from lengthwise.tasks import task_facts
 from lengthwise.terminal import err_console, out_console, print_json, print_table
-from lengthwise.verbs.flags import WHOLE, Json
+from lengthwise.verbs.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
 
 
 def diagnose(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     length: Annotated[int, typer.Option(**WHOLE, help="Beyond those of training.")],
     num_examples: Annotated[int, typer.Option(**WHOLE, help="At each length that is looked at.")] = EXAMPLES,
+    task: TaskName = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples, as of evaluate.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="A folder for diagnosis.json and a figure.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Find why a run fails at a length: what goes wrong first, and which change makes it right."""
-    run = load_run(folder, device="cpu")
+    """Find why a run fails at a length: what goes wrong first, and which change makes it right.
+
+    A run of a file of rows is asked about the rows of another file with --task FILE.jsonl.
+    """
+    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device="cpu")
     with err_console.status(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:

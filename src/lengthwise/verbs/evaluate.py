@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.answer import generate_from_prompt
-from lengthwise.choices import brought, on_corpus, tested
+from lengthwise.choices import brought, on_corpus, refuse, tested
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import task_named
@@ -38,7 +38,9 @@ def evaluate_(
     name: Annotated[
         str, typer.Argument(metavar="RUN|MODEL", help="A run's folder; a model's, or its name on the hub.")
     ],
-    lengths: Annotated[str | None, typer.Option(help="Such as 20,200,2000; the recipe's by default.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Such as 20,200,2000; by default the recipe's, or those of --task FILE.jsonl.")
+    ] = None,
     num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
     task: TaskName = None,
     scheme: SchemeName = None,
@@ -64,15 +66,17 @@ def evaluate_(
     """
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
-        _refuse("of a model; a run is measured as it was trained", shots=shots, dtype=dtype, out=out)
+        refuse("of a model; a run is measured as it was trained", shots=shots, dtype=dtype, out=out)
         run = load_run(Path(name), brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
         run = replace(run, experiment=on_corpus(run.experiment, corpus))
-        settings = replace(tested(run.experiment.evaluation, **flags), decode=decode, seed=seed)
+        named = None if task is None else run.experiment.task
+        settings = replace(tested(run.experiment.evaluation, **flags, task=named), decode=decode, seed=seed)
         with ProgressLine(err_console) as progress:
             rows = evaluate(run, settings, report=progress.evaluated)
     else:
-        _refuse("of a run; a model is asked in text, as it is", scheme=scheme, encoding=encoding, corpus=corpus)
-        chosen, settings = _task_of(name, task), replace(tested(ASKED, **flags), decode=decode, seed=seed)
+        refuse("of a run; a model is asked in text, as it is", scheme=scheme, encoding=encoding, corpus=corpus)
+        chosen = _task_of(name, task)
+        settings = replace(tested(ASKED, **flags, task=chosen), decode=decode, seed=seed)
         precision = {} if dtype is None else {"dtype": dtype}
         asking = Asking(shots=SHOTS if shots is None else shots, device=device, **precision)
         with ProgressLine(err_console) as progress:
@@ -91,13 +95,6 @@ def _task_of(model: str, task: str | None) -> Task:
             "folder that train --out made, or a --task such as parity"
         )
     return task_named(task)
-
-
-def _refuse(whose: str, **flags: object) -> None:
-    """One line about the first flag that was given and means nothing here."""
-    for name, value in flags.items():
-        if value is not None:
-            raise SettingError(f"--{name} {value} is {whose}: leave it out")
 
 
 def generate_(

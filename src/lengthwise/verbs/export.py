@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.choices import tested
+from lengthwise.choices import brought, refuse, tested
 from lengthwise.errors import unknown_name
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import task_named
@@ -15,30 +15,42 @@ from lengthwise.export import export_hf, import_hf
 from lengthwise.harness import export_to_harness
 from lengthwise.terminal import out_console, print_json
 from lengthwise.text_form import SHOTS
-from lengthwise.verbs.flags import WHOLE, Json, Out
+from lengthwise.verbs.flags import WHOLE, EncodingName, Json, Out, SchemeName, TaskName
+
+# Lengths of a task that has examples of any.
+LENGTHS = (5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is to be exported: a name, the flags about its examples, and the folder to write."""
+    """What is to be exported: a name, a run's own classes, the flags about examples, and the folder to write."""
 
     name: str
-    settings: EvaluationSettings
+    own: Mapping[str, str | None]
+    lengths: str | None
+    num_examples: str
+    seed: int
     shots: int
     out: Path
 
 
 def _to_harness(asked: Asked) -> Mapping[str, Any]:
-    group = export_to_harness(task_named(asked.name), asked.out, asked.settings, shots=asked.shots)
+    refuse("for a run with --format hf", **asked.own)
+    task = task_named(asked.name)
+    settings = tested(
+        EvaluationSettings(lengths=LENGTHS, seed=asked.seed), asked.lengths, asked.num_examples, None, task=task
+    )
+    group = export_to_harness(task, asked.out, settings, shots=asked.shots)
     return {"folder": str(asked.out), "use": f"lm_eval --include_path {asked.out} --tasks {group}"}
 
 
 def _to_hf(asked: Asked) -> Mapping[str, Any]:
-    export_hf(Path(asked.name), asked.out)
+    export_hf(Path(asked.name), asked.out, brought=brought(**asked.own))
     return {"folder": str(asked.out), "use": f"import lengthwise; AutoModelForCausalLM.from_pretrained('{asked.out}')"}
 
 
 def _to_run(asked: Asked) -> Mapping[str, Any]:
+    refuse("for a run with --format hf", **asked.own)
     import_hf(Path(asked.name), asked.out)
     return {"folder": str(asked.out), "use": f"lengthwise evaluate {asked.out}"}
 
@@ -61,7 +73,10 @@ def export(
             "--format", help="hf: a run for transformers; run: such a folder back; lm-eval: a task for that harness."
         ),
     ],
-    lengths: Annotated[str, typer.Option(help="Such as 5,10,20.")] = "5,10,20",
+    task: TaskName = None,
+    scheme: SchemeName = None,
+    encoding: EncodingName = None,
+    lengths: Annotated[str | None, typer.Option(help="5,10,20 by default; of a file of rows its own.")] = None,
     num_examples: Annotated[str, typer.Option(help="Examples per length; one number, or one for each.")] = "64",
     shots: Annotated[int, typer.Option(**WHOLE, help="Examples shown before each that is asked.")] = SHOTS,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples.")] = 0,
@@ -70,8 +85,9 @@ def export(
     """Write a run or a task in the form of another program."""
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
-    settings = tested(EvaluationSettings(seed=seed), lengths, num_examples, None)
-    done = FORMATS[form](Asked(name=name, settings=settings, shots=shots, out=out))
+    own = {"task": task, "scheme": scheme, "encoding": encoding}
+    asked = Asked(name=name, own=own, lengths=lengths, num_examples=num_examples, seed=seed, shots=shots, out=out)
+    done = FORMATS[form](asked)
     if as_json:
         print_json(dict(done))
         return
