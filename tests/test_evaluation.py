@@ -17,15 +17,15 @@ import torch
 from lengthwise import evaluation, grading
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
-from lengthwise.encodings import ALiBi, Learned, NoPE
+from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
 from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, warn_of_untrained
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.grading import Graded, grade
 from lengthwise.intervals import wilson_interval
 from lengthwise.position_heads import POSITION_HEADS
-from lengthwise.positions import Coupled, Predicted, Sequential
+from lengthwise.positions import Abacus, Coupled, Predicted, RandomStart, Sequential, Skipwise
 from lengthwise.randomness import stream
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from small_runs import decoder_after, small_experiment
@@ -323,20 +323,47 @@ def test_an_unscored_place_is_never_an_error(monkeypatch):
 
 def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tuple[LengthResult, ...]:
     """Parities of 4 and 8 bits: 11 and 19 tokens."""
-    encoding = NoPE() if num_position_ids is None else Learned(num_position_ids=num_position_ids)
+    encoding = Rotary() if num_position_ids is None else Learned(num_position_ids=num_position_ids)
     experiment = small_experiment(scheme=Sequential(), encoding=encoding)
     settings = EvaluationSettings(lengths=(4, 8), num_examples=(20, 3))
     return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
 
 
-def test_distances_that_training_never_showed_are_warned_of_with_the_range_that_would_show_them():
-    text = (
-        r"^length 8 uses ID distances up to 18, training showed none beyond 10; "
-        r"train with num_position_ids of at least 19$"
-    )
+def test_distances_that_training_never_showed_are_warned_of_once():
+    text = r"^length 8 uses ID distances up to 18, training showed none beyond 10; train on longer sequences, or with"
     with pytest.warns(UntrainedDistanceWarning, match=text) as caught:
         evaluate_sequential(trained_distance=10)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "advice"),
+    [
+        (Sequential(), "on longer sequences, or with gaps between IDs"),
+        (RandomStart(), "on longer sequences, or with gaps between IDs"),
+        (Abacus(), "on longer sequences, or with gaps between IDs"),
+        (Coupled(num_position_ids=16, max_gaps=0), "on longer sequences, or with gaps between IDs"),
+        (Coupled(num_position_ids=16), "with num_position_ids of at least 19$"),
+        (Skipwise(num_position_ids=18), "with num_position_ids of at least 19$"),
+        (Skipwise(num_position_ids=19), "for more steps$"),
+        (Predicted(num_position_ids=16), "with num_position_ids of at least 19$"),
+    ],
+    ids=str,
+)
+def test_a_warning_of_distances_advises_what_the_scheme_can_do(scheme, advice):
+    decoder = build_decoder(small_experiment(scheme=scheme))
+    with pytest.warns(UntrainedDistanceWarning, match=f"; train {advice}"):
+        warn_of_untrained(decoder, scheme, 8, 18, 10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_decoder_that_reads_no_ids_is_not_warned_of_distances():
+    for scheme in (Sequential(), Coupled()):
+        warn_of_untrained(build_decoder(small_experiment(scheme=scheme, encoding=NoPE())), scheme, 8, 18, 10)
+    # Position heads read IDs without an encoding too.
+    own = small_experiment(scheme=Predicted(), encoding=NoPE())
+    with pytest.warns(UntrainedDistanceWarning):
+        warn_of_untrained(build_decoder(own), own.scheme, 8, 20_480, 10)
 
 
 @pytest.mark.filterwarnings("error")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ import pytest
 from cases import words
 from lengthwise.answer import generate_from_prompt
 from lengthwise.batch import Sampler
-from lengthwise.errors import PromptError, RowError, SettingError
-from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.errors import PromptError, RowError, SeenRowsWarning, SettingError
+from lengthwise.evaluation import EvaluationSettings, drawn, evaluate_by_length
+from lengthwise.experiment import Experiment, build_decoder, from_dict, to_dict
 from lengthwise.folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
-from lengthwise.recipes import experiment_for
+from lengthwise.recipes import experiment_for, quick
 from lengthwise.row_file import MARK, START
 from lengthwise.run import evaluate, load_run, train
-from lengthwise.tasks import HasLengths, KeepsFiles, Parity, Rows, Task
+from lengthwise.tasks import HasLengths, KeepsFiles, Parity, Rows, Task, spread_lengths
 from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 from test_cli import asked, refused
 
@@ -116,6 +118,59 @@ def test_rows_of_a_length_are_drawn_alike_and_with_replacement(tmp_path, rng):
     drawn = Counter(symbols_of(only(tmp_path, *rows), 1, rng, size=4_000))
     assert len(drawn) == 4
     assert all(900 < count < 1_100 for count in drawn.values())
+
+
+def test_evaluation_asks_each_row_once_however_many_are_wanted(tmp_path):
+    rows = [{"prompt": list(letters), "response": ["x"], "length": 1} for letters in product("abcd", repeat=3)]
+    # A row that the file repeats is the same question.
+    task = only(tmp_path, *rows, *rows[:9])
+    assert task.num_rows(1) == 64
+
+    def tested(total: int, seed: int = 0) -> list[bytes]:
+        found = [examples for examples, _ in drawn(task, Sequential(), 1, total, seed)]
+        return [row.tobytes() for examples in found for row in examples.tokens]
+
+    assert len(tested(20_000)) == len({*tested(20_000)}) == 64
+    assert len(tested(10)) == len({*tested(10)}) == 10
+    assert tested(10) == tested(20)[:10] != tested(10, seed=1)
+    decoder = build_decoder(small_experiment(task, Sequential()))
+    settings = EvaluationSettings(lengths=(1,), num_examples=(20_000,))
+    told = []
+    (result,) = evaluate_by_length(decoder, task, Sequential(), settings, report=lambda *each: told.append(each))
+    # What 64 questions deserve, whatever the share.
+    assert (result.num_examples, told[-1]) == (64, (1, 64, 64))
+    assert result.high - result.low > 0.05
+
+
+def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
+    experiment = replace(small_experiment(Rows(file=str(file)), Sequential()), train_lengths=(1, 3))
+    run = train(experiment, tmp_path / "run", device="cpu")
+    assert run is not None
+    settings = replace(experiment.evaluation, lengths=(3, 4))
+    with pytest.warns(SeenRowsWarning, match=r"^rows of length 3 are those of training; name rows that were held out"):
+        rows = evaluate(run, settings)
+    assert [(row["num_rows"], row["num_examples"], row["seen_in_training"]) for row in rows] == [
+        (6, 6, True),
+        (6, 6, False),
+    ]
+    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=1))))
+    rows = evaluate(load_run(tmp_path / "run", brought={"task": test}, device="cpu"), settings)
+    assert not any(row["seen_in_training"] for row in rows)
+    # The same file under another name is the same file.
+    again = Rows(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
+    with pytest.warns(SeenRowsWarning):
+        evaluate(load_run(tmp_path / "run", brought={"task": again}, device="cpu"), settings)
+
+
+def test_a_file_is_trained_and_tested_at_its_own_lengths(tmp_path):
+    task = Rows(file=str(written(tmp_path / "some.jsonl", backwards([2, 5, 9]))))
+    experiment = experiment_for(task, "sequential")
+    assert (experiment.train_lengths, experiment.evaluation.lengths) == ((2, 9), (2, 5, 9))
+    small = quick(experiment)
+    assert (small.train_lengths, small.evaluation.lengths) == ((2, 2), (2, 5))
+    many = Rows(file=str(written(tmp_path / "many.jsonl", backwards(range(1, 101), count=1))))
+    lengths = spread_lengths(many)
+    assert (len(lengths), lengths[0], lengths[-1]) == (12, 1, 100)
 
 
 def test_the_token_before_an_answer_has_the_answers_number(tmp_path, rng):
@@ -350,7 +405,8 @@ def test_rows_that_changed_since_training_are_refused(file, tmp_path):
     anew = load_run(tmp_path / "run", brought={"task": Rows(file=str(file))}, device="cpu")
     evaluate(anew, replace(experiment.evaluation, lengths=(4,)))
     file.write_text(content)
-    evaluate(load_run(tmp_path / "run", device="cpu"), replace(experiment.evaluation, lengths=(4,)))
+    with pytest.warns(SeenRowsWarning):
+        evaluate(load_run(tmp_path / "run", device="cpu"), replace(experiment.evaluation, lengths=(4,)))
 
 
 def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
@@ -398,6 +454,18 @@ def test_rows_are_trained_on_evaluated_and_compared_from_the_command_line(file, 
     tested = ["--lengths", "3,8", "--num-examples", "4", "--device", "cpu", "--json"]
     document = json.loads(asked(["evaluate", "run", "--task", "test.jsonl", *tested], capsys)[0])
     assert [row["length"] for row in document["results"]] == [3, 8]
+    # Without a length, those of the file.
+    quickly = ["--num-examples", "4", "--device", "cpu", "--json"]
+    document = json.loads(asked(["evaluate", "run", "--task", "test.jsonl", *quickly], capsys)[0])
+    assert [row["length"] for row in document["results"]] == [3, 8]
+    asked(["export", "test.jsonl", "--format", "lm-eval", "--shots", "0", "--out", "harness"], capsys)
+    assert {path.name for path in (tmp_path / "harness").glob("rows_*.yaml")} == {"rows_3.yaml", "rows_8.yaml"}
+    # A run is asked about the different rows of another file, which needs some of the longest trained length.
+    diagnosis = ["diagnose", "run", "--length", "8", "--task"]
+    document = json.loads(asked([*diagnosis, "test.jsonl", "--json"], capsys)[0])
+    assert [(each["length"], each["num_examples"]) for each in document["by_length"]] == [(3, 4), (8, 6)]
+    written(tmp_path / "long.jsonl", backwards([8]))
+    assert "the rows have none of length 3, the longest of training" in refused([*diagnosis, "long.jsonl"], capsys)
     rows = ["--rows", "coupled/rotary,sequential/nope", "--train-lengths", "1:2", "--lengths", "2,4", *QUICK]
     document = json.loads(asked(["compare", "--task", "rows.jsonl", *rows, "--out", "both", "--json"], capsys)[0])
     assert [(row["row"], row["length"]) for row in document["results"]] == [
@@ -417,12 +485,16 @@ def test_wrong_rows_are_answered_in_one_line_with_status_2_and_nothing_is_writte
     for task, flags, text in (
         ("bad.jsonl", [], 'bad.jsonl line 2: the row has no "prompt"; write one object such as'),
         ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); name one that can be, as --task"),
-        ("short.jsonl", [], "short.jsonl has no row of length 20; use a length that it has: 1-2"),
-        ("short.jsonl", ["--train-lengths", "1:2"], "this task declares no coupling; use the scheme sequential"),
+        (
+            "short.jsonl",
+            ["--train-lengths", "1:20"],
+            "short.jsonl has no row of length 20; use a length that it has: 1-2",
+        ),
+        ("short.jsonl", [], "this task declares no coupling; use the scheme sequential"),
     ):
         assert text in refused(["train", "--task", task, "--scheme", "coupled", *flags, "--out", "run"], capsys)
         assert tree(tmp_path) == before
-    flags = ["--task", "short.jsonl", "--train-lengths", "1:2", "--rows", "sequential/rotary", "--jobs", "1"]
+    flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
     assert "has no row of length 20; use a length that it has: 1-2" in refused(
         ["compare", *flags, "--out", "both"], capsys
     )

@@ -33,7 +33,7 @@ from lengthwise.encodings import (
     Weave,
     YaRN,
 )
-from lengthwise.errors import LengthwiseError, UntrainedDistanceWarning
+from lengthwise.errors import LengthwiseError, SeenRowsWarning, UntrainedDistanceWarning
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
@@ -182,6 +182,7 @@ __all__ = [
     "RunCertificate",
     "Sampler",
     "Screened",
+    "SeenRowsWarning",
     "Sequential",
     "Sinusoidal",
     "Skipwise",

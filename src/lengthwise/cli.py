@@ -8,7 +8,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from lengthwise.errors import LengthwiseError, SkippedTextWarning, UntrainedDistanceWarning, unknown_name
+from lengthwise.errors import (
+    LengthwiseError,
+    SeenRowsWarning,
+    SkippedTextWarning,
+    UntrainedDistanceWarning,
+    unknown_name,
+)
 from lengthwise.interruption import StoppedError
 from lengthwise.terminal import say
 from lengthwise.verbs.certify import certify
@@ -85,5 +91,5 @@ def _fail(message: str, status: int) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
-    if issubclass(category, UntrainedDistanceWarning | SkippedTextWarning):
+    if issubclass(category, UntrainedDistanceWarning | SeenRowsWarning | SkippedTextWarning):
         say(f"warning: {message}")

@@ -11,15 +11,15 @@ import torch
 
 from lengthwise.context_loss import check_contexts
 from lengthwise.devices import pick_device
-from lengthwise.errors import DivergedError, SettingError, UntrainedDistanceWarning, unknown_name
-from lengthwise.evaluation import check_lengths
-from lengthwise.experiment import Experiment, to_dict
+from lengthwise.errors import DivergedError, SeenRowsWarning, SettingError, UntrainedDistanceWarning, unknown_name
+from lengthwise.evaluation import check_lengths, compares_distances
+from lengthwise.experiment import Experiment, build_decoder, to_dict
 from lengthwise.folder import COMPARISON_FOLDER, RESULTS, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.report import label_of, outcome
-from lengthwise.run import check, evaluate, train, variants
+from lengthwise.run import HELD_OUT, check, evaluate, seen_lengths, train, variants
 from lengthwise.tasks import GradedByLoss, task_facts
 from lengthwise.worker_pool import refuse_in_a_workers_import, run_in_processes
 
@@ -123,8 +123,7 @@ def _outcome(
     reasons = [f"{job}: {why}" for job, why in failed]
     if finished and not rows:
         raise DivergedError(f"every row diverged, such as {reasons[0]}")
-    # These keep to the range of their training, whatever the widest draw was.
-    drawn = {each.scheme.name for each in experiments.values() if each.scheme.draws_at_evaluation}
+    comparing = {label for label, each in experiments.items() if compares_distances(build_decoder(each), each.scheme)}
     write_rows(out / RESULTS, rows)
     return Comparison(
         folder=out,
@@ -139,7 +138,7 @@ def _outcome(
             for job, why in failed
             for variant in job.experiment.evaluation.variants or (None,)
         ],
-        warnings=reasons + _untrained(row for row in rows if row["scheme"] not in drawn),
+        warnings=reasons + _seen(rows) + _untrained(row for row in rows if label_of(row) in comparing),
         finished=finished,
     )
 
@@ -226,6 +225,7 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
         with warnings.catch_warnings():
             # Told once for the whole comparison, from its rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
+            warnings.simplefilter("ignore", SeenRowsWarning)
             try:
                 rows = evaluate(run, job.experiment.evaluation, report=leave)
             except _Stopped:
@@ -239,6 +239,11 @@ def _compared(job: _Job) -> _Cell | None:
     """What an earlier call measured; rows of the run's own results.jsonl may come from other evaluations."""
     rows = read_rows(job.folder / COMPARED)
     return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
+
+
+def _seen(rows: list[dict[str, Any]]) -> list[str]:
+    seen = seen_lengths(rows)
+    return [f"rows of length {seen} are those of training; {HELD_OUT}, to each run by evaluate"] if seen else []
 
 
 def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:

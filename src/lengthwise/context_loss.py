@@ -86,7 +86,7 @@ def loss_by_context(
             if report is not None:
                 report(length, len(tally.documents), len(chosen))
         results.append(tally.result(length, round(time.perf_counter() - started, 3)))
-        warn_of_untrained(length, tally.distance, trained_distance, scheme)
+        warn_of_untrained(decoder, scheme, length, tally.distance, trained_distance)
     decoder.train(was_training)
     return tuple(results)
 

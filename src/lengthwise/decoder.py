@@ -30,7 +30,6 @@ class DecoderSettings:
     Three options read the token index or the tokens themselves, never the IDs, and are open to every scheme:
     ``length_scaling`` multiplies the scores by a function of the number n of visible keys, ``previous_token_mix`` adds
     a learned share of the token before to each embedding, ``segments`` adds one vector per separator seen so far.
-
     ``length_scaling``: ``"log"`` is ``log(n + 1)`` (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``"learned"``
     is ``offset + log(n + 1)^power`` with both learned per head (after adaptive-scalable entmax: Vasylenko et al. 2025,
     arXiv 2506.16640), ``"none"`` leaves the scores alone.
@@ -199,6 +198,7 @@ class Decoder(nn.Module):
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
         self.encoding = LevelEncoding(encoding, size, num_levels)
+        self.reads_ids = num_predicted_ids is not None or self.encoding.reads_ids
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
         self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)

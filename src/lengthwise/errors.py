@@ -72,6 +72,10 @@ class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
 
 
+class SeenRowsWarning(UserWarning):
+    """Evaluation asks rows that the run was trained on."""
+
+
 class SkippedTextWarning(UserWarning):
     """Some files of a folder were left out because they cannot be read as text."""
 

@@ -19,7 +19,7 @@ from lengthwise.grading import DECODES, Graded, first_errors, grade
 from lengthwise.intervals import wilson_interval
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
-from lengthwise.tasks import Task
+from lengthwise.tasks import HasRows, Task
 
 # Examples are drawn in blocks of this size, whatever fits in memory: the first N of a seed are always the same.
 BLOCK = 16
@@ -121,7 +121,7 @@ def evaluate_by_length(
     for place, length in enumerate(settings.lengths):
         started = time.perf_counter()
         distance: int | float = 0
-        tally, total = Tally(), settings.examples_at(place)
+        tally, total = Tally(), num_tested(task, length, settings.examples_at(place))
         for _, batch in drawn(task, scheme, length, total, settings.seed):
             check_range(decoder.check_ids.num_position_ids, batch, length)
             distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
@@ -130,7 +130,7 @@ def evaluate_by_length(
                 report(length, tally.trials, total)
         result = tally.result(length, settings.decode, distance)
         results.append(replace(result, wall_s=round(time.perf_counter() - started, 3)))
-        warn_of_untrained(length, distance, trained_distance, scheme)
+        warn_of_untrained(decoder, scheme, length, distance, trained_distance)
         if settings.until_none and result.exact_match == 0:
             break
     decoder.train(was_training)
@@ -138,17 +138,29 @@ def evaluate_by_length(
 
 
 def warn_of_untrained(
-    length: int, distance: int | float, trained_distance: int | float | None, scheme: PositionScheme
+    decoder: Decoder, scheme: PositionScheme, length: int, distance: int | float, trained: int | float | None
 ) -> None:
     """``UntrainedDistanceWarning`` where IDs lie further apart than training showed; None: it is not known."""
-    # A scheme that draws at evaluation too keeps to the range of its training.
-    if trained_distance is not None and distance > trained_distance and not scheme.draws_at_evaluation:
+    if trained is not None and distance > trained and compares_distances(decoder, scheme):
         warnings.warn(
-            f"length {length} uses ID distances up to {distance}, training showed none beyond {trained_distance}; "
-            f"train with num_position_ids of at least {distance + 1}",
+            f"length {length} uses ID distances up to {distance}, training showed none beyond {trained}; "
+            f"train {_with_distances(scheme, distance)}",
             UntrainedDistanceWarning,
             stacklevel=3,
         )
+
+
+def _with_distances(scheme: PositionScheme, distance: int | float) -> str:
+    """How training shows such a distance: only gaps make distances that sequences do not have."""
+    known = scheme.num_position_ids
+    if known is None or not getattr(scheme, "max_gaps", 0):
+        return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
+    return f"with num_position_ids of at least {distance + 1}" if known <= distance else "for more steps"
+
+
+def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
+    """Return whether evaluation may use ID distances that training lacks: IDs are read, and no scheme draws them."""
+    return decoder.reads_ids and not scheme.draws_at_evaluation
 
 
 def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
@@ -156,7 +168,7 @@ def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int
     for block, examples in enumerate(tested_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
         whole = to_batch(length, examples, assignment)
-        wanted = min(BLOCK, total - block * BLOCK)
+        wanted = min(len(examples), total - block * BLOCK)
         step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
         for start in range(0, wanted, step):
             rows = np.arange(start, min(start + step, wanted))
@@ -164,10 +176,23 @@ def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int
 
 
 def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
-    """The examples that evaluation is made of, in whole blocks; the last block may have more than are wanted."""
+    """The examples that evaluation is made of, in whole blocks; the last block may have more than are wanted.
+
+    Rows of a file come in random order, each at most once.
+    """
+    if isinstance(task, HasRows):
+        order = stream(seed, "evaluation rows", length).permutation(task.num_rows(length))[:total]
+        for first in range(0, len(order), BLOCK):
+            yield task.rows_at(length, order[first : first + BLOCK])
+        return
     for block in range(-(-total // BLOCK)):
         rng = stream(seed, "evaluation examples", length, block)
         yield task.sample(length=length, size=BLOCK, rng=rng)
+
+
+def num_tested(task: Task, length: int, wanted: int) -> int:
+    """Return how many examples of a length are asked: those that are wanted, or all rows that there are."""
+    return min(wanted, task.num_rows(length)) if isinstance(task, HasRows) else wanted
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:

@@ -134,6 +134,6 @@ def _own(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"{name} was trained on {task.name}, which is no text; give a run of the task text")
     if tokenizer is not None:
         raise ModelError(f"{name} has a tokenizer of its own; leave --tokenizer out")
-    trained = run.facts["trained_distance"]
+    trained = run.facts["trained_distance"] if run.decoder.reads_ids else None
     model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained)
     return LanguageModel(model=model, codec=PieceCodec(task.tokenizer), task=task)

@@ -105,7 +105,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
         [
             *([str(row["variant"])] if named else []),
             f"{row['length']:,}",
-            str(row["num_examples"]),
+            str(row["num_examples"]) + (f" of {row['num_rows']}" if row.get("num_rows") else ""),
             f"{row['exact_match']:.3f}",
             f"{row['low']:.3f}-{row['high']:.3f}",
             f"{row['token_accuracy']:.4f}",

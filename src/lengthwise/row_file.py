@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ class RowTable:
         order = np.argsort(self.lengths, kind="stable")
         found, first = np.unique(self.lengths[order], return_index=True)
         return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
+
+    @cached_property
+    def distinct(self) -> Mapping[int, Int[np.ndarray, " rows_of_length"]]:
+        """The rows of each length without those whose prompt and response another one before them has."""
+        first: dict[tuple[int, int, bytes], int] = {}
+        for row, (start, end) in enumerate(pairwise(self.starts.tolist())):
+            key = (int(self.lengths[row]), int(self.prompt_lengths[row]), self.tokens[start:end].tobytes())
+            first.setdefault(key, row)
+        kept = np.fromiter(first.values(), dtype=np.int64)
+        return {length: rows[np.isin(rows, kept)] for length, rows in self.by_length.items()}
 
     @cached_property
     def falls(self) -> bool:

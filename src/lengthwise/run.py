@@ -1,6 +1,7 @@
 """The verbs as functions that return data: train, load, evaluate and certify."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -15,19 +16,29 @@ from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.devices import pick_device
-from lengthwise.errors import PositionRangeError, RunFolderError, SettingError, unknown_name
+from lengthwise.errors import PositionRangeError, RunFolderError, SeenRowsWarning, SettingError, unknown_name
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
-from lengthwise.experiment import TABLES, Experiment, build_decoder
-from lengthwise.folder import MODEL, RESULTS, append_rows, claim_run, read_experiment, read_model
+from lengthwise.experiment import TABLES, Experiment, build_decoder, to_dict
+from lengthwise.folder import (
+    MODEL,
+    RESULTS,
+    RUN_FOLDER,
+    append_rows,
+    claim_run,
+    read_asked,
+    read_experiment,
+    read_model,
+)
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.provenance import now
 from lengthwise.randomness import stream
-from lengthwise.tasks import GradedByLoss, Task, task_facts
+from lengthwise.tasks import GradedByLoss, HasRows, Task, row_facts, task_facts
 from lengthwise.training import Trainer
 
+HELD_OUT = "name rows that were held out, with --task FILE.jsonl"
 # Examples that decide whether the training range is fitted.
 FIT_EXAMPLES = 256
 # Examples of the exact match that is shown while training.
@@ -175,7 +186,14 @@ def evaluate(
     for variant, task in variants(run.experiment.task, settings).items():
         rows += [_row(run, result, variant) for result in _measured(run, task, settings, report)]
     append_rows(run.folder / RESULTS, rows)
+    if seen := seen_lengths(rows):
+        warnings.warn(f"rows of length {seen} are those of training; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
     return rows
+
+
+def seen_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the lengths of rows whose examples are those of training, with commas between them."""
+    return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))
 
 
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
@@ -238,6 +256,7 @@ def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
+    seen = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRows) else {}
     return {
         **task_facts(experiment.task),
         "scheme": experiment.scheme.name,
@@ -248,5 +267,14 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
         "train_lengths": list(experiment.train_lengths),
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_seconds")},
         **head,
+        **row_facts(experiment.task, result.length),
+        **seen,
         "time": now(),
     }
+
+
+def _seen(run: Run, length: int) -> bool:
+    """Whether rows of this length are those of the file, or of our own rows, that the run was trained on."""
+    first, last = run.experiment.train_lengths
+    trained = read_asked(run.folder, RUN_FOLDER)["task"]
+    return first <= length <= last and trained.get("digest") == to_dict(run.experiment.task).get("digest")

@@ -11,14 +11,14 @@ from lengthwise.diagnosis.shown import Shown, compare_with_training
 from lengthwise.diagnosis.support_mass import support_mass
 from lengthwise.diagnosis.verdict import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
 from lengthwise.errors import SettingError
-from lengthwise.evaluation import drawn
+from lengthwise.evaluation import drawn, num_tested
 from lengthwise.forecast.asking import random_answers
 from lengthwise.forecast.assumptions import REACHED
 from lengthwise.forecast.subject import Subject
 from lengthwise.intervals import wilson_interval
 from lengthwise.randomness import stream
 from lengthwise.run import Run, subject_of
-from lengthwise.tasks import GradedByLoss
+from lengthwise.tasks import GradedByLoss, HasLengths, nearest_length
 
 # Examples by default; first errors that are asked again; answers whose attention is looked at.
 EXAMPLES, ASKED, LOOKED_AT = 256, 128, 64
@@ -29,6 +29,7 @@ class AtLength:
     """Exact match at a length with its 95% interval, and the attention on what answers need, of each of ``heads``."""
 
     length: int
+    num_examples: int
     exact_match: float
     low: float
     high: float
@@ -39,7 +40,8 @@ class AtLength:
 class Diagnosis:
     """Why a run fails at a length.
 
-    ``by_length``: the longest trained length, its doublings below the tested one, and that. ``heads``: layer and head,
+    ``by_length``: the longest trained length, its doublings below the tested one (of a file, the nearest below), and
+    that. ``heads``: layer and head,
     from 0, of those that attend to what answers need, at the longest trained length at least half as much as the one
     that does most; ``mass_at_errors``: what they do where an example first goes wrong. Where nothing fails,
     ``failures`` is None, ``shown`` and ``causes`` are empty. ``unasked`` says why no first error was asked again, and
@@ -74,24 +76,29 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
     """
     _check(run, length, num_examples)
     subject = subject_of(run, seed=seed)
-    lengths = [subject.longest]
-    while (following := 2 * lengths[-1]) < length:
-        lengths.append(following)
-    lengths.append(length)
+    lengths, following = [subject.longest], 2 * subject.longest
+    while following < length:
+        # A file has rows of some lengths only.
+        lengths.append(nearest_length(subject.task, following))
+        following *= 2
+    lengths = sorted({*lengths, length})
     mass = {each: _mass(subject, each) for each in lengths}
     home = mass[subject.longest]
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
     by_length, failed = [], []
     for each in lengths:
         failed = find_failures(subject, each, num_examples)
-        exact = num_examples - sum(len(part.answer) for part in failed)
-        low, high = wilson_interval(exact, num_examples)
+        asked = num_tested(subject.task, each, num_examples)
+        exact = asked - sum(len(part.answer) for part in failed)
+        low, high = wilson_interval(exact, asked)
         of_heads = tuple(float(mass[each][head]) for head in heads)
-        by_length.append(AtLength(length=each, exact_match=exact / num_examples, low=low, high=high, mass=of_heads))
+        by_length.append(
+            AtLength(length=each, num_examples=asked, exact_match=exact / asked, low=low, high=high, mass=of_heads)
+        )
     last = by_length[-1]
     found = Diagnosis(
         length=length,
-        num_examples=num_examples,
+        num_examples=last.num_examples,
         trained=subject.trained,
         by_length=tuple(by_length),
         heads=heads,
@@ -115,6 +122,11 @@ def _check(run: Run, length: int, num_examples: int) -> None:
     if length <= longest:
         raise SettingError(
             f"length {length} is no longer than the {longest} of training; use a larger one, or lengthwise evaluate"
+        )
+    if isinstance(task, HasLengths) and longest not in task.known_lengths:
+        raise SettingError(
+            f"the rows have none of length {longest}, the longest of training, which a diagnosis begins with; "
+            "add some of that length"
         )
     if num_examples < 1:
         raise SettingError(f"{num_examples} examples tell nothing; use at least 1")

@@ -70,6 +70,7 @@ def _by_length(diagnosis: Diagnosis) -> Table:
     body = [
         [
             f"{each.length:,}",
+            str(each.num_examples),
             f"{each.exact_match:.3f}",
             f"{each.low:.3f}-{each.high:.3f}",
             *(f"{mass:.3f}" for mass in each.mass),
@@ -77,9 +78,9 @@ def _by_length(diagnosis: Diagnosis) -> Table:
         for each in diagnosis.by_length
     ]
     if diagnosis.failures is not None and diagnosis.heads:
-        body.append(["first errors", "", "", *(f"{mass:.3f}" for mass in diagnosis.mass_at_errors)])
+        body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.mass_at_errors)])
     title = "exact match, and attention on what answers need" if diagnosis.heads else "exact match"
-    return title, ["length", "exact match", "95% interval", *_names(diagnosis)], body
+    return title, ["length", "n", "exact match", "95% interval", *_names(diagnosis)], body
 
 
 def _failures(failures: Failures, length: int) -> Table:

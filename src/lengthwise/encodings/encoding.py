@@ -18,6 +18,9 @@ class EncodingSize:
     d_head: int
 
 
+HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
+
+
 class Encoding(nn.Module):
     """The identity; a subclass overrides a hook and computes it from the IDs on every call.
 
@@ -34,6 +37,11 @@ class Encoding(nn.Module):
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
                 raise SettingError(f"{cls.__name__} has a {hook} that is never asked for; add {flag} = True to it")
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether any hook is overridden: the identity reads no IDs."""
+        return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
     def embed(
         self,

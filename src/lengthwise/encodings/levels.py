@@ -26,6 +26,11 @@ class LevelEncoding(nn.Module):
         self.levels = nn.ModuleList(_built(settings, part) for _ in range(num_levels))
 
     @property
+    def reads_ids(self) -> bool:
+        """Whether IDs change anything."""
+        return any(level.reads_ids for level in self._encodings())
+
+    @property
     def has_bias(self) -> bool:
         """Whether attention has to add ``bias``."""
         return any(level.has_bias for level in self._encodings())

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from lengthwise.encodings.encoding import Encoding
 from lengthwise.errors import LengthwiseError
 from lengthwise.forecast.asking import Questions
 from lengthwise.forecast.probes import MOST, Needs
@@ -95,7 +94,7 @@ def _reaches(subject: Subject, questions: Questions) -> tuple[int, float, float]
 def _met(subject: Subject, farthest: int) -> Assumption:
     """IDs, and distances between IDs, as evaluation compares them with training."""
     name, decoder = "IDs and distances met in training", subject.decoder
-    if not decoder.predicts_ids and all(type(level) is Encoding for level in decoder.encoding.levels):
+    if not decoder.reads_ids:
         found = f"the encoding {subject.encoding.name} reads no IDs"
         return Assumption(name=name, holds=True, found=found, counterexample="C4")
     ids = subject.questions(farthest, 1).batch.position_ids

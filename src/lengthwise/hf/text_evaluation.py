@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from lengthwise.errors import ModelError, SettingError
-from lengthwise.evaluation import BLOCK, EvaluationSettings, Tally, tested_blocks
+from lengthwise.evaluation import BLOCK, EvaluationSettings, Tally, num_tested, tested_blocks
 from lengthwise.hf.text_model import Question, TextModel
 from lengthwise.randomness import stream
-from lengthwise.tasks import Task
+from lengthwise.tasks import Task, row_facts
 from lengthwise.text_form import SHOTS, shots_of, texts_of
 
 # What a result of ours has and a model's has not: a text has no IDs of a scheme.
@@ -37,7 +37,8 @@ def evaluate_texts(
         next(_questions(model, task, length, 1, settings.seed, shots))
     rows = []
     for place, length in enumerate(settings.lengths):
-        started, tally, total = time.perf_counter(), Tally(), settings.examples_at(place)
+        started, tally = time.perf_counter(), Tally()
+        total = num_tested(task, length, settings.examples_at(place))
         for questions in _questions(model, task, length, total, settings.seed, shots):
             for graded in model.graded(questions, decode=settings.decode):
                 tally.add(graded)
@@ -45,6 +46,7 @@ def evaluate_texts(
                     report(length, tally.trials, total)
         result = asdict(tally.result(length, settings.decode, 0))
         measured = {name: value for name, value in result.items() if name not in WITHOUT}
+        measured |= row_facts(task, length)
         rows.append({"shots": shots, **measured, "wall_s": round(time.perf_counter() - started, 3)})
         if settings.until_none and result["exact_match"] == 0:
             break

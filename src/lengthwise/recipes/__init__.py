@@ -24,7 +24,7 @@ from lengthwise.recipes.sparse_parity import sparse_parity, sparse_parity_8
 from lengthwise.recipes.transcripts import copy, reverse
 from lengthwise.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.recipes.which import which_addition, which_copy, which_parity
-from lengthwise.tasks import Task
+from lengthwise.tasks import HasLengths, Task, nearest_length, spread_lengths
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe
@@ -78,7 +78,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     base = next((made for made in (make() for make in RECIPES.values()) if made.task.name == name), None)
     if base is None or not isinstance(task, str):
         own = task_named(task) if isinstance(task, str) else task
-        base = replace(parity() if base is None else base, task=own)
+        base = _at_its_lengths(replace(parity() if base is None else base, task=own))
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:
@@ -89,6 +89,16 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     return replace(experiment, encoding=encoding_class(**_settled(encoding_class, base.encoding)))
 
 
+def _at_its_lengths(experiment: Experiment) -> Experiment:
+    """Train on all lengths of a file and test at some of them; other tasks have every length."""
+    task = experiment.task
+    if not isinstance(task, HasLengths):
+        return experiment
+    lengths = spread_lengths(task)
+    evaluation = replace(experiment.evaluation, lengths=lengths, num_examples=experiment.evaluation.num_examples[:1])
+    return replace(experiment, train_lengths=(lengths[0], lengths[-1]), evaluation=evaluation)
+
+
 def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
     """The settings that both have."""
     names = {part.name for part in fields(wanted)} if is_dataclass(wanted) else set()
@@ -97,6 +107,10 @@ def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
 
 def quick(experiment: Experiment) -> Experiment:
     """The same recipe at a size that only shows that everything runs."""
+    task = experiment.task
+    known = task.known_lengths if isinstance(task, HasLengths) else None
+    # Some tasks have no sequence of length 1, a file has rows of some lengths only.
+    first = min(experiment.train_lengths[0], 2) if known is None else known[0]
     return replace(
         experiment,
         training=replace(
@@ -108,7 +122,6 @@ def quick(experiment: Experiment) -> Experiment:
             checkpoint_every=10,
             cooldown_steps=min(experiment.training.cooldown_steps, 10),
         ),
-        evaluation=replace(experiment.evaluation, lengths=(4, 8), num_examples=(16,)),
-        # Some tasks have no sequence of length 1.
-        train_lengths=(min(experiment.train_lengths[0], 2), 4),
+        evaluation=replace(experiment.evaluation, lengths=(4, 8) if known is None else known[:2], num_examples=(16,)),
+        train_lengths=(first, nearest_length(task, 4)),
     )

@@ -16,6 +16,7 @@ from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
     HasLengths,
+    HasRows,
     HasSource,
     KeepsFiles,
     Staged,
@@ -23,6 +24,8 @@ from lengthwise.tasks.task import (
     TokenizedDocument,
     lengths_between,
     nearest_length,
+    row_facts,
+    spread_lengths,
     task_facts,
 )
 from lengthwise.tasks.text import Text
@@ -55,6 +58,7 @@ __all__ = [
     "Copy",
     "GradedByLoss",
     "HasLengths",
+    "HasRows",
     "HasSource",
     "IndexHints",
     "KeepsFiles",
@@ -76,5 +80,7 @@ __all__ = [
     "is_row_file",
     "lengths_between",
     "nearest_length",
+    "row_facts",
+    "spread_lengths",
     "task_facts",
 ]

@@ -79,10 +79,16 @@ class Rows:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Draw rows uniformly, with replacement."""
         check_sizes(self.name, length, size)
-        of_length = self._table.by_length.get(length)
-        if of_length is None:
-            raise SettingError(f"{self._called} has no row of length {length}; use a length that it has: {self._spans}")
+        of_length = self._of(length, self._table.by_length)
         return self._lay_out(self._table, of_length[rng.integers(0, len(of_length), size=size)])
+
+    def num_rows(self, length: int) -> int:
+        """Return the number of different rows of a length; rows that repeat prompt and response count once."""
+        return len(self._of(length, self._table.distinct))
+
+    def rows_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
+        """Return different rows of a length by their place in the file."""
+        return self._lay_out(self._table, self._of(length, self._table.distinct)[places])
 
     def from_prompt(self, prompt: str) -> Examples:
         """Read tokens with spaces between them, or a whole row as its file would have it.
@@ -169,6 +175,12 @@ class Rows:
             raise RowError(f"{self._called} has changed since it was named; name it anew with --task, or bring it back")
         with open(self.file, "rb") as lines:
             return read_table(lines, self._called, symbols)
+
+    def _of(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " rows_of_length"]:
+        found: np.ndarray | None = by_length.get(length)
+        if found is None:
+            raise SettingError(f"{self._called} has no row of length {length}; use a length that it has: {self._spans}")
+        return found
 
     @property
     def _called(self) -> str:

@@ -11,6 +11,9 @@ from jaxtyping import Int, Integer
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
 
+# Lengths of a file that are measured where nobody names any.
+MOST_LENGTHS = 12
+
 
 @runtime_checkable
 class Task(Protocol):
@@ -123,6 +126,31 @@ class HasLengths(Protocol):
     def known_lengths(self) -> tuple[int, ...]:
         """These lengths, shortest first."""
         ...
+
+
+@runtime_checkable
+class HasRows(HasLengths, Protocol):
+    """A task whose examples of a length are a list that ends: evaluation asks each of them at most once."""
+
+    def num_rows(self, length: int) -> int:
+        """Return the number of different rows of a length; ``SettingError`` for a length without any."""
+        ...
+
+    def rows_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
+        """Return the rows at these places, from 0 to ``num_rows(length)`` - 1."""
+        ...
+
+
+def row_facts(task: Task, length: int) -> dict[str, int]:
+    """Return what a result row says of a file: ``num_rows``, how many different rows it has of the length."""
+    return {"num_rows": task.num_rows(length)} if isinstance(task, HasRows) else {}
+
+
+def spread_lengths(task: HasLengths) -> tuple[int, ...]:
+    """Return the task's lengths or, of many, some of them at equal steps, the shortest and the longest included."""
+    known = task.known_lengths
+    places = np.linspace(0, len(known) - 1, min(len(known), MOST_LENGTHS))
+    return tuple(known[place] for place in places.round().astype(int).tolist())
 
 
 def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
