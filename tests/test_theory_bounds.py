@@ -455,10 +455,10 @@ REFUSED = {
     "law not local": (
         NEED_LOCAL,
         lambda: good_case(law=replace(good_case().law, placement=Subsets(num_planted=2))),
-        r"planted sets of 'subsets' are not local \(C2a\)",
+        r"planted sets of 'subsets' are not local \(counterexample C2a\)",
     ),
     "class not local": (NEED_LOCAL, lambda: good_case(predictor=free_head()), r"class is not local.*C2b"),
-    "not relative": (tuple(BOUNDS), lambda: good_case(predictor=Black()), r"Black.* \(C4\)"),
+    "not relative": (tuple(BOUNDS), lambda: good_case(predictor=Black()), r"Black.* \(counterexample C4\)"),
     "no room": (
         NEED_ROOM,
         lambda: good_case(3, trained=11),
@@ -468,7 +468,7 @@ REFUSED = {
     "k grows": (
         NEED_LOCAL,
         lambda: good_case(law=replace(good_case().law, placement=Growing()), trained=8),
-        r"length 13 plants 3 tokens and not 2 \(C1",
+        r"length 13 plants 3 tokens and not 2 \(counterexample C1",
     ),
     "loss not linear": (NEED_LINEAR, lambda: good_case(loss=Distance()), r"'norm' is not linear.*C6"),
     "no probabilities": (tuple(BOUNDS), lambda: beyond_one(good_case()), r"lies outside 0 to 1.*C6"),
@@ -481,7 +481,7 @@ REFUSED = {
     "sets not alike": (("B6",), lambda: good_case(predictor=free_head()), r"'local' has sets that are likelier"),
     "not position free": (("B6",), good_case, r"is for a PositionFreeAttention, not TabularAttention"),
     "odd": (("F3", "F4"), lambda: good_case(trained=9), r"trained length 9 is odd .* use 8"),
-    "no gap": (("C",), good_case, r"trained length 12 .* span 2 \(C8\); train at 48"),
+    "no gap": (("C",), good_case, r"trained length 12 .* span 2 \(counterexample C8\); train at 48"),
     "no floor": (("B5",), lambda: good_case(loss=Leakage()), r"'leakage' has no floor"),
 }
 

@@ -54,6 +54,11 @@ def table_of(placement, length):
     }
 
 
+def test_eta_below_the_span_is_one_line():
+    with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; eta compares lengths from the span"):
+        eta(PAIRS, 2, 3)
+
+
 def quotient(above, below):
     return 0.0 if above == 0 else np.inf if below == 0 else above / below
 

@@ -10,11 +10,23 @@ from typing import Any
 from lengthwise.checkpoint import write_atomically
 from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.forecast.verdict import run_verdict
-from lengthwise.theory.certificate import LawCertificate
+from lengthwise.theory.certificate import SAMPLED, LawCertificate
 from lengthwise.theory.structure import TaskCertificate
 
 CERTIFICATE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
+_HOLDS = {True: "yes", False: "NO", None: "not checked"}
+# What goes wrong without an assumption, by the counterexample of docs/theory.md that shows it.
+_WITHOUT = {
+    "C1": "short lengths say nothing about longer ones",
+    "C2a": "gaps that training lacks are scored at will",
+    "C2b": "sets that no short sequence has are scored at will",
+    "C3": "what is rare in training is frequent later",
+    "C4": "IDs beyond training are scored at will",
+    "C5": "a token that training lacks draws all attention",
+    "C6": "errors cancel at the trained length",
+    "C8": "what lies across a cut misleads",
+}
 Certificate = LawCertificate | TaskCertificate | RunCertificate
 
 
@@ -22,28 +34,31 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
     """Plain values; the tables of the fitted attention and the sets of a task are left out."""
     document = asdict(certificate)
     document.pop("predictor", None)
-    if isinstance(certificate, RunCertificate):
-        document["verdict"] = run_verdict(certificate)
     for each in document.get("structures", ()):
         each.pop("shapes")
+    document["verdict"] = verdict(certificate)
     return json.loads(json.dumps(document), parse_constant=lambda name: None)
+
+
+def verdict(certificate: Certificate) -> str:
+    """Return one or two plain sentences: the promise and its conditions, or the condition that fails."""
+    return run_verdict(certificate) if isinstance(certificate, RunCertificate) else certificate.verdict
 
 
 def tables(certificate: Certificate) -> list[Table]:
     """For people: the assumptions first, then what follows from them."""
     assumed = (
         "assumptions",
-        ["assumption", "holds", "found", "without it"],
+        ["assumption", "holds", "found", "without it (counterexamples in docs/theory.md)"],
         [
-            [each.name, "yes" if each.holds else "NO", each.found, f"counterexample {each.counterexample}"]
+            [each.name, _HOLDS[each.holds], each.found, _WITHOUT[each.counterexample]]
             for each in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
-        follows = any(each.per_answer is not None for each in certificate.growth)
-        return [assumed, *([_growth(certificate)] if follows else [])]
+        return [assumed]
     if isinstance(certificate, RunCertificate):
-        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else []), _run_verdict(certificate)]
+        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else [])]
     return [assumed, _risks(certificate), _bounds(certificate)]
 
 
@@ -62,30 +77,15 @@ def _forecasts(certificate: RunCertificate) -> Table:
     return f"predicted accuracy beyond {certificate.trained[1]}, with 90% intervals", header, body
 
 
-def _run_verdict(certificate: RunCertificate) -> Table:
-    return "verdict", ["in words"], [[run_verdict(certificate)]]
-
-
-def _growth(certificate: TaskCertificate) -> Table:
-    return (
-        f"what a local, relative head may lose beyond {certificate.trained}, up to kappa",
-        ["length", "answers", "times the risk per answer", "of the whole", "risk per answer for 90% exact"],
-        [
-            [str(each.length), str(each.answers), *map(_number, (each.per_answer, each.whole, each.needed))]
-            for each in certificate.growth
-        ],
-    )
-
-
 def _risks(certificate: LawCertificate) -> Table:
     predicted = {each.length: each for each in certificate.predictions}
     body = []
     for risk in certificate.risks:
         there = predicted.get(risk.length)
         holding = [
-            (each.value, each.bound)
+            (each.value, each.title)
             for each in certificate.bounds
-            if each.length == risk.length and each.value is not None
+            if each.length == risk.length and each.value is not None and each.bound not in SAMPLED
         ]
         best = min(holding, default=None)
         body.append(
@@ -108,7 +108,7 @@ def _bounds(certificate: LawCertificate) -> Table:
     by_name: dict[str, dict[int, str]] = {}
     for each in certificate.bounds:
         told = _number(each.value) if each.refused is None else each.refused
-        by_name.setdefault(f"{each.bound} ({each.provenance})", {})[each.length] = told
+        by_name.setdefault(f"{each.title} ({each.provenance})", {})[each.length] = told
     body = []
     for name, values in by_name.items():
         # A reason is given once.
@@ -142,13 +142,13 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
     axes.plot(lengths, [each.found.risk for each in certificate.risks], "ko-", label="risk of the fitted head")
     axes.plot(lengths, [each.bayes.risk for each in certificate.risks], "k:", label="Bayes")
     for name, law in (("predicted", "odds"), ("secant", "secant")):
-        points = [(each.length, getattr(each, law)) for each in certificate.predictions]
+        points = [(each.length, getattr(each, law)) for each in certificate.predictions if each.refused is None]
         axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
-    for name in dict.fromkeys(each.bound for each in certificate.bounds):
+    for name in dict.fromkeys(each.title for each in certificate.bounds):
         points = [
             (each.length, each.value)
             for each in certificate.bounds
-            if each.bound == name and each.value is not None and 0 < each.value < math.inf
+            if each.title == name and each.value is not None and 0 < each.value < math.inf
         ]
         if points:
             axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.8, label=name)

@@ -1,7 +1,7 @@
 """Planted correlations: k tokens somewhere in a random background decide the label, and every probability is known."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from string import ascii_letters
 from typing import ClassVar
@@ -72,6 +72,19 @@ class Planted:
             check_distribution(row, entries, f"the label probabilities of planted tuple {each}")
         if len(set(self.tuples)) < len(self.tuples):
             raise SettingError("a planted tuple is there twice; give each once with its whole probability")
+
+    @property
+    def possible(self) -> "Planted":
+        """The same law without the tuples of probability 0."""
+        kept = [index for index, share in enumerate(self.probabilities) if share > 0]
+        if len(kept) == len(self.tuples):
+            return self
+        return replace(
+            self,
+            tuples=tuple(self.tuples[index] for index in kept),
+            probabilities=tuple(self.probabilities[index] for index in kept),
+            labels=tuple(self.labels[index] for index in kept),
+        )
 
     @property
     def k(self) -> int:

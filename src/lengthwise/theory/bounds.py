@@ -45,6 +45,7 @@ class SquareOfLength:
     """``3 kappa eta_L eta_N L N^2 delta`` with the average risk delta over L/2 .. L, with 4 spans of room."""
 
     name: ClassVar[str] = "F0"
+    title: ClassVar[str] = "Theorem 4.3, factor L N^2"
     provenance: ClassVar[str] = "reconstructed"
     needs: ClassVar[str] = "span, kappa, eta, average risk of the trained lengths"
 
@@ -58,6 +59,7 @@ class SquareOfSpans:
     """``3 kappa eta_L eta_N L (N / w)^2 delta`` with the average risk delta, with 4 spans w of room."""
 
     name: ClassVar[str] = "F1"
+    title: ClassVar[str] = "Theorem 4.3, factor L (N / w)^2"
     provenance: ClassVar[str] = "reconstructed"
     needs: ClassVar[str] = "span, kappa, eta, average risk of the trained lengths"
 
@@ -71,6 +73,7 @@ class SquareOfSpansWorst:
     """``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta of the lengths L/2 .. L."""
 
     name: ClassVar[str] = "F2"
+    title: ClassVar[str] = "Theorem 4.3 for minimax training, factor (N / w)^2"
     provenance: ClassVar[str] = "reconstructed"
     needs: ClassVar[str] = "span, kappa, eta, largest risk of the trained lengths"
 
@@ -84,6 +87,7 @@ class SquareOfRatio:
     """``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta of L/2 .. L, for places about uniform, even L."""
 
     name: ClassVar[str] = "F3"
+    title: ClassVar[str] = "Theorem 4.3 at uniform places, factor (N / L)^2"
     provenance: ClassVar[str] = "reconstructed"
     needs: ClassVar[str] = "span, kappa, about uniform places, largest risk of the trained lengths"
 
@@ -97,6 +101,7 @@ class LinearOfRatio:
     """``48 kappa rho0 (N / L) delta`` with the largest risk delta of L/2 .. L, for places about uniform, even L."""
 
     name: ClassVar[str] = "F4"
+    title: ClassVar[str] = "linear in N / L, from several trained lengths"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, about uniform places, largest risk of the trained lengths"
 
@@ -120,6 +125,7 @@ class Differences:
     chunk: int | None = None
 
     name: ClassVar[str] = "A"
+    title: ClassVar[str] = "Theorem 4.3, summed over windows"
     provenance: ClassVar[str] = "reconstructed"
     needs: ClassVar[str] = "span, kappa, risks at several trained lengths by planted set and tuple"
 
@@ -132,7 +138,7 @@ class Differences:
         if window + chunk + span - 1 > case.trained:
             raise BoundError(
                 f"a window of {window} and chunks of {chunk} at span {span} make pieces of {window + chunk + span - 1} "
-                f"tokens, beyond the trained {case.trained} (C2b); lower one of them"
+                f"tokens, beyond the trained {case.trained} (counterexample C2b); lower one of them"
             )
         cover = DifferenceCover(tested=case.tested, window=window, chunk=chunk, span=span)
         factor = {joints: each * case.tuples for joints, each in case.joint_weight.by_joints().items()}

@@ -162,6 +162,7 @@ class Cut:
     cover: CoverKind = ProportionalCover
 
     name: ClassVar[str] = "B0"
+    title: ClassVar[str] = "window cover, scores read"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, scores and values, all sequences of the trained length"
 
@@ -172,7 +173,7 @@ class Cut:
         if number > MOST_SEQUENCES:
             raise SettingError(
                 f"{len(windows)} windows of {case.trained} tokens have {number:,} sequences, more than the "
-                f"{MOST_SEQUENCES:,} that are enumerated; use a shorter trained length, or B0_sampled"
+                f"{MOST_SEQUENCES:,} that are enumerated; use a shorter trained length, or the sampled bound"
             )
         for term, weight in windows.items():
             loss = CutLoss(term.window, case.loss)
@@ -194,6 +195,7 @@ class SampledCut:
     seed: int = 0
 
     name: ClassVar[str] = "B0_sampled"
+    title: ClassVar[str] = "window cover, scores read, 95% by sampling"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, scores and values, sampled sequences of the trained length"
 

@@ -28,10 +28,11 @@ REGULAR = "the trained length lacks a set that is planted later; use a placement
 class Bound(Protocol):
     """An upper bound of the risk at the tested length that checks its own conditions.
 
-    ``provenance`` is "paper", "reconstructed" or "derived here"; ``needs`` says what of the case is asked for.
+    ``title`` labels its rows; ``provenance`` is "paper", "reconstructed" or "derived here"; ``needs`` lists its inputs.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     provenance: ClassVar[str]
     needs: ClassVar[str]
 
@@ -75,6 +76,7 @@ class ConditionalRisks:
     """``sum_S Q_N(S) sum_J kappa_J r_L(place of S in J)``, over the pieces J of a cover of windows on a grid."""
 
     name: ClassVar[str] = "B"
+    title: ClassVar[str] = "window cover, risks by planted set"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, risks at the trained length by planted set and tuple"
 
@@ -88,6 +90,7 @@ class ProportionalRisks:
     """The same sum over the pieces of a proportional cover: fewer pieces, but most of them with two joints."""
 
     name: ClassVar[str] = "B4"
+    title: ClassVar[str] = "proportional cover, risks by planted set"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, risks at the trained length by planted set and tuple"
 
@@ -103,6 +106,7 @@ class WorstTransfer:
     cover: type[GridCover] | type[ProportionalCover] = GridCover
 
     name: ClassVar[str] = "B_transfer"
+    title: ClassVar[str] = "window cover, worst risks with the trained mean"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, both laws of the planted set, risk at the trained length"
 
@@ -119,6 +123,7 @@ class LargestRatio:
     cover: type[GridCover] | type[ProportionalCover] = GridCover
 
     name: ClassVar[str] = "B_push"
+    title: ClassVar[str] = "window cover, largest ratio of probabilities"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, both laws of the planted set (eta finite), risk at the trained length"
 
@@ -134,7 +139,9 @@ def check_single(case: Extrapolation) -> None:
     case.check_sparse()
     check_room(case.trained, case.tested, 1, 2)
     if case.law.k != 1:
-        raise BoundError(f"{case.law.k} planted tokens: B1 is for single ones (C1); use B or B6")
+        raise BoundError(
+            f"{case.law.k} planted tokens: this bound is for single ones (counterexample C1); use one for any k"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +149,7 @@ class SingleTokens:
     """``(N - 1) / (L - 1) R_L`` for k = 1, whatever the law of places: each other token is in one piece on average."""
 
     name: ClassVar[str] = "B1"
+    title: ClassVar[str] = "single tokens, factor (N - 1) / (L - 1)"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "k = 1, risk at the trained length"
 
@@ -156,6 +164,7 @@ class SingleTokensPower:
     """``1 - (1 - R_L)^T`` with ``T = (N - 1) / (L - 1)``, for k = 1: never above 1, nor above ``T R_L``."""
 
     name: ClassVar[str] = "B1_power"
+    title: ClassVar[str] = "single tokens, independent groups"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "k = 1, T a whole number, risk at the trained length"
 
@@ -166,7 +175,7 @@ class SingleTokensPower:
         if rest:
             raise BoundError(
                 f"lengths {case.trained} and {case.tested} make no whole number of groups; test at "
-                f"{times * (case.trained - 1) + 1}, or use B1"
+                f"{times * (case.trained - 1) + 1}, or use the factor (N - 1) / (L - 1)"
             )
         return float(1 - (1 - case.mean(case.trained)) ** times)
 
@@ -176,6 +185,7 @@ class LinearGrowth:
     """``16 kappa rho0 (N / L) R_L`` for even L with 4 spans of room; 20 in place of 16 for odd L."""
 
     name: ClassVar[str] = "B2"
+    title: ClassVar[str] = "linear in N / L"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, about uniform places, risk at the trained length"
 
@@ -193,6 +203,7 @@ class AverageOfLengths:
     """``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, with 8 spans of room."""
 
     name: ClassVar[str] = "B3"
+    title: ClassVar[str] = "linear in N / L, from the mean over trained lengths"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, about uniform places, average risk of the trained lengths"
 
@@ -211,6 +222,7 @@ class FloorCorrected:
     """
 
     name: ClassVar[str] = "B5"
+    title: ClassVar[str] = "window cover, label noise counted once"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "span, kappa, risks and leakage at the trained length by planted set and tuple, values"
 
@@ -218,7 +230,9 @@ class FloorCorrected:
         """Worth it where labels are random: what the best predictor cannot know stays once."""
         pushed = kappa_weighted(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
-            raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set itself costs nothing; use B")
+            raise BoundError(
+                f"loss '{case.loss.name}' has no floor, as the planted set itself costs nothing; use another bound"
+            )
         row = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
         floor = np.zeros((len(case.shapes), len(case.tuples)))
         for index, shape in enumerate(case.shapes.tolist()):
@@ -239,6 +253,7 @@ class WithoutPlaces:
     """
 
     name: ClassVar[str] = "B6"
+    title: ClassVar[str] = "no locality, factor about (N / L)^k"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "a class without positions, uniform sets, risk at the trained length"
 
@@ -247,12 +262,11 @@ class WithoutPlaces:
         case.check_linear()
         k = case.law.k
         if not isinstance(case.relative, PositionFreeAttention):
-            raise BoundError(
-                f"B6 is for a PositionFreeAttention, not {type(case.predictor).__name__}, which knows gaps"
-            )
+            kind = type(case.predictor).__name__
+            raise BoundError(f"this bound is for a PositionFreeAttention, not {kind}, which knows gaps")
         if not isinstance(case.law.placement, Subsets):
             raise BoundError(
-                f"placement '{case.law.placement.name}' has sets that are likelier than others (C3); use Subsets"
+                f"'{case.law.placement.name}' has sets that are likelier than others (counterexample C3); use Subsets"
             )
         check_room(case.trained, case.tested, k, 2)
         return perm(case.tested - k, k) / perm(case.trained - k, k) * case.mean(case.trained)
@@ -266,6 +280,7 @@ class WithoutKappa:
     """
 
     name: ClassVar[str] = "C"
+    title: ClassVar[str] = "shortened gaps, no kappa"
     provenance: ClassVar[str] = "derived here"
     needs: ClassVar[str] = "a span of 2 or more, about uniform places, largest risk of the trained lengths"
 
@@ -274,12 +289,12 @@ class WithoutKappa:
         case.check_linear()
         span = case.check_room(4)
         if span < 2:
-            raise BoundError(f"sets of span {span} cross no joint; use B1")
+            raise BoundError(f"sets of span {span} cross no joint; use the bounds with kappa, which is 1")
         kept = case.trained // (16 * (span - 1)) - 2
         if kept < 1 or case.trained % 2:
             raise BoundError(
-                f"trained length {case.trained} is odd or has no room for gaps at span {span} (C8); train at "
-                f"{48 * (span - 1)} or a longer even length"
+                f"trained length {case.trained} is odd or has no room for gaps at span {span} (counterexample C8); "
+                f"train at {48 * (span - 1)} or a longer even length"
             )
         growth = case.tested / case.trained
         return 32 * rho0(case, case.lengths) * growth * case.worst + 4 * growth * exp(-kept / 2)

@@ -16,8 +16,7 @@ from lengthwise.theory.bounds_linear import Bound, one_joint
 from lengthwise.theory.conditions import BoundError
 from lengthwise.theory.extrapolation import Extrapolation
 from lengthwise.theory.fitted import fitted
-from lengthwise.theory.growth import fit_odds, limit_risk, secant
-from lengthwise.theory.laplace import laplace_risks
+from lengthwise.theory.predictions import Prediction, predict
 from lengthwise.theory.regularity import eta, rho
 from lengthwise.theory.risk import Conditional, Predictor, TotalVariation
 from lengthwise.theory.tabular import TabularAttention
@@ -25,16 +24,20 @@ from lengthwise.theory.tabular import TabularAttention
 LOSS = TotalVariation()
 # Bounds that go through the pieces of each planted set, and up to which length they are asked for.
 PIECEWISE = {"A", "B", "B_transfer", "B_push", "B0", "B0_sampled", "B4", "B5"}
+# Bounds that hold with probability 0.95: listed, but no promise.
+SAMPLED = {"B0_sampled"}
 MOST_TOKENS = 1024
-NO_RISK = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A condition of the theory: whether it holds, the number that tells, and the counterexample without it."""
+    """A condition of the theory, the number that decides it, and the counterexample without it.
+
+    ``holds`` is None where the condition was not checked.
+    """
 
     name: str
-    holds: bool
+    holds: bool | None
     found: str
     counterexample: str
 
@@ -50,9 +53,10 @@ class Risk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundValue:
-    """A bound at one length: its value, or why there is none."""
+    """A bound at one length: its value, or why there is none; ``bound`` is its key in ``BOUNDS``."""
 
     bound: str
+    title: str
     provenance: str
     length: int
     value: float | None
@@ -60,28 +64,18 @@ class BoundValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What lengths of training alone say about the risk at another.
-
-    ``low`` and ``high`` come from the residuals of the fit alone: too near where the true curve is no odds law.
-    """
-
-    length: int
-    odds: float
-    low: float | None
-    high: float | None
-    secant: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LawCertificate:
-    """All of it; ``risks`` has the tested lengths and the longest trained one, in order."""
+    """Assumptions, exact risks, bounds and predictions for one fitted head, and a verdict in words.
+
+    ``risks`` has the longest trained length and the tested ones, in order.
+    """
 
     trained: tuple[int, int]
     assumptions: tuple[Assumption, ...]
     risks: tuple[Risk, ...]
     bounds: tuple[BoundValue, ...]
     predictions: tuple[Prediction, ...]
+    verdict: str
     predictor: Predictor
 
 
@@ -91,21 +85,57 @@ def certify_law(
     """Fit a sparse functional attention on short lengths, and say how it does on longer ones.
 
     Exact risks where the law has a span, or few sequences; samples elsewhere. A bound whose condition fails is listed
-    with its reason. ``SettingError`` where a length has no room for what is planted.
+    with its reason. ``SettingError`` where a length has no room for what is planted or is no longer than training.
     """
-    longest = trained[1]
+    _check_lengths(law, trained, lengths)
+    law, longest = law.possible, trained[1]
     predictor = fitted(law, trained, steps, seed)
     tested = sorted({longest, *lengths})
     risks = tuple(_risk(law, predictor, length, seed) for length in tested)
-    beyond = [length for length in tested if length > longest]
     case = _case(law, predictor, longest)
+    assumptions = tuple(_assumptions(case(tested[-1])))
+    bounds = tuple(bound for length in tested[1:] for bound in _bounds(case(length)))
     return LawCertificate(
         trained=trained,
-        assumptions=tuple(_assumptions(case(max(tested)))),
+        assumptions=assumptions,
         risks=risks,
-        bounds=tuple(bound for length in beyond for bound in _bounds(case(length))),
-        predictions=tuple(_predictions(law, predictor, longest, beyond)),
+        bounds=bounds,
+        predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in tested[1:]),
+        verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
         predictor=predictor,
+    )
+
+
+def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
+    shortest, longest = trained
+    if not law.smallest <= shortest <= longest:
+        raise SettingError(
+            f"training on lengths {shortest}:{longest} is impossible: this law needs {law.smallest} tokens or more, "
+            f"and the shortest comes first; use --train-lengths {law.smallest}:{max(16, longest)}"
+        )
+    short = [length for length in lengths if length <= longest]
+    if short or not lengths:
+        raise SettingError(
+            f"length {short[0] if short else 'none'} is no longer than the {longest} of training; use --lengths above "
+            f"{longest}"
+        )
+
+
+def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
+    """The promise at one length, or the conditions that fail."""
+    proved = [each for each in bounds if each.length == risk.length and each.bound not in SAMPLED]
+    valued = [(each.value, each.title) for each in proved if each.value is not None]
+    if not valued:
+        failed = " and ".join(each.name for each in assumptions if not each.holds)
+        reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
+        return f"No risk is promised at length {risk.length} ({reason})."
+    least, title = min(valued)
+    if least >= 1:
+        return f"No risk is promised at length {risk.length}: the least bound is {least:.3g}, and no risk is above 1."
+    how = "exactly" if risk.found.how == "exact" else "by sampling"
+    return (
+        f"At length {risk.length} the risk of this fitted head is promised to be at most {least:.3g} ({title}); "
+        f"computed {how} at that length it is {risk.found.risk:.3g}."
     )
 
 
@@ -149,6 +179,9 @@ def _assumptions(case: Extrapolation) -> Iterator[Assumption]:
 def _regularity(case: Extrapolation, span: int | None) -> Assumption:
     if span is None:
         return Assumption(name="regularity", holds=False, found="no span, so no eta", counterexample="C3")
+    if case.trained < span:
+        told = f"training lengths up to {case.trained} have no room for the span {span}"
+        return Assumption(name="regularity", holds=False, found=told, counterexample="C3")
     # Long laws only repeat what shorter ones show: eta grows by the room alone.
     found = eta(case.law.placement, case.trained, span)
     jump = rho(case.law.placement, case.tested, case.trained)
@@ -193,29 +226,20 @@ def _bounds(case: Extrapolation) -> Iterator[BoundValue]:
             value = _value(bound(), case)
         except (BoundError, SettingError) as error:
             refused = str(error)
-        yield BoundValue(bound=name, provenance=bound.provenance, length=case.tested, value=value, refused=refused)
+        yield BoundValue(
+            bound=name,
+            title=bound.title,
+            provenance=bound.provenance,
+            length=case.tested,
+            value=value,
+            refused=refused,
+        )
 
 
 def _value(bound: Bound, case: Extrapolation) -> float:
     if bound.name in PIECEWISE and case.tested > MOST_TOKENS:
         raise BoundError(
-            f"{bound.name} adds up pieces of every planted set, which takes too long beyond {MOST_TOKENS} tokens; ask "
-            "for a shorter length"
+            f"this bound adds up pieces of every planted set, which takes too long beyond {MOST_TOKENS} tokens; use a "
+            "shorter length"
         )
     return bound.value(case)
-
-
-def _predictions(law: Planted, predictor: Predictor, trained: int, lengths: Sequence[int]) -> Iterator[Prediction]:
-    """From exact risks at the lengths of training; none where these are sampled."""
-    if not isinstance(predictor, TabularAttention) or law.placement.span is None:
-        return
-    known = range((trained + 1) // 2, trained + 1)
-    try:
-        risks = laplace_risks(law, predictor, known, LOSS)
-    except SettingError:
-        return
-    # A head without any risk has no limit above 0, which the law of odds needs.
-    odds = fit_odds(known, risks, max(limit_risk(law, predictor), NO_RISK))
-    for length in lengths:
-        low, high = odds.interval(length)
-        yield Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(known, risks, length))

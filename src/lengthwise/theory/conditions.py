@@ -12,7 +12,7 @@ class BoundError(LengthwiseError):
 def finite(value: float, what: str, counterexample: str) -> float:
     """The value, unless it is infinite; ``what`` names the condition and says what to change."""
     if not math.isfinite(value):
-        raise BoundError(f"{what} (it is {value}; {counterexample} shows what happens without)")
+        raise BoundError(f"{what} (it is {value}; counterexample {counterexample} shows what happens without)")
     return value
 
 
@@ -23,5 +23,5 @@ def check_room(trained: int, tested: int, span: int, spans: int) -> None:
     if trained < spans * span:
         raise BoundError(
             f"trained length {trained} is below {spans} times the span of {span}; train at {spans * span} or longer "
-            "(C2b shows what sets do that training has no room for)"
+            "(counterexample C2b shows what sets do that training has no room for)"
         )

@@ -82,7 +82,7 @@ class GridCover:
         if not 2 * self.span <= self.trained <= self.tested:
             raise BoundError(
                 f"windows of half of {self.trained} tokens out of {self.tested} do not hold every set of span "
-                f"{self.span}; train at {2 * self.span} or longer (C2b) and test no shorter"
+                f"{self.span}; train at {2 * self.span} or longer (counterexample C2b) and test no shorter"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
@@ -126,7 +126,7 @@ class ProportionalCover:
         if not 3 * self.span <= self.trained <= self.tested:
             raise BoundError(
                 f"pieces of {self.trained} tokens out of {self.tested} have no room on both sides of a span of "
-                f"{self.span}; train at {3 * self.span} or longer (C2b) and test no shorter"
+                f"{self.span}; train at {3 * self.span} or longer (counterexample C2b) and test no shorter"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:

@@ -36,6 +36,10 @@ class Extrapolation:
     conditional: RiskOf = enumerated_risk
     risk: MeanOf | None = None
 
+    def __post_init__(self) -> None:
+        # A tuple that is never planted has no risk, and its score must not decide kappa.
+        object.__setattr__(self, "law", self.law.possible)
+
     @property
     def relative(self) -> TabularAttention | PositionFreeAttention:
         """The predictor, if where a set stands cannot matter to it; ``BoundError`` otherwise.
@@ -44,7 +48,8 @@ class Extrapolation:
         """
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
-                f"{type(self.predictor).__name__} is not relative by construction (C4); use a TabularAttention"
+                f"{type(self.predictor).__name__} is not relative by construction (counterexample C4); use a "
+                "TabularAttention"
             )
         read = self.predictor.num_tokens, self.predictor.k
         if read != (self.law.num_tokens, self.law.k):
@@ -59,7 +64,8 @@ class Extrapolation:
         """The predictor, if it is also local by construction; ``BoundError`` otherwise."""
         if isinstance(self.relative, PositionFreeAttention):
             raise BoundError(
-                "the class is not local: it reads sets however far apart (C2b); use a TabularAttention, or the bounds "
+                "the class is not local: it reads sets however far apart (counterexample C2b); use a "
+                "TabularAttention, or the bounds "
                 "for classes without positions"
             )
         return self.relative
@@ -70,7 +76,8 @@ class Extrapolation:
         self.check_sparse()
         if self.law.placement.span is None:
             raise BoundError(
-                f"planted sets of '{self.law.placement.name}' are not local (C2a); use a placement with a span"
+                f"planted sets of '{self.law.placement.name}' are not local (counterexample C2a); use a placement with "
+                "a span"
             )
         scored = (self.attention.log_scores > -np.inf).any(axis=1)
         reach = self.attention.shapes[scored, -1].max(initial=0)
@@ -82,7 +89,8 @@ class Extrapolation:
             planted = self.law.placement.law(length).shapes.shape[1]
             if planted != self.law.k:
                 raise BoundError(
-                    f"length {length} plants {planted} tokens and not {self.law.k} (C1: sparsity that grows with the "
+                    f"length {length} plants {planted} tokens and not {self.law.k} (counterexample C1: sparsity that "
+                    "grows with the "
                     "length); plant as many at all lengths"
                 )
 
@@ -90,7 +98,8 @@ class Extrapolation:
         """Refuse a loss in which errors of two sets may cancel, and answers that are no probabilities."""
         if not isinstance(self.loss, (TotalVariation, Leakage)):
             raise BoundError(
-                f"loss '{self.loss.name}' is not linear: errors may cancel at the trained length (C6); use 'tv' or "
+                f"loss '{self.loss.name}' is not linear: errors may cancel at the trained length (counterexample C6); "
+                "use 'tv' or "
                 "'leakage', or the bounds for the norm loss"
             )
         if isinstance(self.loss, TotalVariation):
@@ -106,7 +115,8 @@ class Extrapolation:
         for name, values in (("value", self.relative.values), ("default", self.relative.default)):
             if not ((values >= 0) & (values <= 1)).all():
                 raise BoundError(
-                    f"a {name} of the predictor lies outside 0 to 1, so that losses may cancel (C6); give probabilities"
+                    f"a {name} of the predictor lies outside 0 to 1, so that losses may cancel (counterexample C6); "
+                    "give probabilities"
                 )
 
     def check_room(self, spans: int) -> int:

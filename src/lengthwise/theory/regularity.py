@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from lengthwise.errors import SettingError
 from lengthwise.tasks.placement import Placement
 from lengthwise.tasks.planted import Planted
 from lengthwise.theory.cover import Cover
@@ -49,8 +50,10 @@ def eta(placement: Placement, length: int, span: int) -> float:
 
     ``1 / eta <= Q_length(o, c) / Q_l(o, c') <= eta`` for ``span <= l <= length``, all shapes o that either has and all
     starts that fit. Regularity as in Golowich et al. 2025 (arXiv 2502.16792), section 4; that the starts vary on their
-    own is reconstructed. Infinite where one side vanishes.
+    own is reconstructed. Infinite where one side vanishes; ``SettingError`` for a length below the span.
     """
+    if length < span:
+        raise SettingError(f"length {length} has no room for the span {span}; eta compares lengths from the span on")
     lengths = range(span, length + 1)
     shapes = support(placement, lengths)
     low, high = _extremes(placement, shapes, length)

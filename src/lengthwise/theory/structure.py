@@ -1,4 +1,4 @@
-"""What the answers of a task depend on, measured on examples: how many tokens, and how near they are."""
+"""A task and the conditions of proposition 4.4: what its answers depend on, measured on examples, and a verdict."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from lengthwise.errors import SettingError
 from lengthwise.randomness import stream
 from lengthwise.tasks.task import Task
 from lengthwise.theory.certificate import Assumption
+from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
 # Examples that a task is looked at on, per length.
 LOOKED_AT = 64
-# The share of answers with an error at most, for which `needed` says how good each has to be.
-WRONG = 0.1
+IN_TOKENS = "locality in token indexes"
 
 Shape = tuple[tuple[int, ...], ...]
 
@@ -23,9 +23,9 @@ Shape = tuple[tuple[int, ...], ...]
 class Structure:
     """The answers of a task at one length.
 
-    A set holds the tokens that an answer depends on and the one before it, where it is predicted. ``reach`` is the
-    largest span of a set in token indexes, ``id_reach`` that in coupled IDs on the level where it is largest, None
-    without coupling; ``num_ids`` is how many IDs there are.
+    ``k`` and ``reach`` are the number and the span in token indexes of the tokens that an answer depends on and the
+    one before it, where it is predicted. ``id_reach`` is the span of the tokens that it depends on in coupled IDs, on
+    the level where it is largest, None without coupling; ``num_ids`` is how many IDs there are.
     """
 
     length: int
@@ -38,47 +38,53 @@ class Structure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How much more a local, relative head may err at a length than at the longest trained one, up to kappa.
-
-    ``per_answer`` multiplies the risk of one answer token, ``whole`` adds up all of them; ``needed`` is the risk per
-    answer token at the trained length with which at most a tenth of whole answers are wrong. None where no bound holds.
-    """
-
-    length: int
-    answers: int
-    per_answer: float | None
-    whole: float | None
-    needed: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCertificate:
-    """What the structure of a task promises beyond training, whatever model is trained on it."""
+    """The conditions of proposition 4.4 on a task, its structure by length, and a verdict in words.
+
+    No bound is stated: examples refute conditions and cannot prove them. A planted law has exact probabilities and
+    bounds.
+    """
 
     trained: int
     assumptions: tuple[Assumption, ...]
     structures: tuple[Structure, ...]
-    growth: tuple[Growth, ...]
+    verdict: str
 
 
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
     """Look at examples of every length; ``SettingError`` for a task that does not say what its answers depend on."""
+    short = [length for length in lengths if length <= trained]
+    if short or not lengths:
+        raise SettingError(
+            f"length {short[0] if short else 'none'} is no longer than the {trained} of training; use --lengths above "
+            f"{trained}"
+        )
     tested = sorted({trained, *lengths})
     found = tuple(structure(task, length, seed) for length in tested)
-    at = next(each for each in found if each.length == trained)
-    longer = [each for each in found if each.length > trained]
+    at, *longer = found
     held = (
         _bounded("sparsity", "C1", "tokens per answer", [(each.length, each.k) for each in found]),
-        _bounded("locality in token indexes", "C2a", "tokens", [(each.length, each.reach) for each in found]),
+        _bounded(IN_TOKENS, "C2a", "tokens", [(each.length, each.reach) for each in found]),
         _bounded("locality in coupled IDs", "C2a", "IDs", [(each.length, each.id_reach) for each in found]),
         _regular(at, longer),
+        *coupled_conditions(task, seed),
     )
-    return TaskCertificate(
-        trained=trained,
-        assumptions=held,
-        structures=found,
-        growth=tuple(_growth(at, each, held) for each in longer),
+    return TaskCertificate(trained=trained, assumptions=held, structures=found, verdict=_verdict(task, held))
+
+
+def _verdict(task: Task, held: Sequence[Assumption]) -> str:
+    # Proposition 4.4 is there for sets that are not local in token indexes.
+    needed = [each for each in held if each.name != IN_TOKENS]
+    failed = [each.name for each in needed if each.holds is False]
+    if failed:
+        return (
+            f"Nothing is promised of {task.name} beyond training: the data do not meet the conditions of proposition "
+            f"4.4 ({'; '.join(failed)}). Measure trained runs with evaluate."
+        )
+    return (
+        f"Nothing is promised of {task.name} beyond training: no condition of proposition 4.4 was refuted, but "
+        "examples "
+        "cannot prove them. Write the data as a planted law in a FILE.json to get bounds."
     )
 
 
@@ -97,7 +103,7 @@ def structure(task: Task, length: int, seed: int) -> Structure:
         needed = np.unique(np.append(needed[needed >= 0], index - 1))
         k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
         if examples.coupling is not None:
-            ids = examples.coupling[:, row, needed]
+            ids = examples.coupling[:, row, planted_tokens(examples.support[row, index], index)]
             shapes[tuple(tuple(sorted(set((level - level.min()).tolist()))) for level in ids)] += 1
     return Structure(
         length=length,
@@ -132,25 +138,3 @@ def _regular(at: Structure, longer: Sequence[Structure]) -> Assumption:
     unseen = {shape for each in longer for shape in each.shapes} - set(at.shapes)
     told = f"{len(unseen)} of the sets at longer lengths are not in training" if unseen else "no new set"
     return Assumption(name="regularity in coupled IDs", holds=not unseen, found=told, counterexample="C3")
-
-
-def _growth(at: Structure, there: Structure, held: Sequence[Assumption]) -> Growth:
-    sparse, _, local, regular = held
-    if not (sparse.holds and local.holds and regular.holds) or at.id_reach is None:
-        return Growth(length=there.length, answers=there.answers, per_answer=None, whole=None, needed=None)
-    assert at.num_ids is not None
-    assert there.num_ids is not None
-    # With all of a set on one ID nothing crosses a cut; otherwise the bound for places about uniform, B2.
-    single = at.id_reach == 1
-    if not single and at.num_ids < 4 * at.id_reach:
-        return Growth(length=there.length, answers=there.answers, per_answer=None, whole=None, needed=None)
-    factor = (there.num_ids - 1) / (at.num_ids - 1) if single else 16 * _rise(at, there) * there.num_ids / at.num_ids
-    whole = factor * there.answers
-    return Growth(length=there.length, answers=there.answers, per_answer=factor, whole=whole, needed=WRONG / whole)
-
-
-def _rise(at: Structure, there: Structure) -> float:
-    """The largest factor by which a set is more frequent among the answers of longer texts."""
-    return max(
-        (count / there.shapes.total()) / (at.shapes[shape] / at.shapes.total()) for shape, count in there.shapes.items()
-    )

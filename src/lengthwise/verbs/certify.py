@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.certificate_report import Certificate, tables, to_json, write
+from lengthwise.certificate_report import Certificate, tables, to_json, verdict, write
 from lengthwise.choices import brought, numbers, refuse, span
 from lengthwise.errors import SettingError
 from lengthwise.experiment import entry_of, task_named
@@ -72,6 +72,7 @@ def certify(
     else:
         for title, header, body in tables(certificate):
             print_table(title, header, body, wrap=True)
+        out_console.print(f"verdict: {verdict(certificate)}", markup=False, highlight=False)
     if out is not None:
         figure = write(certificate, out)
         if not as_json:
