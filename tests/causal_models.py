@@ -42,6 +42,40 @@ FOLLOWS_IDS = {
     "qwen2": lambda: transformers.Qwen2Config(**_GROUPED),
     "gemma": lambda: transformers.GemmaConfig(**_GROUPED, head_dim=8),
 }
+_NEO = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_layers": 4,
+    "num_heads": 4,
+    "max_position_embeddings": POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+# Windows by token index that a pack of questions exceeds; angles that change with the largest ID of a call.
+CHANGES_WITH_THE_CALL = {
+    "gpt_neo_local": lambda: transformers.GPTNeoConfig(
+        **_NEO, attention_types=[[["global", "local"], 2]], window_size=24
+    ),
+    "gpt_neo_global": lambda: transformers.GPTNeoConfig(**_NEO, attention_types=[[["global"], 4]]),
+    "phi3_longrope": lambda: transformers.Phi3Config(
+        **_GROUPED,
+        original_max_position_embeddings=14,
+        rope_parameters={**_LONGROPE, "original_max_position_embeddings": 14},
+    ),
+    "llama_dynamic": lambda: transformers.LlamaConfig(
+        **{**_GROUPED, "max_position_embeddings": 14},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+    ),
+}
+# What scales with the number of keys, or keeps a number of them.
+COUNTS_KEYS = {
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **_GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, no_rope_layers=[1, 1, 0], floor_scale=4
+    ),
+    "doge": lambda: transformers.DogeConfig(**_GROUPED, keep_window_size=8),
+    "doge_wide": lambda: transformers.DogeConfig(**_GROUPED, keep_window_size=80),
+}
 # What has no keys that could be hidden, or takes no IDs.
 REFUSED = {
     "mamba": lambda: transformers.MambaConfig(

@@ -50,6 +50,11 @@ class Votes(PlantedModel):
             logits.scatter_add_(1, tokens, votes)
         return logits.log_softmax(dim=-1)
 
+    def whole(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
+        """What the last token does not see casts no vote."""
+        kept = torch.arange(len(tokens)) if seen is None else seen[-1].nonzero()[:, 0]
+        return self.log_probs(tokens[None, kept], kept[None])[0]
+
 
 def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) -> dict:
     study = InfluenceStudy(model=model, codec=Numbers(), texts=texts, settings=SETTINGS)

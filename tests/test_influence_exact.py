@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from tests.causal_models import CONFIGS, REFUSED, VOCABULARY, causal_model
+from tests.causal_models import CHANGES_WITH_THE_CALL, CONFIGS, COUNTS_KEYS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError
 from lengthwise.hf import causal_lm, masks
@@ -13,6 +13,7 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.masks import causal_mask
 from lengthwise.influence import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.context import Masked, strict
+from lengthwise.influence.exactness import check_study
 from lengthwise.influence.objective import Divergence, TargetLoss
 from lengthwise.influence.probe import Probe, Reading
 from lengthwise.influence.window import Window
@@ -25,7 +26,7 @@ over_starts = pytest.mark.parametrize("start", [0, 1], ids=["no start token", "s
 
 @cache
 def model_of(architecture: str) -> CausalLM:
-    return CausalLM(causal_model(CONFIGS[architecture]()), architecture)
+    return CausalLM(causal_model((CONFIGS | CHANGES_WITH_THE_CALL | COUNTS_KEYS)[architecture]()), architecture)
 
 
 def window_of(start: int = 0, seed: int = 0) -> Window:
@@ -99,7 +100,7 @@ def score(model: CausalLM, window: Window, mode: str, knows: str, kept: list[int
     return float((long.exp() * (long - made)).sum())
 
 
-@over_architectures
+@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
 @over_starts
 @pytest.mark.parametrize("mode", BRUTE)
 def test_hidden_tokens_change_the_prediction_as_in_a_run_without_them(architecture, start, mode):
@@ -108,6 +109,53 @@ def test_hidden_tokens_change_the_prediction_as_in_a_run_without_them(architectu
     visible[0], visible[1] = True, False
     expected = torch.stack([BRUTE[mode](model, window, row) for row in visible])
     torch.testing.assert_close(asked(model, window, mode, visible), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
+def test_a_study_of_a_model_that_is_measured_exactly_passes_the_check(architecture):
+    check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wrong"),
+    [
+        ("llama4", r"hidden tokens are seen \(0\.\d+ nats; rounding explains 0\.001\); choose another model"),
+        ("doge", r"with near 5 and far 12: leaving tokens out differs .* nats.*; use a smaller --near and --far"),
+        ("doge_wide", r"with near 5 and far 12: gates on its attention have no gradient .*; use a measure without"),
+    ],
+)
+def test_a_model_that_counts_keys_is_refused_in_one_line(architecture, wrong):
+    with pytest.raises(ModelError, match=wrong) as refused:
+        check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_in_bfloat16_is_allowed_what_its_rounding_explains_and_no_more():
+    model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
+    check_study(model, window_of(), masked=True)
+    assert 1e-3 < model.rounding(torch.from_numpy(window_of().tokens)) < 1
+    whole = model.whole
+    model.whole = lambda tokens, seen=None: whole(tokens.roll(1), seen)
+    with pytest.raises(ModelError, match=r"it predicts otherwise than without IDs"):
+        check_study(model, window_of())
+
+
+def test_masked_questions_are_compared_as_a_study_asks_them(monkeypatch):
+    # Eight questions in one sequence exceed the window of the local layers.
+    model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["gpt_neo_local"]()), "packed")
+    assert model.packed == 1
+    monkeypatch.setattr(model, "packed", 8)
+    check_study(model, window_of())
+    with pytest.raises(ModelError, match=r"near tokens after far ones .* differ from one pass .*; use --mode strict"):
+        check_study(model, window_of(), masked=True)
+
+
+def test_states_read_without_the_near_tokens_are_found_out(monkeypatch):
+    model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["phi3_longrope"]()), "short")
+    read = model.read
+    monkeypatch.setattr(model, "read", lambda tokens, ids, num_read: read(tokens[:num_read], ids[:num_read], num_read))
+    with pytest.raises(ModelError, match=r"near tokens after far ones .* differ from one pass"):
+        check_study(model, window_of(), masked=True)
 
 
 @over_architectures
@@ -205,7 +253,7 @@ def test_the_last_prediction_depends_on_tokens_before_a_jump_of_the_ids(architec
     assert (model.log_probs(tokens, ids) - model.log_probs(changed, ids)).abs().max() > 1e-3
     visible = torch.ones(1, 3, dtype=torch.bool)
     prefilled = [
-        model.log_probs_after(model.read(row[0, :3], ids[0, :3]), row[0, 3:], ids[0, 3:], visible)
+        model.log_probs_after(model.read(row[0], ids[0], 3), row[0, 3:], ids[0, 3:], visible)
         for row in (tokens, changed)
     ]
     assert (prefilled[0] - prefilled[1]).abs().max() > 1e-3

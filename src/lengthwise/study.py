@@ -13,6 +13,8 @@ from typing import Any
 
 from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
 from lengthwise.folder import STUDY_FOLDER, claim, read_asked
+from lengthwise.influence import AttentionWeight, Gradient, Screened
+from lengthwise.influence.exactness import check_study
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_rows import TargetRows
@@ -99,6 +101,13 @@ def measure_influence(
         labels={"model": study.model.name},
     )
     measured.placebo.check(targets)
+    check_study(
+        study.model,
+        targets[0].window(settings.near, settings.far, study.codec.start),
+        masked="masked" in settings.modes,
+        gated=isinstance(settings.measure, (Gradient, Screened)),
+        attended=isinstance(settings.measure, AttentionWeight),
+    )
     with alone_in(out):
         _check_version(out, resume=resume)
         claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=_named_alike)

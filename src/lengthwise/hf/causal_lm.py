@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicLayer
 
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.masks import added_to_scores, causal_mask
-from lengthwise.hf.suitability import check_suitable, longest_context
+from lengthwise.hf.rounding import rounding_error
+from lengthwise.hf.suitability import check_suitable, longest_context, masks_by_index
 
 # Questions whose near tokens stand behind one another. More: a pack's keys are copied for fewer packs. Fewer: less of
 # what a token attends to is masked, being another question's. Measured: benchmarks/influence_speed.py.
@@ -23,11 +24,11 @@ class ReadOnlyLayer(DynamicLayer):
     """Keys and values that are attended to and never grow: near tokens of one question stay out of the next."""
 
     @classmethod
-    def of(cls, layer: Any) -> "ReadOnlyLayer":
-        """The keys and values of a layer that has read."""
+    def of(cls, layer: Any, num_read: int) -> "ReadOnlyLayer":
+        """The keys and values of the first tokens that a layer has read."""
         kept = cls()
         kept.lazy_initialization(layer.keys, layer.values)
-        kept.keys, kept.values = layer.keys, layer.values
+        kept.keys, kept.values = layer.keys[..., :num_read, :], layer.values[..., :num_read, :]
         return kept
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,7 @@ class CausalLM:
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.packed = 1 if masks_by_index(model) else PACKED
         check_suitable(self, model)
 
     @torch.no_grad()
@@ -85,14 +87,34 @@ class CausalLM:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="none").view(targets.shape)
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> DynamicCache:
-        """Keys and values of the tokens before the near ones."""
-        seq, cache = len(tokens), DynamicCache(config=self.model.config)
-        if seq == 0:
+    def whole(
+        self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
+    ) -> Float[Tensor, " vocab"]:
+        """Log-probabilities after the last token by one plain pass; ``seen`` says which token attends to which."""
+        if seen is None:
+            made = self.model(input_ids=tokens[None].to(device_of(self.model)), use_cache=False)
+        else:
+            mask = added_to_scores(seen[None, None].to(device_of(self.model)), self.model.dtype)
+            last = torch.tensor([len(tokens) - 1])
+            made = self._forward(tokens[None], torch.arange(len(tokens))[None], mask, keep=last)
+        return made.logits[0, -1].float().log_softmax(dim=-1)
+
+    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+        """Return the largest difference (nats) that rounding explains, measured with this model."""
+        return rounding_error(self.model, lambda: self.whole(tokens))
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> DynamicCache:
+        """Keys and values of the first ``num_read`` tokens.
+
+        All tokens are read: the angles of some models (longrope, dynamic) depend on the largest ID of a call.
+        """
+        cache = DynamicCache()
+        if num_read == 0:
             return cache
         mask = self._causal_mask(position_ids[None])
-        self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([seq - 1]), cache=cache)
-        cache.layers = [ReadOnlyLayer.of(layer) for layer in cache.layers]
+        self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([len(tokens) - 1]), cache=cache)
+        cache.layers = [ReadOnlyLayer.of(layer, num_read) for layer in cache.layers]
         return cache
 
     @torch.no_grad()
@@ -108,7 +130,7 @@ class CausalLM:
         The near tokens of some rows stand behind one another in one sequence, each seeing its own row alone: they share
         the states, whose keys are copied once for all of them.
         """
-        seq, packs = len(near), -(-len(visible) // PACKED)
+        seq, packs = len(near), -(-len(visible) // self.packed)
         packed = -(-len(visible) // packs)
         # The last pack is filled up with the last row.
         rows = visible[torch.arange(packs * packed).clamp(max=len(visible) - 1)].view(packs, packed, -1)

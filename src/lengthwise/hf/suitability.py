@@ -8,15 +8,12 @@ from transformers import PreTrainedModel
 
 from lengthwise.errors import ModelError
 from lengthwise.hf.devices import device_of
-from lengthwise.influence.exactness import check_exact
+from lengthwise.influence.exactness import CALL_ERRORS, check_exact, first_line
 from lengthwise.influence.next_token_model import NextTokenModel
 
 # Layers whose keys can be hidden one by one. A window or a chunk is full attention as long as the context fits in it.
 FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
 WINDOWS = ("sliding_window", "attention_chunk_size")
-# What rounding may do to a probability, by the model's precision.
-ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
-COARSE = 0.3
 # What a later token may do to earlier logits, as a share of the largest of them: rounding alone.
 AHEAD, COARSE_AHEAD = 1e-4, 0.02
 
@@ -47,6 +44,15 @@ def longest_context(config: Any) -> int | None:
     return min((int(limit) for limit in limits if limit), default=None)
 
 
+def masks_by_index(model: PreTrainedModel) -> bool:
+    """Return True for a model with tables of which token index sees which, such as GPT-Neo, beside the mask of a call.
+
+    Its tokens must have the index in a call that they have in the text.
+    """
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return any(table.dtype == torch.bool and table.shape[-2:] == (positions, positions) for table in model.buffers())
+
+
 def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
     """Raise ``ModelError`` unless tokens can be hidden and IDs chosen, and both do what they should."""
     kinds = set(getattr(inner.config.get_text_config(), "layer_types", None) or [])
@@ -61,12 +67,21 @@ def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
             "Mistral, OLMo, GPT-NeoX or GPT-2"
         )
     check_causal(model.name, inner)
-    check_exact(model, ROUNDING.get(inner.dtype, COARSE))
+    check_exact(model)
 
 
 def check_causal(name: str, inner: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a model in which a token changes what is predicted before it."""
-    if _sees_ahead(inner):
+    try:
+        sees_ahead = _sees_ahead(inner)
+    except torch.OutOfMemoryError:
+        raise
+    except CALL_ERRORS as error:
+        raise ModelError(
+            f"{name} cannot be run on tokens alone ({type(error).__name__}: {first_line(error)}); set what it asks "
+            "for, or choose another model"
+        ) from error
+    if sees_ahead:
         raise ModelError(
             f"{name} is no causal model: a token changes what is predicted before it; give one that writes from "
             "left to right, such as a Llama or GPT-2"
@@ -79,7 +94,7 @@ def _sees_ahead(inner: Any) -> bool:
     vocabulary = inner.config.get_text_config().vocab_size
     tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(inner)) % vocabulary
     first = inner(input_ids=tokens, use_cache=False).logits[:, 0].float()
-    allowed = AHEAD if inner.dtype in ROUNDING else COARSE_AHEAD
+    allowed = AHEAD if inner.dtype in (torch.float32, torch.float64) else COARSE_AHEAD
     return bool((first[0] - first[1]).abs().max() > allowed * first.abs().max())
 
 

@@ -53,10 +53,10 @@ class Masked:
 
     def __init__(self, model: NextTokenModel, window: Window) -> None:
         self.model, self.window = model, window
-        before = np.concatenate([window.start, window.far])
-        ids = torch.arange(len(window.tokens))
-        self.near, self.near_ids = torch.from_numpy(window.near), ids[len(before) :]
-        self.states = model.read(torch.from_numpy(before), ids[: len(before)])
+        tokens, num_read = torch.from_numpy(window.tokens), len(window.start) + window.num_far
+        ids = torch.arange(len(tokens))
+        self.near, self.near_ids = tokens[num_read:], ids[num_read:]
+        self.states = model.read(tokens, ids, num_read)
 
     def log_probs(
         self, visible: Bool[np.ndarray, "rows far"]

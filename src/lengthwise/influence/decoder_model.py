@@ -11,9 +11,9 @@ from torch import Tensor
 from lengthwise.decoder import Cache, Decoder
 from lengthwise.errors import ModelError
 from lengthwise.influence.exactness import check_exact
-from lengthwise.scores import Looking
+from lengthwise.scores import PLAINLY, Looking
 
-# What rounding may do to a probability in float32.
+# What rounding may do to a log-probability in float32, nats.
 ROUNDING = 1e-3
 
 
@@ -43,7 +43,7 @@ class DecoderModel:
         for how, there in carried.items():
             if there:
                 raise ModelError(f"{name} cannot be measured exactly: {how} near token; train without this option")
-        check_exact(self, ROUNDING)
+        check_exact(self)
 
     @torch.no_grad()
     def log_probs(
@@ -66,11 +66,25 @@ class DecoderModel:
         return losses.view(targets.shape)
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> Cache | None:
-        """Keys and values of the tokens before the near ones; None of none."""
-        if len(tokens) == 0:
+    def whole(
+        self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
+    ) -> Float[Tensor, " vocab"]:
+        """Log-probabilities after the last token by one plain pass; ``seen`` says which token attends to which."""
+        looking = PLAINLY if seen is None else Looking(added=_hiding(~seen[None].to(self.device)))
+        ids = torch.arange(len(tokens), device=self.device)
+        hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], looking=looking)
+        return self.decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
+
+    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+        """Return the largest difference (nats) that rounding explains; a decoder computes in float32."""
+        return ROUNDING
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Cache | None:
+        """Keys and values of the first ``num_read`` tokens; None of none. No encoding reads the largest ID."""
+        if num_read == 0:
             return None
-        return self.decoder(tokens[None].to(self.device), position_ids[None].to(self.device))[1]
+        return self.decoder(tokens[None, :num_read].to(self.device), position_ids[None, :num_read].to(self.device))[1]
 
     @torch.no_grad()
     def log_probs_after(
@@ -81,7 +95,7 @@ class DecoderModel:
         visible: Bool[Tensor, "rows read"],
     ) -> Float[Tensor, "rows vocab"]:
         """Log-probabilities after the near tokens, once per row of ``visible``."""
-        hidden = torch.zeros(visible.shape, device=self.device).masked_fill(~visible.to(self.device), -math.inf)
+        hidden = _hiding(~visible.to(self.device))
         return self._after(states, near, position_ids, self._added(hidden, len(near)))
 
     def gate_gradient(
@@ -131,6 +145,11 @@ class DecoderModel:
             looking=Looking(added=added),
         )
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
+
+
+def _hiding(hidden: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """What is added to the scores: minus infinity where a key is hidden."""
+    return torch.zeros(hidden.shape, device=hidden.device).masked_fill(hidden, -math.inf)
 
 
 def _repeated(states: Cache, rows: int) -> Cache:

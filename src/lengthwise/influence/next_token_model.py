@@ -35,8 +35,25 @@ class NextTokenModel(Protocol):
         """Minus the log-probabilities (nats) of the targets, which follow the last tokens: less memory than all."""
         ...
 
-    def read(self, tokens: Int[Tensor, " read"], position_ids: Int[Tensor, " read"]) -> Any:
-        """The states of the tokens before the near ones, made once for any number of questions about them."""
+    def whole(
+        self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
+    ) -> Float[Tensor, " vocab"]:
+        """Log-probabilities after the last token by one plain pass: no cache, nothing shared, nothing left out.
+
+        ``seen`` says which token attends to which, with IDs that count from 0; by default the model reads the text as
+        it reads any other, without IDs or a mask. Every other answer is checked against this one.
+        """
+        ...
+
+    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+        """Return the largest difference (nats) of two computations of a log-probability that rounding explains."""
+        ...
+
+    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
+        """The states of the first ``num_read`` tokens, made once for any number of questions about them.
+
+        The near tokens behind them are read as well: angles may depend on the largest ID of a call.
+        """
         ...
 
     def log_probs_after(
