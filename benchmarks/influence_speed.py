@@ -5,8 +5,10 @@ far tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAb
 another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like
 ours. ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its
 pass over the whole text taken off), also with the vocabulary size of Llama 3, which longppl's own evaluator has.
+``strict leave one out``: all far tokens of a target, each left out, against a plain loop of forwards without them.
 ``memory``: the largest memory in use beyond the loaded model, in processes of their own, beside a plain forward of the
-same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time.
+same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time; with ``--run`` (a run on text)
+on trained weights, strict, as well, with the share of what the exhaustive choice gains.
 """
 
 import argparse
@@ -14,7 +16,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lengthwise.folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence import LeaveOneOut, Screened
+from lengthwise.influence import Greedy, LeaveOneOut, Screened
 from lengthwise.influence.objective import TargetLoss
 from lengthwise.influence.probe import Probe, Reading
 from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.targets import choose_targets
 from lengthwise.influence.window import Window
+from lengthwise.language_models import load_language_model
 from lengthwise.provenance import provenance
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
@@ -178,6 +184,61 @@ def screening(lm: CausalLM, number: int) -> dict[str, Any]:
     }
 
 
+def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
+    """Seconds for all far tokens of a target, each left out in turn; the loop's from a part, scaled."""
+    window, rng = windows(1)[0], np.random.default_rng(0)
+    part = np.linspace(0, FAR - 1, ABLATIONS).astype(int)
+
+    @torch.no_grad()
+    def loop() -> None:
+        for place in part.tolist():
+            tokens = torch.from_numpy(window.tokens[window.shown(~window.only([place]))])[None]
+            lm.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
+
+    ours, looped = in_turns(
+        lambda: LeaveOneOut().choose(replace(probe_of(lm, window), mode="strict"), 8, rng),
+        loop,
+    )
+    looped *= FAR / ABLATIONS
+    return {"measured": "strict leave one out", "ours_s": ours, "loop_s": looped, "ratio": looped / ours}
+
+
+def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[dict[str, Any]]:
+    """How much of what the exhaustive choice gains a screened one keeps, on held-out text of a run, strict."""
+    loaded = load_language_model(run)
+    targets = choose_targets(loaded.held_out(), context=near + far, number=number, seed=7000)
+    for measure, share in product((LeaveOneOut(), Greedy()), (0.05, 0.1, 0.25, 0.5)):
+        found, kept, times = [], np.zeros(2), np.zeros(2)
+        for target in targets:
+            window = target.window(near, far, ())
+            probe = Probe(
+                reading=Reading(loaded.model, window),
+                mode="strict",
+                objective=TargetLoss(window.target),
+                candidates=np.arange(far),
+            )
+            chosen = []
+            for place, each in enumerate((measure, Screened(then=measure, share=share))):
+                started = time.perf_counter()
+                chosen.append(each.choose(probe, 8, np.random.default_rng(0)))
+                times[place] += time.perf_counter() - started
+            found.append(len(set(chosen[0].chosen) & set(chosen[1].chosen)) / 8)
+            none, *scores = probe.scores(np.stack([probe.only([]), *(probe.only(each.chosen) for each in chosen)]))
+            kept += none - np.array(scores)
+        yield {
+            "measured": "screening, trained, strict",
+            "measure": measure.name,
+            "share": share,
+            "near": near,
+            "far": far,
+            "targets": len(targets),
+            "found": float(np.mean(found)),
+            "found_worst": float(np.min(found)),
+            "gain_kept": float(kept[1] / kept[0]),
+            "time_share": float(times[1] / times[0]),
+        }
+
+
 def peak_of(work: str) -> int:
     """Bytes that a process of its own took beyond the loaded model."""
     made = subprocess.run(
@@ -211,27 +272,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("plain", "ours"), help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="One target, few candidates: to see that it works.")
+    parser.add_argument("--run", help="A run on text: measure screening on its weights, and nothing else.")
+    parser.add_argument("--strict", action="store_true", help="Measure strict leave-one-out, and nothing else.")
     arguments = parser.parse_args()
     if arguments.only is not None:
         peak(arguments.only)
         return
+    if arguments.run is not None:
+        for row in screening_trained(arguments.run, near=16, far=256, number=4 if arguments.quick else 64):
+            keep(row, quick=arguments.quick)
+        return
     lm, quick = model(), arguments.quick
-    measured: list[Callable[[], dict[str, Any]]] = [
-        lambda: leave_one_out(lm, 1, 64 if quick else FAR),
-        *([] if quick else [lambda: leave_one_out(lm, TARGETS, ABLATIONS)]),
-        *[
-            lambda near=near, stride=stride, size=size: short_context(model(size), near, stride)
-            for size in (VOCABULARY, LARGE_VOCABULARY)
-            for near, stride in SHORT
-        ],
-        lambda: {"measured": "memory", **{f"{work}_bytes": peak_of(work) for work in ("plain", "ours")}},
-        *([] if quick else [lambda: screening(lm, 4)]),
-    ]
+    measured: list[Callable[[], dict[str, Any]]] = [lambda: strict_leave_one_out(lm)]
+    measured += (
+        []
+        if arguments.strict
+        else [
+            lambda: leave_one_out(lm, 1, 64 if quick else FAR),
+            *([] if quick else [lambda: leave_one_out(lm, TARGETS, ABLATIONS)]),
+            *[
+                lambda near=near, stride=stride, size=size: short_context(model(size), near, stride)
+                for size in (VOCABULARY, LARGE_VOCABULARY)
+                for near, stride in SHORT
+            ],
+            lambda: {"measured": "memory", **{f"{work}_bytes": peak_of(work) for work in ("plain", "ours")}},
+            *([] if quick else [lambda: screening(lm, 4)]),
+        ]
+    )
     for measure in measured:
-        row = measure()
-        print(json.dumps(row), flush=True)
-        if not quick:
-            append_rows(RESULTS, [{**row, "provenance": provenance()}])
+        keep(measure(), quick=quick)
+
+
+def keep(row: dict[str, Any], *, quick: bool) -> None:
+    """Print a row, and add it to the results unless it only shows that it works."""
+    print(json.dumps(row), flush=True)
+    if not quick:
+        append_rows(RESULTS, [{**row, "provenance": provenance()}])
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class PlantedModel:
 
     name, vocabulary_size, num_parameters, dtype = "planted", VOCABULARY, 0, "float32"
     num_positions = trained_distance = None
+    forward_tokens = 2048
 
     def __init__(self, reads: Reads, far: int) -> None:
         self.reads, self.far = reads, far
@@ -57,6 +58,11 @@ class PlantedModel:
     def read(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
         """The IDs are all there is to keep."""
         return position_ids[:num_read]
+
+    def log_probs_behind(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        """The states are IDs, which are put before the row."""
+        ids = torch.cat([states.expand(len(tokens), -1), position_ids], dim=1)
+        return self.log_probs(torch.zeros_like(ids), ids)
 
     def log_probs_after(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Hiding a token and leaving it out are the same here."""

@@ -13,8 +13,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
     ("errors", "randomness", "paths", "example", "auto_classes"),
-    ("devices", "provenance", "field_types", "documents", "tokenizer", "intervals"),
-    ("corpus", "row_file"),
+    ("devices", "provenance", "field_types", "text_rows", "tokenizer", "intervals"),
+    ("corpus", "row_file", "documents"),
     ("tasks", "positions", "encodings"),
     ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "locks", "text_form"),
     ("weighing", "scores", "preparation", "reasoning_rows"),

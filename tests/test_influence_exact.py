@@ -5,6 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests.causal_models import CHANGES_WITH_THE_CALL, CONFIGS, COUNTS_KEYS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.errors import ModelError
@@ -15,6 +16,7 @@ from lengthwise.influence import AddOneIn, AttentionWeight, Gradient, Greedy, Le
 from lengthwise.influence.context import Masked, strict
 from lengthwise.influence.exactness import check_study
 from lengthwise.influence.objective import Divergence, TargetLoss
+from lengthwise.influence.prefix import strict_of_one
 from lengthwise.influence.probe import Probe, Reading
 from lengthwise.influence.window import Window
 
@@ -112,6 +114,47 @@ def test_hidden_tokens_change_the_prediction_as_in_a_run_without_them(architectu
 
 
 @pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
+@over_starts
+def test_what_stands_before_the_first_hidden_token_is_read_once_and_changes_nothing(architecture, start, monkeypatch):
+    model, window = model_of(architecture), window_of(start)
+    visible = np.concatenate([~np.eye(FAR, dtype=bool), np.ones((1, FAR), bool), np.zeros((1, FAR), bool)])
+    visible = np.concatenate([visible, np.random.default_rng(1).random((6, FAR)) < 0.8])
+    behind = []
+    asked_behind = model.log_probs_behind
+    monkeypatch.setattr(model, "log_probs_behind", lambda *given: behind.append(len(given[1])) or asked_behind(*given))
+    made = torch.empty(len(visible), VOCABULARY)
+    for rows, log_probs in strict_of_one(model, window, visible):
+        made[rows] = log_probs
+    assert sum(behind) >= 4
+    expected = torch.stack([by_deletion(model, window, row) for row in visible])
+    torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+
+
+def test_what_memory_cannot_hold_is_asked_in_halves():
+    model, window = CausalLM(causal_model(CONFIGS["llama"]()), "large"), window_of()
+    visible = np.random.default_rng(1).random((20, FAR)) < 0.5
+    expected = {mode: asked(model, window, mode, visible) for mode in BRUTE}
+    sizes, log_probs, log_probs_after = [], model.log_probs, model.log_probs_after
+
+    def scarce(ask):
+        def limited(*given):
+            if len(given[-1]) > 3:
+                raise torch.OutOfMemoryError
+            sizes.append(len(given[-1]))
+            return ask(*given)
+
+        return limited
+
+    model.log_probs, model.log_probs_after = scarce(log_probs), scarce(log_probs_after)
+    for mode in BRUTE:
+        torch.testing.assert_close(asked(model, window, mode, visible), expected[mode], rtol=0, atol=1e-5)
+    assert sum(sizes) == 40
+    model.log_probs = scarce(lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        asked(model, window, "strict", visible)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
 def test_a_study_of_a_model_that_is_measured_exactly_passes_the_check(architecture):
     check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
 
@@ -140,6 +183,22 @@ def test_a_model_in_bfloat16_is_allowed_what_its_rounding_explains_and_no_more()
         check_study(model, window_of())
 
 
+def test_a_model_that_cannot_be_run_on_tokens_alone_is_refused_in_one_line():
+    config = transformers.XmodConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        is_decoder=True,
+    )
+    with pytest.raises(
+        ModelError, match=r"^xmod cannot be run on tokens alone \(ValueError: Input language unknown"
+    ) as refused:
+        CausalLM(causal_model(config), "xmod")
+    assert "\n" not in str(refused.value)
+
+
 def test_masked_questions_are_compared_as_a_study_asks_them(monkeypatch):
     # Eight questions in one sequence exceed the window of the local layers.
     model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["gpt_neo_local"]()), "packed")
@@ -154,7 +213,7 @@ def test_states_read_without_the_near_tokens_are_found_out(monkeypatch):
     model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["phi3_longrope"]()), "short")
     read = model.read
     monkeypatch.setattr(model, "read", lambda tokens, ids, num_read: read(tokens[:num_read], ids[:num_read], num_read))
-    with pytest.raises(ModelError, match=r"near tokens after far ones .* differ from one pass"):
+    with pytest.raises(ModelError, match=r"after a part that was read once differ from one pass"):
         check_study(model, window_of(), masked=True)
 
 

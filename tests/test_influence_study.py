@@ -21,10 +21,12 @@ from lengthwise.errors import (
     UntrainedDistanceWarning,
 )
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence import LeaveOneOut, RandomChoice, Screened
+from lengthwise.influence import AttentionWeight, Gradient, Greedy, LeaveOneOut, RandomChoice, Screened
+from lengthwise.influence.estimate import BACKWARD, Counting, estimated_seconds
 from lengthwise.influence.placebo import Placebo
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.study import InfluenceStudy, measure_influence
@@ -118,6 +120,74 @@ def test_every_strict_loss_of_a_row_is_that_of_one_run_on_its_tokens(model, whol
                 assert loss == pytest.approx(expected, abs=1e-4)
                 measured += 1
     assert measured > 20
+
+
+def test_first_tokens_that_are_never_hidden_stand_before_the_far_ones(model, tmp_path):
+    settings = replace(SMALL, sink=3, num_targets=6, controls=("other",))
+    assert measure_influence(study_of(model, settings), tmp_path / "sink")
+    texts = {text.name: text.tokens for text in documents()}
+    chosen = 0
+    for row in rows_of(tmp_path / "sink"):
+        tokens = [1, *texts[row["document"]][row["place"] - 17 : row["place"]].tolist()]
+        kept, near = list(range(4)), list(range(14, 18))
+        assert row["loss_long"] == pytest.approx(loss_of(model, tokens, list(range(18)), row["target"]), abs=1e-4)
+        ids = kept + near
+        expected = loss_of(model, [tokens[i] for i in ids], ids, row["target"])
+        assert row["loss_short"] == pytest.approx(expected, abs=1e-4)
+        for selection in row["selections"]:
+            assert all(5 <= token["distance"] <= 14 for token in selection["chosen"])
+            chosen += len(selection["chosen"])
+    assert chosen > 0
+    with pytest.raises(SettingError, match=r"^sink -1 is no number of tokens; use 0 or more$"):
+        replace(SMALL, sink=-1)
+
+
+@pytest.mark.parametrize("passes", [0, 1, 5, 30])
+def test_a_study_stops_before_the_next_pass_and_goes_on_as_if_it_had_not(model, whole, passes, tmp_path):
+    asked = []
+
+    def stop() -> bool:
+        asked.append(None)
+        return len(asked) > passes
+
+    # The check before the study asks the model itself.
+    assert not measure_influence(study_of(model), tmp_path / "stopped", stop=stop)
+    assert len(asked) == passes + 1
+    assert not list((tmp_path / "stopped").glob("influence.jsonl")) or rows_of(tmp_path / "stopped")
+    assert measure_influence(study_of(model), tmp_path / "stopped", resume=True)
+    assert (tmp_path / "stopped" / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("measure", [Greedy(), LeaveOneOut(), Screened(share=0.5), Gradient(), AttentionWeight()])
+@pytest.mark.parametrize("mode", ["strict", "masked"])
+def test_the_estimate_counts_the_tokens_that_the_model_reads(model, measure, mode, monkeypatch):
+    # Every target is measured at every k, so the count of the first is that of all.
+    settings = replace(SMALL, measure=measure, modes=(mode,), controls=("random", "other"), rest=1.0, num_targets=4)
+    study, read = study_of(model, settings), []
+    for name, place in (("log_probs", 0), ("log_probs_behind", 1), ("read", 0)):
+        ask = getattr(model, name)
+        monkeypatch.setattr(
+            model, name, lambda *given, ask=ask, place=place: read.append(given[place].numel()) or ask(*given)
+        )
+    after = model.log_probs_after
+    monkeypatch.setattr(
+        model, "log_probs_after", lambda *given: read.append(len(given[1]) * len(given[3])) or after(*given)
+    )
+    measured = TargetRows(
+        model=model, texts=study.texts, settings=settings, token_text=study.codec.token_text, start=study.codec.start
+    )
+    targets = choose_targets(study.texts, context=settings.context, number=4, seed=0)
+    counting = Counting(model)
+    counted = sum(replace(measured, model=counting).count(targets[0], lambda: counting.tokens))
+    read.clear()
+    measured.count(targets[0], lambda: 0)
+    gradients = BACKWARD * 4 if isinstance(measure, Gradient | Screened) else 0
+    gradients += 4 if isinstance(measure, AttentionWeight) else 0
+    # Of the own text and of the other one.
+    knows = 2 * len(settings.knows)
+    assert counted == sum(read) + knows * gradients
+    least, most = estimated_seconds(measured, targets)
+    assert 0 < least <= most
 
 
 def test_a_row_has_every_selection_and_control_that_was_asked_for(whole):

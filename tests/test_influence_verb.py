@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.planted_model import PlantedModel, additive
+from tests.test_influence_study import Letters
 
 from lengthwise import cli
 from lengthwise.errors import SettingError, UnknownNameError
 from lengthwise.influence import AttentionWeight, Greedy, LeaveOneOut, Screened
+from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import LONGPPL, Rule
+from lengthwise.language_models import LanguageModel
 from lengthwise.verbs import influence
 
 
@@ -64,6 +68,22 @@ def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monk
     assert message in told.err
     assert told.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (70, 16), (40, 16)])
+def test_far_is_by_default_what_the_positions_of_the_model_leave(positions, far):
+    planted = PlantedModel(additive({}), 10)
+    planted.num_positions = positions
+    loaded = LanguageModel(model=planted, codec=Letters())
+    assert influence._within_positions(InfluenceSettings(), loaded).far == far
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
+)
+def test_a_duration_has_the_largest_unit_of_which_there_are_two(seconds, told):
+    assert influence._duration(seconds) == told
 
 
 def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeypatch, capsys):

@@ -182,7 +182,10 @@ def test_compare_shows_perplexities_and_draws_them(made, capsys):
 
 
 WRONG: list[tuple[list[str], str]] = [
-    (["prepare", "nowhere", "--out", "new"], "nowhere does not exist; give a file, a folder or dataset:NAME"),
+    (
+        ["prepare", "nowhere", "--out", "new"],
+        "nowhere does not exist; give a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
+    ),
     (["prepare", "tales", "--out", "corpus"], "corpus exists already; choose another --out for the corpus"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 has no room for every byte"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "'x' is no whole number"),

@@ -1,5 +1,7 @@
 """Reading texts: files, folders and data sets, in one order, and what is no text by name."""
 
+import gzip
+import json
 import os
 import sys
 import warnings
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.documents import Document, read_documents
-from lengthwise.errors import SkippedTextWarning, TextError
+from lengthwise.errors import SettingError, SkippedTextWarning, TextError
 
 FILES = {
     "b.txt": "second",
@@ -79,7 +81,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "nothing named": ([], r"^no text is named; give files, folders or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
-        r"^texts/nowhere.txt does not exist; give a file, a folder or dataset:NAME$",
+        r"^texts/nowhere.txt does not exist; give a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
     ),
     "a folder without texts": (
         ["texts/.hidden/none"],
@@ -166,8 +168,11 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(saved, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("textless", r"textless has no column 'text' but label; give one that has"),
-        ("numbers", r"row 0 of data set .*numbers holds int, no text; give one of texts"),
+        (
+            "textless",
+            r"textless:rows:0 has no column 'text' but the columns label; name the one with the text as dataset:NAME",
+        ),
+        ("numbers", r"column 'text' of .*numbers:\w+:0 holds int, no text; name another"),
     ],
 )
 def test_a_data_set_without_texts_is_refused(name, text, saved):
@@ -189,3 +194,83 @@ def test_a_data_set_needs_its_library(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TextError, match=r"data sets need the datasets library; pip install 'lengthwise\[hf\]'"):
         list(read_documents(["dataset:someone/something"]))
+
+
+ROWS = [{"text": "one"}, {"text": ""}, {"text": "three", "url": "x"}, {"text": None}]
+LINES = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("rows.jsonl", LINES.encode()),
+        ("rows.JSONL", b"\xef\xbb\xbf" + LINES.encode()),
+        ("rows.json", LINES.encode()),
+        ("list.json", json.dumps(ROWS).encode()),
+        ("c4.json.gz", gzip.compress(LINES.encode())),
+        ("rows.jsonl.gz", gzip.compress(LINES.encode())),
+        ("rows.ndjson", LINES.encode()),
+    ],
+)
+def test_rows_are_documents_and_not_json_as_text(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    found = list(read_documents([tmp_path / name]))
+    assert [document.text for document in found] == ["one", "three"]
+    first = 0 if name == "list.json" else 1
+    assert [document.name for document in found] == [f"{tmp_path / name}:{first + at}" for at in (0, 2)]
+
+
+def test_a_folder_of_rows_is_read_and_json_there_that_may_be_anything_is_not(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(LINES)
+    (tmp_path / "settings.json").write_text('{"a": 1}')
+    assert [document.text for document in read_documents([tmp_path])] == ["one", "three"]
+
+
+def test_the_column_of_a_file_of_rows_can_be_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"body": "one"}\n')
+    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' but the columns body; name the one"):
+        list(read_documents([path]))
+    assert [document.text for document in read_documents([f"dataset:{path}:::body"])] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"plain text\n", r"rows.json holds no JSON rows \(Expecting value.*\); give one object per line, or rename"),
+        (b'{"text": "one"}\n{"text"', r"holds no JSON rows"),
+        (b"[1]", r"rows.json:0 has no column 'text' but int"),
+        (b"\xff\xfe", r"holds no JSON rows \('utf-8' codec"),
+        (b"", r"rows.json has no text in it"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_one_line(content, message, tmp_path):
+    (tmp_path / "rows.json").write_bytes(content)
+    with pytest.raises(TextError, match=message) as caught:
+        list(read_documents([tmp_path / "rows.json"]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_archive_is_one_line(tmp_path):
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(LINES.encode() * 100)[:40])
+    with pytest.raises(TextError, match=r"rows.json.gz cannot be read \(Compressed file ended"):
+        list(read_documents([tmp_path / "rows.json.gz"]))
+
+
+def test_configuration_and_column_of_a_data_set_are_asked_for_and_the_first_documents_are_streamed(saved, monkeypatch):
+    asked = []
+
+    def load(name: str, *config: str, **options: object) -> object:
+        asked.append((name, config, options))
+        whole = datasets.load_from_disk(saved / "saved").rename_column("text", "body")
+        return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in whole.items()})
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    found = list(read_documents(["dataset:allenai/c4:train:en:body"], most=1))
+    assert [(each.name, each.text) for each in found] == [("allenai/c4:train:0", "one")]
+    assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], most=2)] == ["one", "three"]
+    assert asked == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
+    with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; give dataset:NAME:SPLIT:CONFIG:COLUMN"):
+        list(read_documents(["dataset:a:b:c:d:e"]))
+    with pytest.raises(SettingError, match=r"^0 documents of each source hold no text; use at least 1$"):
+        list(read_documents(["dataset:a"], most=0))

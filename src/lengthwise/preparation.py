@@ -14,10 +14,11 @@ import numpy as np
 
 from lengthwise.checkpoint import write_atomically
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
-from lengthwise.documents import DATASET, Document, read_documents
+from lengthwise.documents import Document, read_documents
 from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, TextError
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
+from lengthwise.text_rows import DATASET
 from lengthwise.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
 
 # The bytes and the end token.

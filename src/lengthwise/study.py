@@ -14,9 +14,11 @@ from typing import Any
 from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
 from lengthwise.folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence import AttentionWeight, Gradient, Screened
+from lengthwise.influence.estimate import estimated_seconds
 from lengthwise.influence.exactness import check_study
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.stoppable import StopAskedError, Stoppable
 from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
@@ -39,13 +41,14 @@ class InfluenceStudy:
     settings: InfluenceSettings
 
     def __post_init__(self) -> None:
-        model, near, far, start = self.model, self.settings.near, self.settings.far, len(self.codec.start)
-        if model.num_positions is not None and start + near + far > model.num_positions:
+        model, near, far = self.model, self.settings.near, self.settings.far
+        needed = len(self.codec.start) + self.settings.context
+        if model.num_positions is not None and needed > model.num_positions:
             raise SettingError(
-                f"near {near} and far {far} need {start + near + far} positions and {model.name} has "
-                f"{model.num_positions}; use a far of at most {model.num_positions - near - start}"
+                f"near {near} and far {far} need {needed} positions and {model.name} has "
+                f"{model.num_positions}; use a far of at most {model.num_positions - needed + far}"
             )
-        distance, trained = start + near + far - 1, model.trained_distance
+        distance, trained = needed - 1, model.trained_distance
         if trained is not None and distance > trained:
             warnings.warn(
                 f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, training of "
@@ -81,19 +84,19 @@ def measure_influence(
     resume: bool = False,
     report: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    estimate: Callable[[float, float], None] | None = None,
 ) -> bool:
     """Measure every target into ``out``/influence.jsonl; False when ``stop`` asked to leave early.
 
     What is measured is decided before anything is measured: the same arguments give the same file, however often it
     was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one, and when
-    another process is measuring into it.
+    another process is measuring into it. ``stop`` is asked before every pass of the model; the targets of an unfinished
+    block are measured again. ``estimate`` is told before the first how many seconds all take, least and most.
     """
     out, settings, texts = Path(out), study.settings, measured_texts(study)
-    targets = choose_targets(
-        texts, context=settings.near + settings.far, number=settings.num_targets, seed=settings.seed
-    )
+    targets = choose_targets(texts, context=settings.context, number=settings.num_targets, seed=settings.seed)
     measured = TargetRows(
-        model=study.model,
+        model=Stoppable(study.model, stop),
         texts=texts,
         settings=settings,
         token_text=study.codec.token_text,
@@ -103,7 +106,7 @@ def measure_influence(
     measured.placebo.check(targets)
     check_study(
         study.model,
-        targets[0].window(settings.near, settings.far, study.codec.start),
+        targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
         masked="masked" in settings.modes,
         gated=isinstance(settings.measure, (Gradient, Screened)),
         attended=isinstance(settings.measure, AttentionWeight),
@@ -112,17 +115,24 @@ def measure_influence(
         _check_version(out, resume=resume)
         claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=_named_alike)
         done = whole_blocks(out / ROWS, settings.block, len(targets))
-        with (out / ROWS).open("ab") as file:
+        try:
+            if estimate is not None and done < len(targets):
+                estimate(*estimated_seconds(measured, targets[done:]))
             for first in range(done, len(targets), settings.block):
-                if stop():
-                    return False
                 rows = measured.rows(targets[first : first + settings.block], first)
-                file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-                file.flush()
-                os.fsync(file.fileno())
+                _append(out / ROWS, rows)
                 if report is not None:
                     report(first + len(rows), len(targets))
+        except StopAskedError:
+            return False
         return True
+
+
+def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    with path.open("ab") as file:
+        file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _check_version(out: Path, *, resume: bool) -> None:

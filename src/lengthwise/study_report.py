@@ -60,7 +60,7 @@ def excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Seq
     texts = {text.name: text.tokens for text in study.texts}
     found = {}
     for name in sorted(places, key=lambda name: -len(places[name]))[:EXCERPTS]:
-        first = max(0, places[name][0] - settings.near - settings.far)
-        last = min(places[name][-1] + BEHIND, first + max(EXCERPT_TOKENS, 2 * (settings.near + settings.far)))
+        first = max(0, places[name][0] - settings.context)
+        last = min(places[name][-1] + BEHIND, first + max(EXCERPT_TOKENS, 2 * settings.context))
         found[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
     return found

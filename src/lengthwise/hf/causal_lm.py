@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lengthwise.devices import tokens_at_once
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.masks import added_to_scores, causal_mask
 from lengthwise.hf.rounding import rounding_error
@@ -62,6 +63,8 @@ class CausalLM:
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        heads = getattr(config, "num_attention_heads", 1)
+        self.forward_tokens = tokens_at_once(device_of(model), int(config.hidden_size), heads)
         self.packed = 1 if masks_by_index(model) else PACKED
         check_suitable(self, model)
 
@@ -116,6 +119,16 @@ class CausalLM:
         self._forward(tokens[None], position_ids[None], mask, keep=torch.tensor([len(tokens) - 1]), cache=cache)
         cache.layers = [ReadOnlyLayer.of(layer, num_read) for layer in cache.layers]
         return cache
+
+    @torch.no_grad()
+    def log_probs_behind(
+        self, states: DynamicCache, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities after rows that begin with the tokens of ``states``, which they do not change."""
+        seq, read = tokens.shape[1], states.get_seq_length()
+        keep = torch.tensor([seq - 1])
+        made = self._forward(tokens, position_ids, self._causal_after(read, seq), keep=keep, cache=states)
+        return made.logits[:, -1].float().log_softmax(dim=-1)
 
     @torch.no_grad()
     def log_probs_after(

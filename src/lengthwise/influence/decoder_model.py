@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.decoder import Cache, Decoder
+from lengthwise.devices import tokens_at_once
 from lengthwise.errors import ModelError
 from lengthwise.influence.exactness import check_exact
 from lengthwise.scores import PLAINLY, Looking
@@ -36,6 +37,7 @@ class DecoderModel:
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self.device = decoder.embedding.device
+        self.forward_tokens = tokens_at_once(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         carried = {
             "previous_token_mix mixes the token before into each": decoder.previous_share is not None,
             "segments count the separators before each": decoder.segment is not None and bool(decoder.separators),
@@ -85,6 +87,15 @@ class DecoderModel:
         if num_read == 0:
             return None
         return self.decoder(tokens[None, :num_read].to(self.device), position_ids[None, :num_read].to(self.device))[1]
+
+    @torch.no_grad()
+    def log_probs_behind(
+        self, states: Cache | None, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """Log-probabilities after rows that begin with the tokens of ``states``."""
+        cache = None if states is None else _repeated(states, len(tokens))
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), cache)
+        return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
     @torch.no_grad()
     def log_probs_after(

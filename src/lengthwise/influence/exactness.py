@@ -12,6 +12,7 @@ from torch import Tensor
 from lengthwise.errors import ModelError
 from lengthwise.influence.context import Masked, strict
 from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.prefix import strict_of_one
 from lengthwise.influence.window import Window
 from lengthwise.randomness import stream
 
@@ -54,6 +55,7 @@ def check_study(
         tokens = torch.from_numpy(window.tokens)
         allowed, whole = model.rounding(tokens), model.whole(tokens)
         yield from ((fault, allowed) for fault in _strict_faults(model, window, whole))
+        yield _prefix_fault(model, window), allowed
         if masked:
             yield _masked_fault(model, window), allowed
         if gated:
@@ -130,6 +132,17 @@ def _strict_faults(model: NextTokenModel, window: Window, whole: Float[Tensor, "
         what="leaving tokens out differs from hiding them where they are, as if a layer counted tokens",
         nats=_largest(model, window, made, [_unread(window, row) for row in compared]),
         advice="use a smaller --near and --far, or choose another model",
+    )
+
+
+def _prefix_fault(model: NextTokenModel, window: Window) -> Fault:
+    places = np.arange(max(0, window.num_far - QUESTIONS), window.num_far)
+    visible = np.ones((len(places), window.num_far), bool)
+    visible[np.arange(len(places)), places] = False
+    made = _in_order(strict_of_one(model, window, visible))[[0, -1]]
+    return Fault(
+        what="tokens after a part that was read once differ from one pass over all",
+        nats=_largest(model, window, made, [_unread(window, row) for row in visible[[0, -1]]]),
     )
 
 

@@ -13,7 +13,8 @@ class NextTokenModel(Protocol):
 
     ``num_positions``: IDs stay below it; None where there is no limit. ``trained_distance``: the largest distance
     of two IDs in training; None where it is not known. ``dtype``: the name of its precision. ``states`` below is
-    whatever the model keeps of tokens that it has read: only the model looks into it.
+    whatever the model keeps of tokens that it has read: only the model looks into it. ``forward_tokens``: about as many
+    tokens as it reads at once.
     """
 
     name: str
@@ -22,6 +23,7 @@ class NextTokenModel(Protocol):
     trained_distance: int | float | None
     num_parameters: int
     dtype: str
+    forward_tokens: int
 
     def log_probs(
         self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
@@ -54,6 +56,12 @@ class NextTokenModel(Protocol):
 
         The near tokens behind them are read as well: angles may depend on the largest ID of a call.
         """
+        ...
+
+    def log_probs_behind(
+        self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """As ``log_probs`` of rows that begin with the tokens of ``states``."""
         ...
 
     def log_probs_after(

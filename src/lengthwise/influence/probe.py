@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.context import Masked, strict
+from lengthwise.influence.context import Masked
 from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.objective import Objective
+from lengthwise.influence.prefix import strict_of_one
 from lengthwise.influence.window import Window
 
 
@@ -53,7 +54,7 @@ class Probe:
     def scores(self, visible: Bool[np.ndarray, "rows far"]) -> Float[np.ndarray, " rows"]:
         """The objective with these far tokens visible and no others, exactly; lower is better."""
         if self.mode == "strict":
-            answers = strict(self.reading.model, [(self.reading.window, row) for row in visible])
+            answers = strict_of_one(self.reading.model, self.reading.window, visible)
         else:
             answers = self.reading.masked.log_probs(visible)
         scores = np.empty(len(visible))

@@ -24,7 +24,9 @@ class InfluenceSettings:
     Losses with the target's own, another text's and elsewhere's far tokens are measured of all ``num_targets`` (None:
     every one that the texts have). Far tokens are chosen for those that the ``rule`` calls clear with their own or with
     the other text's far tokens, and for a random share ``rest`` of the others. ``piece`` cuts texts that are longer
-    into pieces of so many tokens. Targets are asked about ``block`` at a time; what is written is whole blocks.
+    into pieces of so many tokens. ``sink`` tokens more, the first of each context, are never hidden: models that were
+    trained without a first token of their own may rest their attention there. Targets are asked about ``block`` at a
+    time; what is written is whole blocks.
     """
 
     near: int = 64
@@ -39,8 +41,9 @@ class InfluenceSettings:
     num_targets: int | None = 500
     rest: float = 0.1
     piece: int | None = None
+    sink: int = 0
     seed: int = 0
-    block: int = 64
+    block: int = 16
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -48,6 +51,8 @@ class InfluenceSettings:
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise SettingError(f"{setting} {value} measures nothing; use at least 1")
+        if self.sink < 0:
+            raise SettingError(f"sink {self.sink} is no number of tokens; use 0 or more")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             raise SettingError(
                 f"k {','.join(map(str, self.ks))} are no numbers of far tokens; give rising ones, such as 1,2,4,8"
@@ -60,6 +65,11 @@ class InfluenceSettings:
         self._check_names("value of knows", self.knows, KNOWS)
         if self.controls:
             self._check_names("control", self.controls, CONTROLS)
+
+    @property
+    def context(self) -> int:
+        """The number of tokens before a target."""
+        return self.sink + self.far + self.near
 
     def _check_names(self, kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
         if not names:

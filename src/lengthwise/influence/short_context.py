@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 
 from lengthwise.errors import SettingError
-from lengthwise.influence.context import FORWARD_NUMBERS, FORWARD_TOKENS
+from lengthwise.influence.context import rows_at_once
 from lengthwise.influence.next_token_model import NextTokenModel
 
 
@@ -23,7 +23,7 @@ def short_context_losses(
     if len(tokens) <= near:
         raise SettingError(f"a text of {len(tokens)} tokens has none with {near} before it; use a smaller near")
     losses = np.empty(len(tokens) - near)
-    at_once = max(1, min(FORWARD_TOKENS // (near + stride), FORWARD_NUMBERS // (stride * model.vocabulary_size)))
+    at_once = rows_at_once(model, near + stride, predictions=stride)
     for starts, scored in _windows(len(tokens) - near, stride, at_once):
         rows = torch.from_numpy(np.stack([tokens[start : start + near + scored] for start in starts])).long()
         ids = torch.arange(near + scored - 1).expand(len(rows), -1)

@@ -82,7 +82,7 @@ class TargetRows:
     @cached_property
     def placebo(self) -> Placebo:
         """Where far tokens come from that are not the target's own."""
-        return Placebo(self.texts, self.settings.near, self.settings.far)
+        return Placebo(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
     def rows(self, targets: Sequence[Target], first: int) -> list[dict[str, Any]]:
         """A row per target; ``first`` is the number of the first among all targets of the study."""
@@ -93,6 +93,15 @@ class TargetRows:
         for row, chosen in zip(rows, selections, strict=True):
             row["selections"] = [self._selection_row(selection, next(scores)) for selection in chosen]
         return rows
+
+    def count(self, target: Target, counted: Callable[[], int]) -> tuple[int, int]:
+        """Measure one target, whatever its weight; return what ``counted`` grew by: for losses, and for selections."""
+        begun = counted()
+        (case,) = self._cases([target], 0)
+        read = counted()
+        for _ in self._scores(self._selections(case)):
+            pass
+        return read - begun, counted() - read
 
     def _cases(self, targets: Sequence[Target], first: int) -> list[Case]:
         windows = [self._windows(target, first + place) for place, target in enumerate(targets)]
@@ -114,7 +123,7 @@ class TargetRows:
     def _windows(self, target: Target, number: int) -> dict[str, Window]:
         """The target's own context, and the same with another text's far tokens and with those of elsewhere."""
         settings, seed = self.settings, self.settings.seed
-        own = target.window(settings.near, settings.far, self.start)
+        own = target.window(settings.near, settings.far, self.start, settings.sink)
         found = {"own": own, OTHER: own.with_far(self.placebo.other(target, stream(seed, "other text", number)))}
         elsewhere = self.placebo.elsewhere(target, stream(seed, "elsewhere", number))
         return found if elsewhere is None else found | {ELSEWHERE: own.with_far(elsewhere)}
@@ -243,7 +252,7 @@ class TargetRows:
 
     def _kinds(self, target: Target) -> list[str]:
         settings, tokens = self.settings, target.text.tokens
-        context = tokens[target.place - settings.near - settings.far : target.place + 1]
+        context = tokens[target.place - settings.context : target.place + 1]
         beside = [
             [self.token_text(int(token)) for token in part]
             for part in (context[-1 - AROUND :], tokens[target.place + 1 : target.place + 1 + AROUND])

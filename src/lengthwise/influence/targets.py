@@ -19,10 +19,16 @@ class Target:
     text: TokenizedDocument
     place: int
 
-    def window(self, near: int, far: int, start: Sequence[int] = ()) -> Window:
-        """Its context: the ``near`` tokens before it, and the ``far`` ones before these."""
-        tokens = self.text.tokens[self.place - near - far : self.place + 1].astype(np.int64)
-        return Window(start=np.array(start, np.int64), far=tokens[:far], near=tokens[far:-1], target=int(tokens[-1]))
+    def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> Window:
+        """Its context: ``near`` tokens before it, ``far`` ones before these, and ``sink`` first ones, never hidden."""
+        tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
+        first, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
+        return Window(
+            start=np.concatenate([np.array(start, np.int64), first]),
+            far=far_tokens,
+            near=near_tokens,
+            target=int(target[0]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

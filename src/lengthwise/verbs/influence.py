@@ -23,21 +23,31 @@ from lengthwise.study import InfluenceStudy, measure_influence
 from lengthwise.study_report import PAGE, report_study
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.text_rows import FORM
 from lengthwise.verbs.flags import WHOLE, Device, Json
 
 RULES = ("gap", "longppl")
+DEFAULT = InfluenceSettings()
 
 
 def influence(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A run on text, a model's folder or its hub name.")],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[TEXT]...", help="Files, folders, dataset:NAME[:SPLIT]; a run's held-out text if none."
-        ),
+        typer.Argument(metavar="[TEXT]...", help=f"Files, folders, {FORM}; a run's held-out text if none."),
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(**WHOLE, help="The first so many of each TEXT; data sets are then streamed.")
     ] = None,
     near: Annotated[int, typer.Option(**WHOLE, help="Tokens before the target that are always seen.")] = 64,
-    far: Annotated[int, typer.Option(**WHOLE, help="Tokens before these.")] = 1024,
+    far: Annotated[
+        int | None,
+        typer.Option(
+            **WHOLE,
+            help="Tokens before these.",
+            show_default=f"{DEFAULT.far}, or as many as the model has positions for",
+        ),
+    ] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of far tokens.")] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="How they are chosen; see lengthwise list measures.")] = "greedy",
     screen: Annotated[
@@ -64,6 +74,9 @@ def influence(
     rest: Annotated[float, typer.Option(help="The share of the other targets that is measured as well.")] = 0.1,
     targets: Annotated[str, typer.Option(help="How many targets, or all.")] = "500",
     piece: Annotated[int | None, typer.Option(**WHOLE, help="Cut longer texts into pieces of so many tokens.")] = None,
+    sink: Annotated[
+        int, typer.Option(**WHOLE, help="So many first tokens of each context are never hidden (attention sinks).")
+    ] = 0,
     kind: Annotated[str | None, typer.Option(help="Of a run's held-out text, one kind.")] = None,
     also: Annotated[
         list[str] | None, typer.Option(help="Another model for the same texts; can be given several times.")
@@ -82,7 +95,7 @@ def influence(
     """Measure how many far tokens a model's predictions need: loss with near, far + near, and near + k tokens."""
     settings = InfluenceSettings(
         near=near,
-        far=far,
+        far=DEFAULT.far if far is None else far,
         ks=numbers(k, "--k"),
         measure=_measure(measure, screen),
         modes=_names(mode),
@@ -92,6 +105,7 @@ def influence(
         rest=rest,
         num_targets=_number_of(targets),
         piece=piece,
+        sink=sink,
         seed=seed,
     )
     names = [model, *(also if also is not None else [])]
@@ -101,8 +115,10 @@ def influence(
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(names, folders, strict=True):
         loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
+        if far is None and len(names) == 1:
+            settings = _within_positions(settings, loaded)
         study = InfluenceStudy(
-            model=loaded.model, codec=loaded.codec, texts=_texts(loaded, texts, kind), settings=settings
+            model=loaded.model, codec=loaded.codec, texts=_texts(loaded, texts, kind, documents), settings=settings
         )
         _measure_all(study, folder, resume=resume)
         summaries.append(report_study(study, folder))
@@ -118,18 +134,41 @@ def influence(
         out_console.print(line, markup=False, highlight=False)
 
 
-def _texts(loaded: LanguageModel, texts: list[str] | None, kind: str | None) -> list[TokenizedDocument]:
+def _within_positions(settings: InfluenceSettings, loaded: LanguageModel) -> InfluenceSettings:
+    """The default of far, or what the model's positions leave of it."""
+    if loaded.model.num_positions is None:
+        return settings
+    room = loaded.model.num_positions - settings.near - settings.sink - len(loaded.codec.start)
+    # A model without room for the largest k is refused with the number that it has.
+    return replace(settings, far=max(settings.ks[-1], min(settings.far, room)))
+
+
+def _texts(
+    loaded: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
+) -> list[TokenizedDocument]:
     if not texts:
-        return loaded.held_out(kind)
+        return loaded.held_out(kind)[:documents]
     if kind is not None:
         raise SettingError(f"--kind {kind} is a kind of a run's held-out text; leave it out where texts are named")
-    return list(tokenized(loaded.codec, read_documents(texts), loaded.model.vocabulary_size))
+    return list(tokenized(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size))
 
 
 def _measure_all(study: InfluenceStudy, folder: Path, *, resume: bool) -> None:
     with ProgressLine(err_console) as progress, interruptible() as stop:
-        if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop):
+
+        def estimate(least: float, most: float) -> None:
+            err_console.print(f"this takes about {_duration(least)} to {_duration(most)}", highlight=False)
+
+        if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop, estimate=estimate):
             raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    unit, size = next(
+        (each for each in (("days", 86400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * each[1]), ("seconds", 1)
+    )
+    return f"{max(1, round(seconds / size)):,} {unit}"
 
 
 def _measure(name: str, screen: float | None) -> InfluenceMeasure:

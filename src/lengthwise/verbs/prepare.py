@@ -8,12 +8,13 @@ from lengthwise.choices import share
 from lengthwise.preparation import corpus_table, prepare_corpus
 from lengthwise.progress import ProgressLine
 from lengthwise.terminal import err_console, print_json, print_table
+from lengthwise.text_rows import FORM
 from lengthwise.verbs.flags import WHOLE, Json, Out
 
 
 def prepare(
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Files, folders, dataset:NAME[:SPLIT]; or KIND=any of these.")
+        list[str], typer.Argument(metavar="TEXT...", help=f"Files, folders, {FORM}; or KIND=any of these.")
     ],
     out: Out,
     vocabulary_size: Annotated[
