@@ -139,7 +139,8 @@ def test_the_loss_is_that_of_training(folders):
     batch = batch_of(run.experiment)
     labels = torch.where(batch.token_scored, batch.tokens, -100)
     wanted = torch.where(batch.id_scored, batch.position_ids, -100)
-    made = model(batch.tokens, position_ids=flat(batch.position_ids), labels=labels, position_labels=flat(wanted))
+    of_ids = {"position_labels": flat(wanted)} if run.experiment.scheme.predicts_ids else {}
+    made = model(batch.tokens, position_ids=flat(batch.position_ids), labels=labels, **of_ids)
     expected = lw.loss.answer_loss(run.decoder, batch, run.experiment.training.id_weight)
     torch.testing.assert_close(made.loss, expected.loss)
 
@@ -173,9 +174,10 @@ def folder(tmp_path_factory):
 def test_prompts_of_several_lengths_are_filled_on_the_left(folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
-    together = model.generate(**prompts, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    ids = torch.tensor([[0, 0, 1, 2, 0], [1, 2, 3, 4, 0]])
+    together = model.generate(**prompts, position_ids=ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
     alone = tokenizer(["01="], return_tensors="pt", return_token_type_ids=False)
-    expected = model.generate(**alone, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    expected = model.generate(**alone, position_ids=ids[:1, 2:], max_new_tokens=5, do_sample=False, eos_token_id=None)
     assert torch.equal(together[0, -5:], expected[0, -5:])
 
 
@@ -184,7 +186,7 @@ def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
     export_hf(tmp_path / "run", tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     with pytest.raises(SettingError, match="give prompts of one length, without an attention_mask"):
-        model(torch.tensor([[0, 1, 1]]), attention_mask=torch.tensor([[0, 1, 1]]))
+        model(torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 2]]))
 
 
 def test_what_is_no_exported_run_is_refused(folder, tmp_path):

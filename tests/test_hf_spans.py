@@ -64,7 +64,7 @@ def test_a_prompt_has_the_same_groups_without_its_response(tokenizer):
     whole = tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]
     spans = marked(TEXT, n12=7, n46=3)
     for seq in range(1, len(whole)):
-        assert groups_of_spans(spans, whole[:seq]) == groups_of_spans(spans, whole)[:seq]
+        assert groups_of_spans(spans, whole[:seq], truncated=True) == groups_of_spans(spans, whole)[:seq]
 
 
 REFUSED = [
@@ -79,6 +79,16 @@ REFUSED = [
     ([[0, 3, -1]], [[0, 5]], r"^span \[0, 3, -1\] is none"),
     ([[0, 3]], [[0, 5]], r"^spans is \[\[0, 3\]\]; give a list of \[start, end, group\] each, in characters$"),
     ([[0, 3, 1]], [0, 5], r"^offset_mapping is \[0, 5\]; give a list of \[start, end\] of each token, as the"),
+    ([[0, 5000, 1]], [[0, 2], [2, 5]], r"^the span 0 to 5000 \(group 1\) goes beyond the last token.*ends at 5; mark"),
+    ([[4000, 5000, 1]], [[0, 5]], r"^the span 4000 to 5000 \(group 1\) goes beyond the last token"),
+    ([[0, 1, 1]], [], r"^the span 0 to 1 \(group 1\) goes beyond the last token, which ends at 0"),
+    ([[0, 2, 1]], [[5, 2]], r"^offset_mapping has \[5, 2\] for token 0; give \[start, end\] with 0 <= start <= end"),
+    ([[0, 2, 1]], [[-3, 2]], r"^offset_mapping has \[-3, 2\] for token 0"),
+    (
+        [[0, 2, 1]],
+        [[0, 0], [0, 2], [2, 5], [0, 0], [0, 2]],
+        r"^offset_mapping falls from 2 to 0 at token 4, .*; tokenize prompt and response as one text$",
+    ),
     ("ab", [[0, 5]], r"^spans is 'ab'; give a list"),
     ([[0, "b", 1]], [[0, 5]], r"^spans is \[\[0, 'b', 1\]\]; give a list"),
 ]
@@ -92,4 +102,9 @@ def test_spans_that_give_no_group_are_refused_in_one_line(spans, offsets, messag
 
 
 def test_spans_of_what_was_truncated_are_left_out():
-    assert groups_of_spans([[0, 2, 5], [2, 4, 9], [8, 9, 1]], [[2, 4], [4, 8]]) == [9, 10]
+    spans, offsets = [[0, 2, 5], [2, 4, 9], [7, 9, 1], [9, 12, 3]], [[2, 4], [4, 8]]
+    assert groups_of_spans(spans, offsets, truncated=True) == [9, 1]
+    with pytest.raises(FeatureError, match=r"the span 7 to 9 \(group 1\) goes beyond the last token, which ends at 8;"):
+        groups_of_spans(spans, offsets)
+    with pytest.raises(FeatureError, match=r"no token has a character of the span 0 to 2"):
+        groups_of_spans(spans[:2], offsets)

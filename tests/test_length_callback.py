@@ -236,7 +236,7 @@ def test_a_model_under_adapters_is_measured(task_type, tmp_path):
 
 
 def test_wrong_input_is_refused(tmp_path):
-    trainer = trainer_of(llama(), tmp_path)
+    trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     with pytest.raises(SettingError, match="2 token_ids for the 4 symbols of parity; give one for each"):
         EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, token_ids=[1, 2])
     with pytest.raises(FeatureError, match="row 1 says no length; give each a column length"):

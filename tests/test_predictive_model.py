@@ -389,7 +389,7 @@ def test_a_copy_reads_its_own_hidden_states():
             lambda: transformers.FalconConfig(
                 vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
             ),
-            "takes position_ids and does not use them|cannot be measured exactly|cannot be asked",
+            "takes position_ids and does not use them|cannot be measured exactly|cannot be run with",
         ),
     ],
 )

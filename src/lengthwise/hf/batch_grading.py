@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lengthwise.errors import SettingError
 from lengthwise.grading import Graded
+from lengthwise.hf.call_checks import check_has_head
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs
@@ -20,13 +21,12 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
     ``forced``: each choice after the right tokens and IDs, in one forward; where one answer is right, greedy decoding
     is exact if and only if all of these are. ``free``: the prompts are continued by ``generate``, greedily and with
     IDs of the model's own: predicted ones or, of a bare model, such as count up (``SettingError`` for prompts whose IDs
-    do not). Position IDs are not asked for where a model predicts none.
+    do not). ``SettingError`` where IDs are to be predicted and the model predicts none.
     """
     device = device_of(model)
     inputs = {name: values.to(device) for name, values in batch.items()}
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not isinstance(inner, PredictsIDs) or inner.num_heads_for_ids == 0:
-        inputs.pop("position_labels", None)
+    check_has_head(inner.num_heads_for_ids if isinstance(inner, PredictsIDs) else 0, inputs.get("position_labels"))
     return _forced(model, inputs) if decode == "forced" else _free(model, inputs, isinstance(inner, PredictsIDs))
 
 

@@ -1,14 +1,17 @@
 """What a call of a model that predicts IDs is refused for."""
 
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
+from transformers.utils.generic import TransformersKwargs
 
 from lengthwise.errors import FrozenHeadWarning, SettingError
+from lengthwise.hf.length_scaling import LOG_LENGTH
 
 
 def check_names_tokens(inputs_embeds: Tensor | None) -> None:
@@ -23,12 +26,76 @@ def check_all_given(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor
         raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
 
 
-def check_below(position_ids: Int[Tensor, "*given"], most: int) -> None:
-    """``SettingError`` for IDs that are not below ``most``; a compiled call is not stopped to look."""
-    if not torch.compiler.is_compiling() and position_ids.numel() and (largest := int(position_ids.max())) >= most:
+def check_range(position_ids: Shaped[Tensor, "*given"], most: int) -> None:
+    """``SettingError`` for IDs below 0 or not below ``most``; a compiled call is not stopped to look."""
+    if torch.compiler.is_compiling() or not position_ids.numel():
+        return
+    smallest, largest = (int(bound) for bound in position_ids.aminmax())
+    if smallest < 0:
+        raise SettingError(f"position_ids fall to {smallest}; give IDs from 0 to {most - 1}")
+    if largest >= most:
         raise SettingError(
             f"position_ids reach {largest} and have to stay below {most}; give smaller ones, or wrap the model with a "
             "larger num_position_ids"
+        )
+
+
+def check_known_names(named: Iterable[str], inner: nn.Module) -> None:
+    """``SettingError`` for an argument that the model within would swallow unread."""
+    if not named or torch.compiler.is_compiling():
+        return
+    known = {*inspect.signature(type(inner).forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
+    if unknown := sorted(set(named) - known):
+        raise SettingError(
+            f"this model takes no {', '.join(unknown)}; leave it out (forward knows position_ids, labels, "
+            "position_labels, sequence_ids and prompt_mask)"
+        )
+
+
+def check_scaled(length_scaling: str, attention: str | None) -> None:
+    """``SettingError`` where the model within was set to another attention, which would leave out the scaling."""
+    if length_scaling == "log" and attention != LOG_LENGTH:
+        raise SettingError(
+            f"length_scaling='log' is off: the model within was set to the attention {attention}; undo it with "
+            f"model.model.set_attn_implementation({LOG_LENGTH!r})"
+        )
+
+
+def check_trains_ids(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
+    """``SettingError`` for a training step in which a head that learns is asked for no ID."""
+    if head is None or labels is None or position_labels is not None or not torch.is_grad_enabled():
+        return
+    if any(weight.requires_grad for weight in head.parameters()):
+        raise SettingError(
+            "labels came without position_labels, so the position head would learn nothing; use a scheme that predicts "
+            "IDs (Predicted), wrap the model with head=None, or freeze the head"
+        )
+
+
+def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
+    """``SettingError`` for IDs that are asked of a model that predicts none."""
+    if position_labels is not None and not num_heads:
+        raise SettingError(
+            "position_labels came to a model without a position head, so no ID would be learned; wrap a model with a "
+            "head, or use a scheme that predicts no IDs, such as Coupled"
+        )
+
+
+def check_prompts_alone(given: Mapping[str, Any]) -> None:
+    """``SettingError`` for a batch of training where `generate` needs one of prompts."""
+    if rest := [name for name in ("labels", "position_labels", "sequence_ids") if given.get(name) is not None]:
+        raise SettingError(
+            f"generate got {', '.join(rest)}, so its rows hold answers already; give a batch of prompts, as "
+            "PositionCollator.prompts(rows) makes it"
+        )
+
+
+def check_ends_with_tokens(attention_mask: Tensor | None) -> None:
+    """``SettingError`` for prompts that are padded on the right, where padding would be continued."""
+    if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
+        raise SettingError(
+            "a prompt ends with padding, and generate would continue the padding; pad on the left "
+            "(tokenizer.padding_side = 'left', or PositionCollator.prompts)"
         )
 
 

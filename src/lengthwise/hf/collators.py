@@ -1,7 +1,7 @@
 """Batches for models of `transformers`: tokenized examples with position IDs by one of our schemes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,16 @@ from lengthwise.errors import (
     UnservedTaskError,
 )
 from lengthwise.example import Examples
-from lengthwise.hf.columns import UNSCORED, Row, read_row
+from lengthwise.hf.collator_checks import check_predicts, check_scheme, trained_ids
+from lengthwise.hf.columns import UNSCORED, Row, prompt_length, read_row
 from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.layout import lay_out
 from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.suitability import FULL, WINDOWED, narrowest_window
 from lengthwise.hf.takes_ids import check_follows_ids
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
 
-# Parts of `Examples` that a column can hold, one number per token.
-COLUMNS = ("coupling", "places")
 SIDES = ("right", "left")
-# The others read position IDs that jump as several texts, whatever the mask says, or take no mask of one's own.
-ATTENTIONS = (None, "eager", "sdpa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +67,7 @@ class PositionCollator:
     training: bool = True
 
     def __post_init__(self) -> None:
-        _check_scheme(self.scheme, self.num_position_ids)
+        check_scheme(self.scheme, self.num_position_ids)
         if self.padding_side not in SIDES:
             raise SettingError(f"padding_side '{self.padding_side}' is unknown; choose one of {', '.join(SIDES)}")
         for setting, value in (("pack_to", self.pack_to), ("pad_to_multiple_of", self.pad_to_multiple_of)):
@@ -99,13 +95,14 @@ class PositionCollator:
         The pad token and its side are those of the tokenizer, IDs stay below the model's ``max_position_embeddings``,
         and a packed mask has its dtype. ``beyond_trained`` lets IDs pass it: for a model that computes positions (such
         as rotary ones); one that looks them up in a table (such as GPT-2) has none there. Raises ``ModelError`` for a
-        model whose attention would not keep to the mask or that predicts the same under any IDs, and
-        ``PositionRangeError`` for a scheme of more IDs.
+        model whose attention would not keep to the mask, that predicts the same under any IDs, or that predicts no IDs
+        where the scheme asks for them, and ``PositionRangeError`` for a scheme of more IDs.
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
             raise ModelError(f"{type(model).__name__} is no model of transformers; give one, or its configuration")
-        trained = _trained_ids(config, pack_to)
+        check_predicts(config, scheme)
+        trained = trained_ids(config, pack_to)
         if isinstance(model, PreTrainedModel) and not isinstance(model, PredictsIDs):
             check_follows_ids(model)
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > trained:
@@ -160,6 +157,22 @@ class PositionCollator:
             batch["attention_mask"] = causal_mask(inside, sequence_ids=sequence_ids, dtype=self.dtype)
             batch["sequence_ids"] = sequence_ids
         return batch
+
+    def prompts(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Return the batch of the prompts alone, for ``model.generate(**batch)``.
+
+        A prompt is what stands before the first answer, or a whole row without a column that marks answers. IDs are
+        those of evaluation, and padding is on the left.
+        """
+        made = replace(self, training=False, pack_to=None, padding_side="left")(features)
+        pieces = [
+            {name: made[name][row, made["attention_mask"][row] == 1][:length] for name in ("input_ids", "position_ids")}
+            for row, length in enumerate(prompt_length(feature) for feature in features)
+        ]
+        layout = lay_out([len(piece["input_ids"]) for piece in pieces], pack_to=None, left=True, multiple=None)
+        fills = {"input_ids": self.pad_token_id, "position_ids": 0}
+        batch = {name: layout.place([piece[name].numpy() for piece in pieces], fill) for name, fill in fills.items()}
+        return batch | {"attention_mask": (layout.sequence_ids >= 0).long()}
 
     def _read(self, number: int, feature: Mapping[str, Any]) -> Row:
         try:
@@ -233,52 +246,6 @@ def _of_one(given: Assignment, place: int) -> Assignment:
         token_scored=given.token_scored[rows],
         id_scored=given.id_scored[rows],
     )
-
-
-def _check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
-    if scheme.real_valued:
-        raise SettingError(
-            f"{scheme.name} gives real numbers and models of transformers take whole IDs; use randomized instead"
-        )
-    if scheme.needs is not None and scheme.needs not in COLUMNS:
-        raise SettingError(f"{scheme.name} needs {scheme.needs}, which no column holds; {' and '.join(COLUMNS)} can be")
-    if num_position_ids is None or scheme.num_position_ids is None:
-        return
-    if scheme.num_position_ids > num_position_ids:
-        raise SettingError(
-            f"{scheme.name} gives IDs below {scheme.num_position_ids} and num_position_ids is {num_position_ids}; "
-            f"set the scheme's to at most {num_position_ids}"
-        )
-
-
-def _trained_ids(config: PreTrainedConfig, pack_to: int | None) -> int:
-    """The number of IDs that a model was made for; ``ModelError`` when IDs or masks would not reach its attention."""
-    attention = getattr(config, "_attn_implementation", None)
-    if attention not in ATTENTIONS:
-        raise ModelError(
-            f"{config.model_type} uses the attention {attention}, which takes IDs that jump for several texts or no "
-            'mask of its own; call model.set_attn_implementation("sdpa")'
-        )
-    text = config.get_text_config()
-    trained = getattr(text, "max_position_embeddings", None)
-    if trained is None:
-        raise ModelError(
-            f"{config.model_type} has no max_position_embeddings, so that it may take no position IDs; give a model "
-            "that does, such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
-        )
-    carried = set(getattr(text, "layer_types", None) or []) - FULL - WINDOWED
-    if pack_to is not None and carried:
-        raise ModelError(
-            f"{config.model_type} has layers of kind {', '.join(sorted(carried))}, which carry a state from one packed "
-            "text into the next; leave out pack_to"
-        )
-    window = narrowest_window(text)
-    if pack_to is not None and window is not None and pack_to > window:
-        raise SettingError(
-            f"pack_to {pack_to} is wider than the window of {window} tokens that some layers of {config.model_type} "
-            f"have, and a packed mask takes its place; pack to at most {window}"
-        )
-    return int(trained)
 
 
 def _new_generator() -> np.random.Generator:

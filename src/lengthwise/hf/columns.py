@@ -49,6 +49,13 @@ def read_row(feature: Mapping[str, Any], needs: str | None) -> Row:
     )
 
 
+def prompt_length(feature: Mapping[str, Any]) -> int:
+    """Return how many tokens of a row stand before its first answer; all where no column marks answers."""
+    row = read_row(feature, None)
+    marked = any(feature.get(name) is not None for name in ("labels", "prompt_length", *ANSWER_MASKS))
+    return int(row.is_answer.argmax()) if marked and row.is_answer.any() else len(row.tokens)
+
+
 def _per_token(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarray, " seq"] | None:
     if feature.get(name) is None:
         return None

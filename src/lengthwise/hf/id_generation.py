@@ -9,16 +9,20 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.errors import SettingError
-from lengthwise.hf.call_checks import check_names_tokens
+from lengthwise.hf.call_checks import check_ends_with_tokens, check_names_tokens, check_prompts_alone
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.reading import counted_ids, ids_of_rows
+
+# Settings that have tokens drafted by another model, by a part of this one, or from the prompt.
+DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
 class PredictsIDs(GenerationMixin):
     """Greedy decoding, sampling and beams; each hypothesis goes on with IDs of its own.
 
-    ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and of what follows; without
-    any they count up, as anywhere in `transformers`. With ``return_dict_in_generate=True`` the answer has
+    ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and of what follows. Without
+    any they count up from ``config.first_counted_id``; where that is None, prompts have IDs of another kind, and
+    ``SettingError`` is raised. With ``return_dict_in_generate=True`` the answer has
     ``position_ids`` beside ``sequences``, -1 where a token was not read again (the last one). Fill behind the end of a
     sequence has IDs as well, which mean nothing.
     """
@@ -40,13 +44,28 @@ class PredictsIDs(GenerationMixin):
         """What a decoding step is given beside tokens, IDs and the cache."""
         return {} if attention_mask is None else {"attention_mask": attention_mask}
 
+    def prompt_ids_by_rule(
+        self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
+    ) -> Int[Tensor, "batch new"]:
+        """IDs of prompts that came without any; ``SettingError`` where the model has no rule for them."""
+        model: Any = self
+        first = model.config.first_counted_id
+        if first is None:
+            raise SettingError(
+                "this model was not told how the IDs of a prompt are made, and position_ids are missing; give "
+                "position_ids (PositionCollator.prompts makes them; a pipeline passes them on), or set "
+                "config.count_prompt_from=0 if prompts count 0, 1, 2, ... in its training"
+            )
+        return counted_ids(tokens, attention_mask) + first
+
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in `transformers`; see the class for ``position_ids``."""
         check_names_tokens(kwargs.get("inputs_embeds"))
-        drafting = {"assistant_model", "prompt_lookup_num_tokens"} & kwargs.keys()
-        if any(kwargs[name] is not None for name in drafting):
-            raise SettingError(f"drafted tokens would get counted IDs; leave out {' and '.join(sorted(drafting))}")
+        check_prompts_alone(kwargs)
+        check_ends_with_tokens(kwargs.get("attention_mask"))
+        if kwargs.get("assistant_model") is not None:
+            raise SettingError("drafted tokens would get counted IDs; leave out assistant_model")
         _go_on(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
@@ -78,8 +97,7 @@ class PredictsIDs(GenerationMixin):
         state = PositionCache(DynamicCache(config=model.config.get_text_config())) if cache is None else cache
         past, given = state.num_read, 0 if position_ids is None else position_ids.shape[-1]
         if past == 0 and given == 0:
-            # As anywhere in `transformers`.
-            position_ids, given = counted_ids(tokens, attention_mask), tokens.shape[1]
+            position_ids, given = self.prompt_ids_by_rule(tokens, attention_mask), tokens.shape[1]
         logits = []
         ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
         for begin, end in zip([0, *ends], ends, strict=False):
@@ -109,7 +127,6 @@ class PredictsIDs(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """What `forward` gets next: a step's ID is predicted here, where its token is known."""
-        kwargs.pop("labels", None)
         made = {name: value for name, value in kwargs.items() if value is not None}
         tokens = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         made["input_ids"] = tokens.clone(memory_format=torch.contiguous_format)
@@ -141,6 +158,30 @@ class PredictsIDs(GenerationMixin):
                 f"position_ids are given for {given.shape[-1]} of {tokens.shape[1]} prompt tokens; give one for each"
             )
         return self.next_position_ids(cache, tokens) if past and tokens.shape[1] == 1 else None
+
+    def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
+        settings, rest = super()._prepare_generation_config(*args, **kwargs)
+        # Each asks the model for tokens without saying their IDs.
+        drafting = [name for name in DRAFTING if getattr(settings, name, None)]
+        if drafting:
+            raise SettingError(f"drafted tokens would get counted IDs; leave out {' and '.join(drafting)}")
+        if getattr(settings, "guidance_scale", None) not in (None, 1):
+            raise SettingError("guidance asks the model for a second prompt without IDs; leave out guidance_scale")
+        return settings, rest
+
+    def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        # Made of the pad tokens of a call without a mask.
+        made = super()._prepare_attention_mask_for_generation(*args, **kwargs)
+        check_ends_with_tokens(made)
+        return made
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
+        tokens = model_kwargs.get("input_ids", inputs_tensor)
+        return self.prompt_ids_by_rule(tokens, model_kwargs.get("attention_mask"))
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: continuous batching counts the IDs of all tokens."""
+        raise SettingError("continuous batching counts position IDs, and this model has others; use generate")
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
         made = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)

@@ -15,6 +15,7 @@ from lengthwise.evaluation import EvaluationSettings, Tally, drawn
 from lengthwise.folder import RESULTS, append_rows
 from lengthwise.grading import DECODES
 from lengthwise.hf.batch_grading import grade_batch
+from lengthwise.hf.collator_checks import check_predicts
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.positions import PositionScheme
@@ -85,21 +86,24 @@ class EvaluateByLength(TrainerCallback):
                 if len(batch.position_ids) != 1:
                     raise UnservedTaskError(f"{task.name} has IDs on several levels and models of transformers on one")
                 ids, tokens = batch.position_ids[0], numbers[batch.tokens]
-                yield {
+                made = {
                     "input_ids": tokens,
                     "position_ids": ids,
                     "attention_mask": torch.ones_like(tokens),
                     "labels": torch.where(batch.token_scored, tokens, UNSCORED),
-                    "position_labels": torch.where(batch.id_scored, ids, UNSCORED),
                 }
+                wanted = {"position_labels": torch.where(batch.id_scored, ids, UNSCORED)}
+                yield made | wanted if scheme.predicts_ids else made
 
+        if trainer.model is not None:
+            check_predicts(trainer.model.config, scheme)
         facts = {**task_facts(task), "scheme": scheme.name}
-        made = {
+        by_length = {
             length: lambda place=place, length=length: batches(place, length)
             for place, length in enumerate(settings.lengths)
         }
         decode, until_none = settings.decode, settings.until_none
-        return cls(trainer, made, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
+        return cls(trainer, by_length, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
 
     @classmethod
     def of_rows(  # noqa: PLR0913
@@ -115,6 +119,8 @@ class EvaluateByLength(TrainerCallback):
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
         """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
+        if trainer.model is not None:
+            check_predicts(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
         by_length: dict[int, list[Mapping[str, Any]]] = {}
         for number, row in enumerate(rows):

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.errors import ModelError
 from lengthwise.experiment import Experiment, entry_of, num_levels, to_dict
+from lengthwise.hf.prompt_rule import counted_from
 
 
 # What is saved has more than the fields, and the class takes it all.
@@ -19,6 +20,7 @@ class LengthwiseConfig(PreTrainedConfig):
 
     ``symbols`` is the vocabulary in the order of its token numbers. ``run`` holds the experiment, the facts and the
     kept files of a run folder, for the way back; it is empty for a decoder that came from none.
+    ``count_prompt_from`` is the first ID of a prompt whose IDs count up at evaluation; None: a prompt has other IDs.
     """
 
     model_type = "lengthwise"
@@ -31,6 +33,7 @@ class LengthwiseConfig(PreTrainedConfig):
     num_predicted_ids: int | None = None
     num_levels: int = 1
     id_weight: float = 1.0
+    count_prompt_from: int | None = None
     run: dict[str, Any] | None = None
     vocab_size: int = 0
     hidden_size: int = 0
@@ -40,6 +43,16 @@ class LengthwiseConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether the decoder has position heads."""
+        return self.num_predicted_ids is not None
+
+    @property
+    def first_counted_id(self) -> int | None:
+        """The first ID of a prompt that comes without any; None where a prompt has to have its own."""
+        return self.count_prompt_from
 
 
 def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
@@ -54,6 +67,7 @@ def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
         num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
         num_levels=num_levels(experiment),
         id_weight=experiment.training.id_weight,
+        count_prompt_from=counted_from(experiment),
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,

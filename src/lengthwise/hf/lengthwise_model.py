@@ -10,7 +10,14 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.decoder import Cache as DecoderCache
 from lengthwise.errors import SettingError
-from lengthwise.hf.call_checks import check_all_given, check_labelled, check_names_tokens, check_served
+from lengthwise.hf.call_checks import (
+    check_all_given,
+    check_has_head,
+    check_labelled,
+    check_names_tokens,
+    check_served,
+    check_trains_ids,
+)
 from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.joint_loss import Asked, OfIDs, joint_loss, position_loss, token_loss
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
@@ -18,11 +25,12 @@ from lengthwise.hf.parts import KeepsPrecision
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
 from lengthwise.hf.reading import ids_of_rows, kept_logits, prompt_of_call
+from lengthwise.hf.saving import SavesModelCard
 from lengthwise.hf.texts import prompts_of
 from lengthwise.scores import PLAINLY, Looking
 
 
-class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
+class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
     """A decoder of ours with the interface of a causal language model of `transformers`.
 
     ``position_ids`` are (batch, seq), or (level, batch, seq) where the decoder was built for several levels; in what
@@ -32,6 +40,7 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
     config_class = LengthwiseConfig
     config: LengthwiseConfig
     base_model_prefix = "decoder"
+    card_kind: ClassVar[str] = "Decoder trained for length generalization"
     main_input_name = "input_ids"
     # Trainers give none: the loss of a batch is its mean.
     accepts_loss_kwargs = False
@@ -61,13 +70,17 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
     ) -> PredictivePositionOutput:
         """Logits, and the joint loss of ``labels`` and ``position_labels``, which has the shape of ``position_ids``.
 
-        As in `PredictivePositionModel`; without ``position_ids`` those of a first call count up, and a later token's
-        are predicted. Packed rows, hidden states and attention weights are not served: ``SettingError``.
+        As in `PredictivePositionModel`; without ``position_ids`` those of a first call count up where they did in
+        training, and a later token's are predicted. Packed rows, hidden states and attention weights are not served:
+        ``SettingError``.
         """
         check_names_tokens(inputs_embeds)
         check_served(other)
-        if position_labels is not None and self.training:
-            check_labelled(labels)
+        check_has_head(self.num_heads_for_ids, position_labels)
+        if self.training:
+            check_trains_ids(self.decoder.heads, labels, position_labels)
+            if position_labels is not None:
+                check_labelled(labels)
         cache = None if past_key_values is None else PositionCache.of(past_key_values)
         if cache is None and use_cache:
             cache = PositionCache(DynamicCache(config=self.config))
@@ -120,11 +133,16 @@ class LengthwiseForCausalLM(KeepsPrecision, PredictsIDs, PreTrainedModel, Genera
         return len(self.decoder.heads)
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
-        """The IDs of tokens that were just chosen, on every level; without a head the last ones plus one."""
+        """Return the IDs of tokens that were just chosen, on every level; without a head the last ones plus one."""
         known = past_key_values.settle()
         assert known is not None
         own_ids = _first(known.position_ids[:, -1:])
         if not self.decoder.predicts_ids:
+            if self.config.first_counted_id is None:
+                raise SettingError(
+                    "this decoder predicts no IDs, and those of its training do not count up; give position_ids of all "
+                    "tokens, those to be written included"
+                )
             return _squeezed(own_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 class Tap:
@@ -64,3 +66,43 @@ class Segment(nn.Module):
     def forward(self, embedded: Tensor, is_prompt: Tensor) -> Tensor:
         """Added to the embeddings of what is no prompt."""
         return embedded + (~is_prompt)[..., None] * self.weight
+
+
+class EmbedsWithin(nn.Module):
+    """Embeddings are those of the model within, ``self.model``."""
+
+    config: Any
+    model: PreTrainedModel
+    segment: Segment | None
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings of the model within."""
+        embeddings: nn.Module = self.model.get_input_embeddings()
+        return embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings of the model within."""
+        self.model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output layer of the model within."""
+        embeddings: nn.Module = self.model.get_output_embeddings()
+        return embeddings
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the output layer of the model within."""
+        self.model.set_output_embeddings(value)
+
+    def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
+        embedded: Tensor = self.get_input_embeddings()(tokens)
+        return embedded if self.segment is None else self.segment(embedded, is_prompt)
+
+    def _chosen(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
+        """Return what a head reads of the token whose ID is asked for."""
+        embedded = self._known_tokens(tokens)
+        return embedded if self.config.condition_on_token else torch.zeros_like(embedded)
+
+    def _known_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
+        """Return embeddings as a head compares them, in its own precision."""
+        embedded: Tensor = self.get_input_embeddings()(tokens)
+        return embedded.float()

@@ -2,35 +2,41 @@
 
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from lengthwise.errors import ModelError, SettingError
+from lengthwise.errors import SettingError
 from lengthwise.hf.call_checks import (
     check_all_given,
-    check_below,
+    check_has_head,
+    check_known_names,
     check_labelled,
     check_names_tokens,
     check_one_copy,
+    check_range,
+    check_scaled,
+    check_trains_ids,
     warn_of_frozen,
 )
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.joint_loss import Asked, foretold, joint_loss, own_precision, position_loss, token_loss
 from lengthwise.hf.length_scaling import LOG_LENGTH
-from lengthwise.hf.parts import KeepsPrecision, Segment, Tap
+from lengthwise.hf.parts import EmbedsWithin, KeepsPrecision, Segment, Tap
 from lengthwise.hf.position_cache import PositionCache, Read
-from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput
-from lengthwise.hf.reading import counted_ids, ids_of_rows, kept_logits, mask_of_call, prompt_of_call
+from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_types
+from lengthwise.hf.reading import ids_of_rows, kept_logits, mask_of_call, prompt_of_call
+from lengthwise.hf.saving import SavesModelCard
 from lengthwise.hf.takes_ids import check_scales, check_table, check_takes_ids
 from lengthwise.hf.texts import prompts_of
 from lengthwise.position_heads import POSITION_HEADS, PositionHead
 
 
-class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
+class PredictivePositionModel(
+    SavesModelCard, KeepsPrecision, PredictsIDs, EmbedsWithin, PreTrainedModel, GenerationMixin
+):
     """A causal language model that also predicts the position ID of each token it writes (PPC, section 5.2).
 
     ``wrap`` puts it around a model; ``from_pretrained`` loads what ``save_pretrained`` has written. Every call passes
@@ -40,6 +46,7 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
     config_class = PredictivePositionConfig
     config: PredictivePositionConfig
     base_model_prefix = "model"
+    card_kind: ClassVar[str] = "Causal language model that predicts its position IDs"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -70,23 +77,47 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         self.post_init()
 
     @classmethod
-    def wrap(cls, model: PreTrainedModel, **options: Any) -> "PredictivePositionModel":
-        """Around a model, which it keeps; ``options`` are those of `PredictivePositionConfig`.
+    def wrap(  # noqa: PLR0913
+        cls,
+        model: PreTrainedModel,
+        *,
+        head: str | None = "pointer",
+        num_position_ids: int | None = None,
+        segments: bool = False,
+        length_scaling: str = "none",
+        log_length_from: int | None = None,
+        condition_on_token: bool = True,
+        id_weight: float = 1.0,
+        count_prompt_from: int | None = None,
+    ) -> "PredictivePositionModel":
+        """Put a position head around a model; for the options see `PredictivePositionConfig`.
 
-        IDs stay below the model's ``max_position_embeddings`` unless ``num_position_ids`` says otherwise. Raises
-        ``ModelError`` for a model that takes no IDs of one's own, and ``SettingError`` for options that are none.
+        The model is kept as it is. IDs stay below its ``max_position_embeddings`` unless ``num_position_ids`` is given.
+        Raises ``ModelError`` for a model that cannot be wrapped, and ``SettingError`` for a wrong option.
         """
+        options = {
+            "head": head,
+            "num_position_ids": num_position_ids,
+            "segments": segments,
+            "length_scaling": length_scaling,
+            "log_length_from": log_length_from,
+            "condition_on_token": condition_on_token,
+            "id_weight": id_weight,
+            "count_prompt_from": count_prompt_from,
+        }
+        check_types(options)
         check_takes_ids(model)
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if num_position_ids is None:
+            options["num_position_ids"] = PredictivePositionConfig.num_position_ids if most is None else int(most)
+        elif most is not None:
+            check_table(model, most, num_position_ids)
         # A configuration that is made of another forgets it.
         attention = model.config.get_text_config()._attn_implementation
-        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if most is not None:
-            options = {"num_position_ids": int(most)} | options
-            check_table(model, most, options["num_position_ids"])
-        config = PredictivePositionConfig(text_config=model.config, **options)
+        config = PredictivePositionConfig(text_config=model.config, **options | {"id_weight": float(id_weight)})
         model.config.get_text_config()._attn_implementation = attention
         made = cls(config, model)
-        if made.config.length_scaling == "log":
+        if length_scaling == "log":
             check_scales(model, attention)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
@@ -96,19 +127,6 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         if made.segment is not None:
             made.segment.to(device=device, dtype=made.get_input_embeddings().weight.dtype)
         return made
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As anywhere; ``ModelError`` where what was saved has no such head or segment."""
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        model, found = loaded
-        lost = sorted(name for name in found["missing_keys"] if name.startswith(("position_head", "segment")))
-        if lost:
-            raise ModelError(
-                f"the saved model has no {lost[0]}: it was saved with other options; load it with its own, or wrap the "
-                "model within anew"
-            )
-        return (model, found) if output_loading_info else model
 
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917
@@ -136,11 +154,8 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         first label, or all of a first call.
         """
         check_names_tokens(inputs_embeds)
-        check_one_copy(self)
+        self._check_call(labels, position_labels, kwargs)
         cache = self._cache(past_key_values, use_cache)
-        if position_labels is not None and self.training:
-            check_labelled(labels)
-            warn_of_frozen(None if self.position_head is None else self._head_in_use())
         position_ids = self._given_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         given = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or given < input_ids.shape[1]:
@@ -199,7 +214,7 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         most = self.config.num_position_ids
         if self.position_head is None:
             fill = self.generation_config.pad_token_id
-            check_below(own_ids + 1 if fill is None else (own_ids + 1)[tokens != fill], most)
+            check_range(own_ids + 1 if fill is None else (own_ids + 1)[tokens != fill], most)
             return (own_ids + 1).clamp(max=most - 1)
         head = self._head_in_use()
         hidden = past_key_values.last_hidden().float()
@@ -220,24 +235,6 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
             return {"attention_mask": mask_of_call(tokens, attention_mask, cache, None, self.dtype)}
         return super().step_inputs(tokens, cache, attention_mask)
 
-    def get_input_embeddings(self) -> nn.Module:
-        """Those of the model within."""
-        embeddings: nn.Module = self.model.get_input_embeddings()
-        return embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Of the model within."""
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Those of the model within."""
-        embeddings: nn.Module = self.model.get_output_embeddings()
-        return embeddings
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Of the model within."""
-        self.model.set_output_embeddings(value)
-
     def _init_weights(self, module: nn.Module) -> None:
         # What is new here starts as its own constructor says; the model within begins with its own.
         return
@@ -250,15 +247,31 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         cache: PositionCache | None,
         sequence_ids: Tensor | None,
     ) -> Int[Tensor, "batch given"] | None:
-        """Those of all rows; without any, and without a head, those of a first call count up."""
+        """Return those of all rows; without any, and without a head, those of a first call count up."""
+        first = cache is None or not cache.has_read
         if position_ids is not None:
+            if position_ids.is_floating_point():
+                raise SettingError(f"position_ids are {position_ids.dtype}; give whole numbers")
             position_ids = ids_of_rows(position_ids, len(tokens))
-        elif self.position_head is None and sequence_ids is None and (cache is None or not cache.num_read):
-            position_ids = counted_ids(tokens, attention_mask)
-        # A single one was predicted, mostly, and generating does not stop to look.
-        if position_ids is not None and position_ids.shape[1] > 1:
-            check_below(position_ids, self.config.num_position_ids)
+        elif self.position_head is None and sequence_ids is None and first:
+            position_ids = self.prompt_ids_by_rule(tokens, attention_mask)
+        # A single one behind others was predicted, mostly, and generating does not stop to look.
+        if position_ids is not None and (first or position_ids.shape[1] > 1):
+            check_range(position_ids, self.config.num_position_ids)
         return position_ids
+
+    def _check_call(self, labels: Tensor | None, position_labels: Tensor | None, other: dict[str, Any]) -> None:
+        check_one_copy(self)
+        check_known_names(other, self.model)
+        check_scaled(self.config.length_scaling, self.model.config.get_text_config()._attn_implementation)
+        check_has_head(self.num_heads_for_ids, position_labels)
+        if not self.training:
+            return
+        head = None if self.position_head is None else self._head_in_use()
+        check_trains_ids(head, labels, position_labels)
+        if position_labels is not None:
+            check_labelled(labels)
+            warn_of_frozen(head)
 
     def _cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
         if past_key_values is not None:
@@ -269,10 +282,6 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         self._tap.watch(self.get_output_embeddings())
         return self.model(inputs_embeds=embeddings, **inputs, return_dict=True)
 
-    def _embedded(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
-        embedded: Tensor = self.get_input_embeddings()(tokens)
-        return embedded if self.segment is None else self.segment(embedded, is_prompt)
-
     def _head_in_use(self) -> PositionHead:
         """The head or, where adapters train a copy of it, that copy."""
         head: Any = self.position_head
@@ -280,16 +289,6 @@ class PredictivePositionModel(KeepsPrecision, PredictsIDs, PreTrainedModel, Gene
         if copies is None:
             return head
         return head.original_module if head.disable_adapters else copies[head.active_adapters[0]]
-
-    def _chosen(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
-        """What a head is told of the token whose ID is asked for."""
-        embedded = self._known_tokens(tokens)
-        return embedded if self.config.condition_on_token else torch.zeros_like(embedded)
-
-    def _known_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        """Embeddings as a head compares them, in its own precision."""
-        embedded: Tensor = self.get_input_embeddings()(tokens)
-        return embedded.float()
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """As anywhere, but for length scaling, which is an attention of its own: ``SettingError``."""

@@ -1,6 +1,7 @@
 """What the wrapper for PPC is configured with, and what it answers."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, no_type_check
 
 from huggingface_hub.dataclasses import strict
@@ -14,6 +15,30 @@ from lengthwise.errors import ModelError, SettingError, unknown_name
 from lengthwise.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
+# The options of ``wrap``: the types of each, and what an error calls them.
+OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
+    "head": ((str, type(None)), "a name, or None"),
+    "num_position_ids": ((int, type(None)), "a whole number"),
+    "segments": ((bool,), "True or False"),
+    "length_scaling": ((str,), "'none' or 'log'"),
+    "log_length_from": ((int, type(None)), "a whole number, or None"),
+    "condition_on_token": ((bool,), "True or False"),
+    "id_weight": ((int, float), "a number"),
+    "count_prompt_from": ((int, type(None)), "a whole number, or None"),
+}
+# What `transformers` itself hands to a configuration besides its fields.
+INHERITED = {"model_type", "attn_implementation", "experts_implementation", "name_or_path", "torch_dtype", "use_cache"}
+
+
+def check_types(options: dict[str, Any]) -> None:
+    """Raise ``SettingError`` for an option of the wrong type, and ``UnknownNameError`` for one that does not exist."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise unknown_name("option", name, OPTIONS)
+        types, description = OPTIONS[name]
+        # True is an int to Python.
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise SettingError(f"{name} is {value!r} ({type(value).__name__}); use {description}")
 
 
 # What is saved has more than the fields, and the class takes it all.
@@ -28,6 +53,10 @@ class PredictivePositionConfig(PreTrainedConfig):
     that is named. ``condition_on_token`` lets an ID depend on the token that has it; ``id_weight`` is the weight of the
     ID loss. Under a trainer that says how many labels a step has, both losses are divided by that number: where fewer
     IDs than tokens are scored, theirs weighs as much less.
+
+    ``count_prompt_from`` is the ID of the first prompt token of a model whose prompts count up in training (0, 1, 2,
+    ...); calls without ``position_ids`` then count from it. None: such calls raise an error. A model without a head
+    counts from 0 unless another number is set.
     """
 
     model_type = "predictive_position"
@@ -42,12 +71,14 @@ class PredictivePositionConfig(PreTrainedConfig):
     log_length_from: int | None = None
     condition_on_token: bool = True
     id_weight: float = 1.0
+    count_prompt_from: int | None = None
     tie_word_embeddings: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        check_types({name: value for name, value in kwargs.items() if name not in INHERITED})
         super().__post_init__(**kwargs)
         inner = self.text_config
         assert isinstance(inner, PreTrainedConfig)
@@ -58,16 +89,35 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As anywhere; ``ModelError`` for what another model was saved with."""
+        """As in `transformers`; ``ModelError`` for the configuration of another kind of model."""
         found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ModelError(
                 f"this is a saved {found}, and no model that predicts IDs; load it as what it is and wrap it"
             )
-        return super().from_dict(config_dict, **kwargs)
+        # Trainers leave attributes of their own in a configuration; they are kept, as in `transformers`.
+        known = {part.name for part in fields(cls)} | INHERITED
+        extra = {name: value for name, value in config_dict.items() if name not in known}
+        made = super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
+        config = made[0] if isinstance(made, tuple) else made
+        for name, value in extra.items():
+            setattr(config, name, value)
+        return made
+
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether the model has a position head."""
+        return self.head is not None
+
+    @property
+    def first_counted_id(self) -> int | None:
+        """The first ID of a prompt that comes without any; None where a prompt has to have its own."""
+        if self.count_prompt_from is None and self.head is None:
+            return 0
+        return self.count_prompt_from
 
     def check_options(self) -> None:
-        """Raise ``SettingError`` for options that are none."""
+        """Raise ``SettingError`` for values that no option takes, and for options that would have no effect."""
         if self.head is not None and self.head not in POSITION_HEADS:
             raise unknown_name("head", self.head, POSITION_HEADS)
         if self.length_scaling not in LENGTH_SCALINGS:
@@ -79,6 +129,15 @@ class PredictivePositionConfig(PreTrainedConfig):
             )
         if self.num_position_ids < 1:
             raise SettingError(f"num_position_ids {self.num_position_ids} leaves no ID; use at least 1")
+        if not (math.isfinite(self.id_weight) and self.id_weight >= 0):
+            raise SettingError(f"id_weight {self.id_weight} is no weight of a loss; use 0 or more")
+        if self.head is None and (self.id_weight != 1 or not self.condition_on_token):
+            raise SettingError(
+                "head=None predicts no IDs, so id_weight and condition_on_token do nothing; leave them out"
+            )
+        if self.count_prompt_from is not None and not 0 <= self.count_prompt_from < self.num_position_ids:
+            last = self.num_position_ids - 1
+            raise SettingError(f"count_prompt_from {self.count_prompt_from} is no ID of this model; use 0 to {last}")
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What a call reads: which of its tokens are prompt, and who sees whom."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lengthwise.errors import SettingError
@@ -32,15 +32,18 @@ def prompt_of_call(
     return found
 
 
-def ids_of_rows(position_ids: Int[Tensor, "*level given_batch given"], rows: int) -> Int[Tensor, "*level batch given"]:
-    """IDs for each row; one row of them is for all."""
+def ids_of_rows(
+    position_ids: Shaped[Tensor, "*level given_batch given"], rows: int
+) -> Shaped[Tensor, "*level batch given"]:
+    """Return IDs for each row; one row of them is for all. Whole numbers become int64, real ones stay as they are."""
     found = position_ids.shape[-2] if position_ids.dim() > 1 else 0
     if found not in (1, rows):
         raise SettingError(
             f"position_ids are {tuple(position_ids.shape)} and there are {rows} rows of tokens; give IDs for each row, "
             "or one row of them for all"
         )
-    return position_ids.long().expand(*position_ids.shape[:-2], rows, -1)
+    whole = position_ids if position_ids.is_floating_point() else position_ids.long()
+    return whole.expand(*position_ids.shape[:-2], rows, -1)
 
 
 def counted_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from lengthwise.errors import ModelError
 from lengthwise.hf.devices import device_of
+from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.influence.exactness import CALL_ERRORS, check_exact, first_line
 from lengthwise.influence.next_token_model import NextTokenModel
 
@@ -55,6 +56,11 @@ def masks_by_index(model: PreTrainedModel) -> bool:
 
 def check_suitable(model: NextTokenModel, inner: PreTrainedModel) -> None:
     """Raise ``ModelError`` unless tokens can be hidden and IDs chosen, and both do what they should."""
+    if isinstance(inner, PredictsIDs):
+        raise ModelError(
+            f"{model.name} predicts its position IDs or is wrapped to do so, and influence is measured under counted "
+            "IDs; give a plain causal model, or the run folder that this one was exported from"
+        )
     kinds = set(getattr(inner.config.get_text_config(), "layer_types", None) or [])
     if other := kinds - FULL - WINDOWED:
         raise ModelError(

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from lengthwise.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.devices import check_one_device, device_of
+from lengthwise.hf.id_generation import PredictsIDs
 from lengthwise.hf.length_scaling import scaled_layers
 from lengthwise.hf.suitability import narrowest_window, whole_context
 
@@ -19,9 +20,10 @@ SPARE = 2
 def check_takes_ids(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` with the reason.
 
-    That is: the model is on several devices, counts positions itself, looks back by token index, or balances experts by
-    the mask of a call.
+    It is no plain model of `transformers`, is on several devices, counts positions itself, looks back by token index,
+    or balances experts by the mask of a call.
     """
+    _check_plain(model)
     config = model.config.get_text_config()
     name = _name_of(config)
     check_one_device(name, model)
@@ -39,6 +41,22 @@ def check_takes_ids(model: PreTrainedModel) -> None:
     # Asked as for influence: tokens can be hidden, IDs can jump, and with a cache it is the same.
     _asked(model, name, lambda: CausalLM(model, name))
     check_follows_ids(model)
+
+
+def _check_plain(model: Any) -> None:
+    """Raise ``ModelError`` for what is no model of `transformers`, or one that is wrapped already."""
+    if hasattr(model, "get_base_model"):
+        raise ModelError(
+            "this model has adapters; wrap the model within first and add them afterwards: "
+            "get_peft_model(PredictivePositionModel.wrap(model), ...)"
+        )
+    if isinstance(model, PredictsIDs):
+        raise ModelError(
+            f"this {type(model).__name__} is wrapped already, or has a position head of its own; use it as it is, or "
+            "wrap a plain causal model"
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"{type(model).__name__} is no model of transformers; give one that AutoModelForCausalLM made")
 
 
 def _check_angles(config: Any) -> None:
