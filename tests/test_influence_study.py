@@ -30,6 +30,7 @@ from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.study import InfluenceStudy, measure_influence
+from lengthwise.study_parts import join_parts, part_folder, part_of
 from lengthwise.study_report import report_study
 from lengthwise.tasks import TokenizedDocument
 
@@ -229,6 +230,38 @@ def test_what_a_killed_study_wrote_of_a_block_is_written_again(model, whole, kep
     (folder / "influence.jsonl").write_bytes((whole / "influence.jsonl").read_bytes()[:kept])
     assert measure_influence(study, folder, resume=True)
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_parts_of_a_study_make_the_same_file_as_one_process(model, whole, number, tmp_path):
+    study = study_of(model)
+    for place in range(1, number + 1):
+        part = replace(study, part=(place, number))
+        # There are four blocks: parts beyond these have none.
+        assert join_parts(part, tmp_path) == list(range(place, min(4, number) + 1))
+        folder, stops = part_folder(tmp_path, part.part), iter([False, False, True])
+        if not measure_influence(part, folder, stop=lambda stops=stops: next(stops, True)):
+            assert measure_influence(part, folder, resume=True)
+    assert join_parts(part, tmp_path) == []
+    assert (tmp_path / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
+    assert join_parts(part, tmp_path) == []
+    summary = report_study(study, tmp_path)
+    assert summary["measured"] > 0
+    other = replace(study_of(model, replace(SMALL, seed=1)), part=(1, number))
+    with pytest.raises(RunFolderError, match=r"holds another study than the one asked for: settings.seed differ"):
+        join_parts(other, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "0/0"])
+def test_a_part_that_does_not_exist_is_refused(model, part):
+    with pytest.raises(SettingError, match=rf"^part {part} does not exist; use 1/\d and on$"):
+        replace(study_of(model), part=part_of(part))
+
+
+@pytest.mark.parametrize("text", ["1", "a/2", "1/", "/2", "-1/2", "²/3"])
+def test_a_part_is_two_numbers(text):
+    with pytest.raises(SettingError, match=r"is no part; write 2/4 for the second of four$"):
+        part_of(text)
 
 
 def test_resuming_a_whole_study_changes_nothing(model, whole):

@@ -101,3 +101,19 @@ def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeyp
     document = json.loads(capsys.readouterr().out)
     assert [summary["model"] for summary in document["summaries"]] == ["one", "other"]
     assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}
+
+
+def test_the_last_of_several_processes_reports_the_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick", "--out", "run"])
+    sizes = ["--near", "8", "--far", "16", "--k", "1", "--targets", "40", "--gap", "0.001", "--measure", "gradient"]
+    cli.main(["influence", "run", *sizes, "--out", "whole"])
+    capsys.readouterr()
+    cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "2/2"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "part 2/2 is measured; not yet measured: 1/2" in told.err
+    cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "1/2"])
+    assert "page: parts" in capsys.readouterr().out
+    assert Path("parts/influence.jsonl").read_bytes() == Path("whole/influence.jsonl").read_bytes()
+    assert Path("parts/summary.json").read_bytes() == Path("whole/summary.json").read_bytes()

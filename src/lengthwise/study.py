@@ -20,7 +20,7 @@ from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.stoppable import StopAskedError, Stoppable
 from lengthwise.influence.target_rows import TargetRows
-from lengthwise.influence.targets import choose_targets, cut
+from lengthwise.influence.targets import Target, choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
@@ -33,14 +33,22 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceStudy:
-    """What is measured: a model with its tokenizer, on texts, in which way."""
+    """What is measured: a model with its tokenizer, on texts, in which way.
+
+    ``part`` (i, n) is the i-th of n shares of the targets, counted from 1.
+    """
 
     model: NextTokenModel
     codec: TextCodec
     texts: Sequence[TokenizedDocument]
     settings: InfluenceSettings
+    part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
+        if not 1 <= self.part[0] <= self.part[1]:
+            raise SettingError(
+                f"part {self.part[0]}/{self.part[1]} does not exist; use 1/{max(1, self.part[1])} and on"
+            )
         model, near, far = self.model, self.settings.near, self.settings.far
         needed = len(self.codec.start) + self.settings.context
         if model.num_positions is not None and needed > model.num_positions:
@@ -72,6 +80,7 @@ class InfluenceStudy:
             },
             "texts": _digest(self.texts),
             "settings": self.settings.to_dict(),
+            **({} if self.part == (1, 1) else {"part": self.part}),
         }
         plain: dict[str, Any] = json.loads(json.dumps(facts))
         return plain
@@ -94,7 +103,7 @@ def measure_influence(
     block are measured again. ``estimate`` is told before the first how many seconds all take, least and most.
     """
     out, settings, texts = Path(out), study.settings, measured_texts(study)
-    targets = choose_targets(texts, context=settings.context, number=settings.num_targets, seed=settings.seed)
+    targets = targets_of(study, texts)
     measured = TargetRows(
         model=Stoppable(study.model, stop),
         texts=texts,
@@ -113,19 +122,35 @@ def measure_influence(
     )
     with alone_in(out):
         _check_version(out, resume=resume)
-        claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=_named_alike)
-        done = whole_blocks(out / ROWS, settings.block, len(targets))
+        claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=named_alike)
+        blocks = {first: targets[first : first + settings.block] for first in blocks_of(study, len(targets))}
+        total = sum(map(len, blocks.values()))
+        done = whole_blocks(out / ROWS, settings.block, total)
         try:
-            if estimate is not None and done < len(targets):
-                estimate(*estimated_seconds(measured, targets[done:]))
-            for first in range(done, len(targets), settings.block):
-                rows = measured.rows(targets[first : first + settings.block], first)
+            if estimate is not None and done < total:
+                estimate(*estimated_seconds(measured, targets[: total - done]))
+            for first, asked in list(blocks.items())[-(-done // settings.block) :]:
+                rows = measured.rows(asked, first)
                 _append(out / ROWS, rows)
+                done += len(rows)
                 if report is not None:
-                    report(first + len(rows), len(targets))
+                    report(done, total)
         except StopAskedError:
             return False
         return True
+
+
+def targets_of(study: InfluenceStudy, texts: Sequence[TokenizedDocument]) -> Sequence[Target]:
+    """The targets of the whole study in its ``measured_texts``, decided before anything is measured."""
+    settings = study.settings
+    return choose_targets(texts, context=settings.context, number=settings.num_targets, seed=settings.seed)
+
+
+def blocks_of(study: InfluenceStudy, targets: int) -> range:
+    """The number of the first target of each block that is the study's part."""
+    place, parts = study.part
+    block = study.settings.block
+    return range((place - 1) * block, targets, parts * block)
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -151,7 +176,7 @@ def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
     return study.texts if piece is None else list(cut(study.texts, piece))
 
 
-def _named_alike(study: dict[str, Any]) -> dict[str, Any]:
+def named_alike(study: dict[str, Any]) -> dict[str, Any]:
     """However its path is written, a model is the same one."""
     return {**study, "model": {**study["model"], "name": os.path.realpath(study["model"]["name"])}}
 

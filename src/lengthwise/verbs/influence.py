@@ -20,6 +20,7 @@ from lengthwise.interruption import StoppedError, interruptible
 from lengthwise.language_models import LanguageModel, check_there, load_language_model
 from lengthwise.progress import ProgressLine
 from lengthwise.study import InfluenceStudy, measure_influence
+from lengthwise.study_parts import join_parts, part_folder, part_of
 from lengthwise.study_report import PAGE, report_study
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.terminal import err_console, out_console, print_json, print_table
@@ -87,6 +88,9 @@ def influence(
         typer.Option(help="Of a model of transformers: float32, or bfloat16, float16 for half of the memory."),
     ] = None,
     seed: Annotated[int, typer.Option(**WHOLE, help="Of the targets and of every random choice.")] = 0,
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="Measure this part alone: give each process one; the last joins them.")
+    ] = "1/1",
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("runs/influence"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on after the last whole block of targets.")] = False,
@@ -108,6 +112,7 @@ def influence(
         sink=sink,
         seed=seed,
     )
+    share = part_of(part)
     names = [model, *(also if also is not None else [])]
     for name in names:
         check_there(name)
@@ -118,10 +123,16 @@ def influence(
         if far is None and len(names) == 1:
             settings = _within_positions(settings, loaded)
         study = InfluenceStudy(
-            model=loaded.model, codec=loaded.codec, texts=_texts(loaded, texts, kind, documents), settings=settings
+            model=loaded.model,
+            codec=loaded.codec,
+            texts=_texts(loaded, texts, kind, documents),
+            settings=settings,
+            part=share,
         )
-        _measure_all(study, folder, resume=resume)
-        summaries.append(report_study(study, folder))
+        summary = _measure_all(study, folder, resume=resume)
+        summaries += [] if summary is None else [summary]
+    if len(summaries) < len(names):
+        return
     parameters = [summary["parameters"] for summary in summaries]
     scale = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
     if as_json:
@@ -153,7 +164,9 @@ def _texts(
     return list(tokenized(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size))
 
 
-def _measure_all(study: InfluenceStudy, folder: Path, *, resume: bool) -> None:
+def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
+    """Measure a study or a part of one; return its summary once no part is missing."""
+    folder = part_folder(out, study.part)
     with ProgressLine(err_console) as progress, interruptible() as stop:
 
         def estimate(least: float, most: float) -> None:
@@ -161,6 +174,14 @@ def _measure_all(study: InfluenceStudy, folder: Path, *, resume: bool) -> None:
 
         if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop, estimate=estimate):
             raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
+    if study.part == (1, 1):
+        return report_study(study, out)
+    if missing := join_parts(study, out):
+        place, number = study.part
+        others = ", ".join(f"{each}/{number}" for each in missing)
+        err_console.print(f"part {place}/{number} is measured; not yet measured: {others}", highlight=False)
+        return None
+    return report_study(replace(study, part=(1, 1)), out)
 
 
 def _duration(seconds: float) -> str:

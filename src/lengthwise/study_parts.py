@@ -1,0 +1,52 @@
+"""A study of influence shared out among processes: each measures every n-th block of targets, the last joins them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from lengthwise.checkpoint import write_atomically
+from lengthwise.errors import SettingError
+from lengthwise.folder import STUDY_FOLDER, claim
+from lengthwise.locks import alone_in
+from lengthwise.study import ROWS, InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Read ``2/4``, the second of four; ``SettingError`` for anything else."""
+    first, sign, number = text.partition("/")
+    if not (sign and first.isascii() and number.isascii() and first.isdigit() and number.isdigit()):
+        raise SettingError(f"--part {text} is no part; write 2/4 for the second of four")
+    return int(first), int(number)
+
+
+def part_folder(out: Path, part: tuple[int, int]) -> Path:
+    """Where a part is measured; the whole in the folder itself."""
+    return out if part == (1, 1) else out / f"part-{part[0]}-of-{part[1]}"
+
+
+def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
+    """Put the rows of all parts into one file, in the order of a study by one process; return the parts that lack rows.
+
+    ``RunFolderError`` where a part is of another study.
+    """
+    number = study.part[1]
+    targets = targets_of(study, measured_texts(study))
+    parts = [replace(study, part=(place, number)) for place in range(1, number + 1)]
+    lines: dict[int, bytes] = {}
+    missing = []
+    with alone_in(out, wait=True):
+        for part in parts:
+            folder, first_of = part_folder(out, part.part), blocks_of(part, len(targets))
+            expected = sum(min(study.settings.block, len(targets) - first) for first in first_of)
+            rows = (folder / ROWS).read_bytes().splitlines(keepends=True) if (folder / ROWS).is_file() else []
+            if len(rows) < expected or (rows and not rows[-1].endswith(b"\n")):
+                missing.append(part.part[0])
+                continue
+            if (folder / STUDY_FOLDER.file).is_file():
+                claim(folder, STUDY_FOLDER, part.to_dict(), resume=True, plain=named_alike)
+            for place, first in enumerate(first_of):
+                begin = place * study.settings.block
+                lines[first] = b"".join(rows[begin : begin + study.settings.block])
+        if not missing:
+            claim(out, STUDY_FOLDER, replace(study, part=(1, 1)).to_dict(), resume=True, plain=named_alike)
+            write_atomically(out / ROWS, b"".join(lines[first] for first in sorted(lines)))
+    return missing
