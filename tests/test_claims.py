@@ -74,13 +74,13 @@ def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim)
 
 def test_a_claim_is_shown_on_other_seeds_where_they_are_asked_for(tmp_path):
     found = reproduce(
-        CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits"]
+        CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits, rotary"]
     )
     assert {row["seed"] for row in found.comparison.rows} == {9005, 9006}
-    bits = [f"flagged-{number}" for number in range(1, 17)]
+    bits = [f"flagged-{number}" for number in (1, 2, 4, 6, 8, 10, 12, 16)]
     assert list(dict.fromkeys(row["variant"] for row in found.comparison.rows)) == bits
     # One line for an experiment, not one for each number of bits.
-    assert [warning.split(":")[0] for warning in found.comparison.warnings] == ["up to 4 bits"]
+    assert [warning.split(":")[0] for warning in found.comparison.warnings] == ["up to 4 bits, rotary"]
 
 
 @over_claims

@@ -498,6 +498,6 @@ def test_wrong_rows_are_answered_in_one_line_with_status_2_and_nothing_is_writte
     assert "has no row of length 20; use a length that it has: 1-2" in refused(
         ["compare", *flags, "--out", "both"], capsys
     )
-    certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "1"]
+    certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
     assert "does not say which tokens its answers depend on" in refused(certify, capsys)
     assert tree(tmp_path) == before
