@@ -207,8 +207,8 @@ LINES = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
         ("rows.JSONL", b"\xef\xbb\xbf" + LINES.encode()),
         ("rows.json", LINES.encode()),
         ("list.json", json.dumps(ROWS).encode()),
-        ("c4.json.gz", gzip.compress(LINES.encode())),
-        ("rows.jsonl.gz", gzip.compress(LINES.encode())),
+        ("c4.json.gz", gzip.compress(LINES.encode(), mtime=0)),
+        ("rows.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("rows.ndjson", LINES.encode()),
     ],
 )
@@ -252,7 +252,7 @@ def test_rows_that_cannot_be_read_are_one_line(content, message, tmp_path):
 
 
 def test_a_cut_archive_is_one_line(tmp_path):
-    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(LINES.encode() * 100)[:40])
+    (tmp_path / "rows.json.gz").write_bytes(gzip.compress(LINES.encode() * 100, mtime=0)[:40])
     with pytest.raises(TextError, match=r"rows.json.gz cannot be read \(Compressed file ended"):
         list(read_documents([tmp_path / "rows.json.gz"]))
 
