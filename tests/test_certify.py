@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from lengthwise import cli
+from lengthwise.certificate_report import tables
 from lengthwise.errors import SettingError
 from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
 from lengthwise.tasks.placement import ByLength, Local, Subsets
 from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.certificate import certify_law
 from lengthwise.theory.extrapolation import Extrapolation
+from lengthwise.theory.laplace import laplace_risk
 from lengthwise.theory.risk import TotalVariation
 from lengthwise.theory.structure import certify_task
 from lengthwise.theory.tabular import TabularAttention
@@ -52,6 +54,21 @@ def test_every_assumption_of_a_local_law_holds_but_a_missing_room(certificate):
     assert all(each.holds for each in certificate.assumptions)
     short = certify_law(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
     assert [each.name for each in short.assumptions if not each.holds] == ["room"]
+
+
+def test_the_true_posterior_is_named_and_is_no_lower_bound_of_total_variation():
+    # A label that is 1 in seven of ten cases: the posterior says so, and who says 1 every time has a smaller distance.
+    law = replace(SINGLE, labels=((0.3, 0.7), (0.3, 0.7)))
+    found = certify_law(law, trained=(1, 8), lengths=(12,), steps=2)
+    values = np.tile([0.0, 1.0], (1, 3, 1))
+    sure = TabularAttention(
+        num_tokens=3, shapes=np.array([[0]]), log_scores=np.zeros((1, 3)), values=values, default=values[0, 0]
+    )
+    assert found.risks[-1].posterior.risk == pytest.approx(2 * 0.3 * 0.7)
+    assert laplace_risk(law, sure, 12, TotalVariation()) == pytest.approx(0.3)
+    header = next(header for _, header, _ in tables(found) if header[0] == "length")
+    assert "true posterior" in header
+    assert not any("Bayes" in each for each in header)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from lengthwise.errors import (
     ModelError,
     RunFolderError,
     SettingError,
+    SkippedTextWarning,
     UnknownNameError,
     UntrainedDistanceWarning,
 )
@@ -29,8 +30,8 @@ from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut
 from lengthwise.influence.text_codec import tokenized
-from lengthwise.study import InfluenceStudy, measure_influence
-from lengthwise.study_parts import join_parts, part_folder, part_of
+from lengthwise.study import InfluenceStudy, measure_influence, without_copies
+from lengthwise.study_parts import check_parts, join_parts, part_folder, part_of
 from lengthwise.study_report import report_study
 from lengthwise.tasks import TokenizedDocument
 
@@ -250,6 +251,13 @@ def test_parts_of_a_study_make_the_same_file_as_one_process(model, whole, number
     other = replace(study_of(model, replace(SMALL, seed=1)), part=(1, number))
     with pytest.raises(RunFolderError, match=r"holds another study than the one asked for: settings.seed differ"):
         join_parts(other, tmp_path)
+    # Its own folder is left to itself, and any other one speaks for the study.
+    for place in range(2, number + 1):
+        shutil.rmtree(part_folder(tmp_path, (place, number)))
+    (tmp_path / "influence.json").unlink()
+    check_parts(other, tmp_path)
+    with pytest.raises(RunFolderError, match=r"part-1-of-\d holds another study .*: settings.seed differ"):
+        check_parts(replace(other, part=(2, number)), tmp_path)
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "0/0"])
@@ -434,6 +442,15 @@ def test_a_text_that_is_named_twice_is_refused(model):
         study_of(model, texts=[*documents(), documents()[1]])
 
 
+def test_copies_of_texts_are_refused_and_can_be_left_out(model):
+    first, second, *_ = documents()
+    copy = replace(first, name="copied")
+    with pytest.raises(SettingError, match=r"text copied is a copy of text 0, which makes intervals .* too narrow; le"):
+        study_of(model, texts=[first, second, copy])
+    with pytest.warns(SkippedTextWarning, match=r"^1 text\(s\) are copies of others .*, such as copied of text 0$"):
+        assert without_copies([first, second, copy]) == [first, second]
+
+
 def test_contexts_beyond_the_ids_of_training_are_warned_of():
     planted = PlantedModel(additive({2: 1.5}), 10)
     planted.trained_distance = 14
@@ -499,7 +516,7 @@ def test_a_planted_dependence_is_found_in_texts(tmp_path):
     # The model knows far tokens by their IDs; without a start token these are their places.
     planted = PlantedModel(additive({2: 1.5, 6: 0.8}), far)
     codec = type("Plain", (Letters,), {"start": ()})()
-    texts = [TokenizedDocument(name=str(n), tokens=np.full(30, 7)) for n in range(3)]
+    texts = [TokenizedDocument(name=str(n), tokens=np.full(30 + n, 7)) for n in range(3)]
     settings = replace(
         SMALL, near=near, far=far, measure=LeaveOneOut(), modes=("strict",), controls=(), ks=(1, 2), knows=("target",)
     )

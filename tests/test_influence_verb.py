@@ -113,6 +113,10 @@ def test_the_last_of_several_processes_reports_the_study(tmp_path, monkeypatch, 
     told = capsys.readouterr()
     assert told.out == ""
     assert "part 2/2 is measured; not yet measured: 1/2" in told.err
+    with pytest.raises(SystemExit):
+        cli.main(["influence", "run", *sizes, "--seed", "1", "--out", "parts", "--part", "1/2"])
+    assert "part-2-of-2 holds another study than the one asked for: settings.seed differ" in capsys.readouterr().err
+    assert not Path("parts/part-1-of-2").exists()
     cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "1/2"])
     assert "page: parts" in capsys.readouterr().out
     assert Path("parts/influence.jsonl").read_bytes() == Path("whole/influence.jsonl").read_bytes()

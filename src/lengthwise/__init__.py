@@ -79,7 +79,7 @@ from lengthwise.randomness import stream
 from lengthwise.reasoning_rows import reasoning_rows, write_reasoning_rows
 from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.run import Run, certify_run, evaluate, load_run, train
-from lengthwise.study import InfluenceStudy, measure_influence
+from lengthwise.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.study_report import report_study
 from lengthwise.tasks import (
     TASKS,
@@ -232,6 +232,7 @@ __all__ = [
     "texts_of",
     "tokenized",
     "train",
+    "without_copies",
     "write_reasoning_rows",
 ]
 

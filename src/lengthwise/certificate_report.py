@@ -93,13 +93,13 @@ def _risks(certificate: LawCertificate) -> Table:
                 str(risk.length),
                 _number(risk.found.risk),
                 risk.found.how if risk.found.how == "exact" else f"{risk.found.low:.4f} to {risk.found.high:.4f}",
-                _number(risk.bayes.risk),
+                _number(risk.posterior.risk),
                 _number(None if there is None else there.odds),
                 _number(None if there is None else there.secant),
                 "-" if best is None else f"{_number(best[0])} ({best[1]})",
             ]
         )
-    header = ["length", "risk", "how", "Bayes", "predicted", "secant", "least bound"]
+    header = ["length", "risk", "how", "true posterior", "predicted", "secant", "least bound"]
     return f"a head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
 
 
@@ -140,7 +140,7 @@ def write(certificate: Certificate, folder: Path) -> Path:
 def _draw_law(certificate: LawCertificate, axes: Any) -> None:
     lengths = [each.length for each in certificate.risks]
     axes.plot(lengths, [each.found.risk for each in certificate.risks], "ko-", label="risk of the fitted head")
-    axes.plot(lengths, [each.bayes.risk for each in certificate.risks], "k:", label="Bayes")
+    axes.plot(lengths, [each.posterior.risk for each in certificate.risks], "k:", label="true posterior")
     for name, law in (("predicted", "odds"), ("secant", "secant")):
         points = [(each.length, getattr(each, law)) for each in certificate.predictions if each.refused is None]
         axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)

@@ -77,7 +77,7 @@ class SeenRowsWarning(UserWarning):
 
 
 class SkippedTextWarning(UserWarning):
-    """Some files of a folder were left out because they cannot be read as text."""
+    """Texts were left out: files that cannot be read as text, or copies of other texts."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

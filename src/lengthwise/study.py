@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lengthwise.errors import RunFolderError, SettingError, UntrainedDistanceWarning
+from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
 from lengthwise.folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence import AttentionWeight, Gradient, Screened
 from lengthwise.influence.estimate import estimated_seconds
@@ -67,6 +67,11 @@ class InfluenceStudy:
         for name, number in Counter(text.name for text in self.texts).items():
             if number > 1:
                 raise SettingError(f"text {name} is there twice; name each once")
+        for name, first in _copies(self.texts).items():
+            raise SettingError(
+                f"text {name} is a copy of {first}, which makes intervals over texts too narrow; leave it out "
+                "(without_copies does)"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: everything that the rows depend on, the texts by their digest."""
@@ -151,6 +156,30 @@ def blocks_of(study: InfluenceStudy, targets: int) -> range:
     place, parts = study.part
     block = study.settings.block
     return range((place - 1) * block, targets, parts * block)
+
+
+def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:
+    """Keep the first of texts with the same tokens, and warn once of the others (``SkippedTextWarning``)."""
+    copies = _copies(texts)
+    if copies:
+        name, first = next(iter(copies.items()))
+        warnings.warn(
+            f"{len(copies)} text(s) are copies of others and are left out, such as {name} of {first}",
+            SkippedTextWarning,
+            stacklevel=2,
+        )
+    return [text for text in texts if text.name not in copies]
+
+
+def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
+    """The names of texts whose tokens another one had before, and that one's name."""
+    first_of: dict[bytes, str] = {}
+    copies = {}
+    for text in texts:
+        first = first_of.setdefault(hashlib.sha256(text.tokens.astype("<i8").tobytes()).digest(), text.name)
+        if first != text.name:
+            copies[text.name] = first
+    return copies
 
 
 def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:

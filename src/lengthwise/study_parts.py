@@ -23,6 +23,20 @@ def part_folder(out: Path, part: tuple[int, int]) -> Path:
     return out if part == (1, 1) else out / f"part-{part[0]}-of-{part[1]}"
 
 
+def check_parts(study: InfluenceStudy, out: Path) -> None:
+    """Refuse a part beside those of another study, before hours are spent on it; ``RunFolderError`` says what differs.
+
+    What other processes claim after this is compared by ``join_parts``.
+    """
+    number = study.part[1]
+    if number == 1:
+        return
+    for each in ((1, 1), *((place, number) for place in range(1, number + 1) if place != study.part[0])):
+        folder = part_folder(out, each)
+        if (folder / STUDY_FOLDER.file).is_file():
+            claim(folder, STUDY_FOLDER, replace(study, part=each).to_dict(), resume=True, plain=named_alike)
+
+
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     """Put the rows of all parts into one file, in the order of a study by one process; return the parts that lack rows.
 

@@ -44,11 +44,15 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """The risk at one length and how it was found; ``bayes`` is that of the predictor with the smallest log loss."""
+    """The risk at one length and how it was found, and that of the true posterior.
+
+    The posterior has the smallest log loss. Under total variation it is no lower bound: where labels stay uncertain, a
+    predictor that is surer than it should be has a smaller risk.
+    """
 
     length: int
     found: Found
-    bayes: Found
+    posterior: Found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +144,12 @@ def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[
 
 
 def _risk(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
-    """Of the predictor and of Bayes, on the same sequences where both are sampled."""
+    """Of the predictor and of the true posterior, on the same sequences where both are sampled."""
     best: Predictor = BayesPredictor(law)
     with suppress(SettingError):
         best = bayes_attention(law, length)
-    found, bayes = (risk_at(law, each, length, LOSS, stream(seed, "certify", length)) for each in (predictor, best))
-    return Risk(length=length, found=found, bayes=bayes)
+    found, posterior = (risk_at(law, each, length, LOSS, stream(seed, "certify", length)) for each in (predictor, best))
+    return Risk(length=length, found=found, posterior=posterior)
 
 
 def _assumptions(case: Extrapolation) -> Iterator[Assumption]:

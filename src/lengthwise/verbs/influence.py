@@ -19,8 +19,8 @@ from lengthwise.influence.text_codec import tokenized
 from lengthwise.interruption import StoppedError, interruptible
 from lengthwise.language_models import LanguageModel, check_there, load_language_model
 from lengthwise.progress import ProgressLine
-from lengthwise.study import InfluenceStudy, measure_influence
-from lengthwise.study_parts import join_parts, part_folder, part_of
+from lengthwise.study import InfluenceStudy, measure_influence, without_copies
+from lengthwise.study_parts import check_parts, join_parts, part_folder, part_of
 from lengthwise.study_report import PAGE, report_study
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.terminal import err_console, out_console, print_json, print_table
@@ -158,15 +158,17 @@ def _texts(
     loaded: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
 ) -> list[TokenizedDocument]:
     if not texts:
-        return loaded.held_out(kind)[:documents]
+        return without_copies(loaded.held_out(kind)[:documents])
     if kind is not None:
         raise SettingError(f"--kind {kind} is a kind of a run's held-out text; leave it out where texts are named")
-    return list(tokenized(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size))
+    read = tokenized(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size)
+    return without_copies(list(read))
 
 
 def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
     """Measure a study or a part of one; return its summary once no part is missing."""
     folder = part_folder(out, study.part)
+    check_parts(study, out)
     with ProgressLine(err_console) as progress, interruptible() as stop:
 
         def estimate(least: float, most: float) -> None:
