@@ -12,7 +12,7 @@ from tests.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
 from tests.test_predictive_model import IDS, INSIDE, TOKENS, batch, shared, wrapped, written
 from transformers.utils import hub
 
-from lengthwise.errors import FrozenHeadWarning, ModelError, SettingError
+from lengthwise.errors import FrozenHeadWarning, ModelError, SettingError, UnreachableIDsWarning
 from lengthwise.hf import PositionCollator, symbol_tokenizer
 from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.masks import causal_mask
@@ -134,6 +134,18 @@ def test_adapters_that_leave_the_head_as_it_is_are_told_so(task_type):
     trained = peft.get_peft_model(wrapped("llama"), saved).train()
     trained(**batch()).loss.backward()
     assert any(weight.grad is not None for weight in trained.base_model.model.position_head.parameters())
+
+
+def test_ids_that_a_head_cannot_give_are_told_of():
+    model, whole = wrapped("llama", head="increment").train(), batch()
+    apart = 5 * torch.arange(12).repeat(3, 1)
+    labelled = whole["position_labels"] >= 0
+    far = {"position_ids": apart, "position_labels": apart.masked_fill(~labelled, -100)}
+    with pytest.warns(
+        UnreachableIDsWarning, match=r"none of the IDs in position_labels .* the head Increment can give"
+    ):
+        assert model(**whole | far).position_loss == 0
+    model.eval()(**whole | far)
 
 
 @pytest.mark.parametrize("head", ["pointer", "class"])

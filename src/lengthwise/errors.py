@@ -68,6 +68,10 @@ class FrozenHeadWarning(UserWarning):
     """A position head is asked to learn IDs, and none of its weights may change."""
 
 
+class UnreachableIDsWarning(UserWarning):
+    """None of the IDs that a position head is asked to learn is among its candidates."""
+
+
 class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
 

@@ -10,8 +10,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from transformers.utils.generic import TransformersKwargs
 
-from lengthwise.errors import FrozenHeadWarning, SettingError
+from lengthwise.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
 from lengthwise.hf.length_scaling import LOG_LENGTH
+from lengthwise.position_heads import PositionHead
 
 
 def check_names_tokens(inputs_embeds: Tensor | None) -> None:
@@ -119,6 +120,17 @@ def warn_of_frozen(head: nn.Module | None) -> None:
             FrozenHeadWarning,
             stacklevel=3,
         )
+
+
+def warn_of_unreachable(head: PositionHead) -> None:
+    """IDs without a candidate are left out of the loss, which falls to 0 where that is all of them."""
+    warnings.warn(
+        f"none of the IDs in position_labels is one that the head {type(head).__name__} can give in this batch, so it "
+        "learns nothing. pointer, rank and search choose among the IDs of the prompt: what prompt_mask marks, or what "
+        "stands before the first label",
+        UnreachableIDsWarning,
+        stacklevel=3,
+    )
 
 
 def check_served(other: Mapping[str, Any]) -> None:

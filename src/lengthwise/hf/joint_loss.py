@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lengthwise.hf.call_checks import warn_of_unreachable
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.hf.texts import places_of, prompts_of
 from lengthwise.position_heads import PositionHead
@@ -89,6 +90,8 @@ def position_loss(
         made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
         log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
     kept = scored[:, first:last] & reachable
+    if head.training and torch.is_grad_enabled() and not kept.any():
+        warn_of_unreachable(head)
     if known is not None:
         known[:, first + 1 : last + 1] = torch.where(scored[:, first:last], made.most_likely(), -1)
     return OfIDs(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
