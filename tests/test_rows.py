@@ -147,15 +147,23 @@ def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
     run = train(experiment, tmp_path / "run", device="cpu")
     assert run is not None
     settings = replace(experiment.evaluation, lengths=(3, 4))
-    with pytest.warns(SeenRowsWarning, match=r"^rows of length 3 are those of training; name rows that were held out"):
+    with pytest.warns(
+        SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all; name rows that were held out"
+    ):
         rows = evaluate(run, settings)
     assert [(row["num_rows"], row["num_examples"], row["seen_in_training"]) for row in rows] == [
         (6, 6, True),
         (6, 6, False),
     ]
-    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=1))))
+    # A seed whose rows are all others than those of training.
+    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=23))))
     rows = evaluate(load_run(tmp_path / "run", brought={"task": test}, device="cpu"), settings)
     assert not any(row["seen_in_training"] for row in rows)
+    # One row of training among others.
+    mixed = [*backwards([3, 4], seed=23), *backwards(range(1, 5))[-12:-11]]
+    leaking = Rows(file=str(written(tmp_path / "mixed.jsonl", mixed)))
+    with pytest.warns(SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all"):
+        evaluate(load_run(tmp_path / "run", brought={"task": leaking}, device="cpu"), settings)
     # The same file under another name is the same file.
     again = Rows(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
     with pytest.warns(SeenRowsWarning):

@@ -243,7 +243,7 @@ def _compared(job: _Job) -> _Cell | None:
 
 def _seen(rows: list[dict[str, Any]]) -> list[str]:
     seen = seen_lengths(rows)
-    return [f"rows of length {seen} are those of training; {HELD_OUT}, to each run by evaluate"] if seen else []
+    return [f"rows of length {seen} were trained on, some or all; {HELD_OUT}, to each run by evaluate"] if seen else []
 
 
 def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -16,7 +16,14 @@ from lengthwise.conformance import check_encoding, check_scheme, check_settings
 from lengthwise.context_loss import ContextLoss, loss_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.devices import pick_device
-from lengthwise.errors import PositionRangeError, RunFolderError, SeenRowsWarning, SettingError, unknown_name
+from lengthwise.errors import (
+    LengthwiseError,
+    PositionRangeError,
+    RunFolderError,
+    SeenRowsWarning,
+    SettingError,
+    unknown_name,
+)
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder, to_dict
 from lengthwise.folder import (
@@ -35,7 +42,7 @@ from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.provenance import now
 from lengthwise.randomness import stream
-from lengthwise.tasks import GradedByLoss, HasRows, Task, row_facts, task_facts
+from lengthwise.tasks import GradedByLoss, HasRows, Task, num_shared_rows, row_facts, task_facts
 from lengthwise.training import Trainer
 
 HELD_OUT = "name rows that were held out, with --task FILE.jsonl"
@@ -187,12 +194,12 @@ def evaluate(
         rows += [_row(run, result, variant) for result in _measured(run, task, settings, report)]
     append_rows(run.folder / RESULTS, rows)
     if seen := seen_lengths(rows):
-        warnings.warn(f"rows of length {seen} are those of training; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
+        warnings.warn(f"rows of length {seen} were trained on, some or all; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
     return rows
 
 
 def seen_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lengths of rows whose examples are those of training, with commas between them."""
+    """Return the lengths of rows of which some examples were trained on, with commas between them."""
     return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))
 
 
@@ -274,7 +281,15 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
 
 
 def _seen(run: Run, length: int) -> bool:
-    """Whether rows of this length are those of the file, or of our own rows, that the run was trained on."""
-    first, last = run.experiment.train_lengths
-    trained = read_asked(run.folder, RUN_FOLDER)["task"]
-    return first <= length <= last and trained.get("digest") == to_dict(run.experiment.task).get("digest")
+    """Whether the run was trained on rows of this length that it is asked; of a file that is gone, on all of them."""
+    (first, last), asked = run.experiment.train_lengths, run.experiment.task
+    if not first <= length <= last:
+        return False
+    if read_asked(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(asked).get("digest"):
+        return True
+    with suppress(LengthwiseError):
+        trained = read_experiment(run.folder).task
+        return (
+            isinstance(asked, HasRows) and isinstance(trained, HasRows) and num_shared_rows(asked, trained, length) > 0
+        )
+    return False

@@ -146,6 +146,22 @@ def row_facts(task: Task, length: int) -> dict[str, int]:
     return {"num_rows": task.num_rows(length)} if isinstance(task, HasRows) else {}
 
 
+def num_shared_rows(task: HasRows, other: HasRows, length: int) -> int:
+    """Return how many different rows of a length two tasks with the same vocabulary share."""
+    if length not in other.known_lengths:
+        return 0
+    return len(_rows_of(task, length) & _rows_of(other, length))
+
+
+def _rows_of(task: HasRows, length: int) -> set[tuple[int, bytes]]:
+    examples = task.rows_at(length, np.arange(task.num_rows(length)))
+    ends = (examples.response_end + 1).tolist()
+    return {
+        (int(prompt), tokens[:end].astype(np.int64).tobytes())
+        for prompt, tokens, end in zip(examples.prompt_length, examples.tokens, ends, strict=True)
+    }
+
+
 def spread_lengths(task: HasLengths) -> tuple[int, ...]:
     """Return the task's lengths or, of many, some of them at equal steps, the shortest and the longest included."""
     known = task.known_lengths
