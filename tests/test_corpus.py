@@ -100,6 +100,25 @@ def test_the_splits_hold_every_document_once_and_each_kind_is_held_out_by_whole_
         assert 0.2 <= share <= 0.2 + 1.5 / len(named)
 
 
+def test_no_copy_of_a_held_out_text_is_trained_on(texts):
+    # Each tale four times, and all of them once more as a kind of their own with a new one.
+    (texts / "other").mkdir()
+    for name, text in PROSE.items():
+        for place in range(3):
+            (texts / "prose" / f"{name} copy {place}.txt").write_text(text)
+        (texts / "other" / f"{name}.txt").write_text(text)
+    (texts / "other" / "new.txt").write_text("a new tale\n" * 20)
+    with pytest.warns(SkippedTextWarning) as told:
+        folder = prepared(["prose", "other"])
+    assert [str(each.message).partition(", such")[0] for each in told] == [
+        "36 text(s) are copies of others and were left out",
+        "12 text(s) are copies of others and were left out",
+    ]
+    splits = [list(split_texts(folder, split).values()) for split in SPLITS]
+    assert not set(splits[0]) & set(splits[1])
+    assert sum(map(len, splits)) == len(PROSE) + 2
+
+
 def test_a_split_is_its_documents_in_a_row_each_with_an_end_token_and_a_kind_is_a_part_of_it(texts):
     corpus = open_corpus(prepared(held_out=0.5))
     for split in SPLITS:

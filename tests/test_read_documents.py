@@ -70,6 +70,19 @@ def test_a_file_of_a_folder_that_is_no_text_is_left_out_and_told_of_once(content
         assert len(list(read_documents([folder]))) == 4
 
 
+def test_copies_of_texts_are_left_out_and_told_of_once(folder):
+    (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
+    known = {}
+    with pytest.warns(
+        SkippedTextWarning, match=r"^1 text\(s\) are copies of others .* such as .*copy\.txt of .*b\.txt$"
+    ):
+        first = list(read_documents([folder], known=known))
+    assert len({each.text for each in first}) == len(first) == len(known) == 4
+    (folder / "new.txt").write_text("new")
+    with pytest.warns(SkippedTextWarning, match=r"^5 text\(s\) are copies"):
+        assert [each.text for each in read_documents([folder], known=known)] == ["new"]
+
+
 def test_documents_are_read_one_at_a_time(folder):
     documents = read_documents([folder])
     assert next(documents).text == "first"
@@ -91,6 +104,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "an undecodable file": (
         ["latin.txt"],
         r"latin.txt is no UTF-8 text \(byte 0xe9 at 3\); convert it, such as with iconv",
+    ),
+    "a source that is named twice": (
+        ["texts/a.md", "texts/./a.md"],
+        r"^texts/./a.md has copies of other texts alone, such as of texts/a.md; leave it out$",
     ),
     "a binary file": (["binary.txt"], r"binary.txt is no text \(it has a zero byte at 2\); leave it out"),
 }

@@ -1,5 +1,6 @@
 """Documents: named texts from files, folders and data sets, one in memory at a time."""
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -47,30 +48,65 @@ class Document:
     text: str
 
 
-def read_documents(sources: Iterable[str | Path], *, most: int | None = None) -> Iterator[Document]:
+def read_documents(
+    sources: Iterable[str | Path], *, most: int | None = None, known: dict[bytes, str] | None = None
+) -> Iterator[Document]:
     """The texts of each source in turn: a UTF-8 file, a folder, or rows; at most ``most`` of each.
 
     Rows are the lines of a ``.jsonl`` or ``.json`` file, ``.gz`` or not, or a data set: a folder that its library
     saved, or ``dataset:NAME:SPLIT:CONFIG:COLUMN``, of which all but the name may be left out. Where ``most`` is given,
     data sets of the hub are streamed. A folder is read recursively in the order of its names, files with ``SUFFIXES``
     and of rows alone; what is hidden, empty or installed there is passed over, and so is a file that is no text
-    (``SkippedTextWarning``). ``TextError`` for a source that is missing, cannot be read or has no text.
+    (``SkippedTextWarning``). A text that another one before it had is passed over and told of likewise: it would be
+    trained on and tested with, or counted twice. ``known`` has the texts of earlier calls, and gets those of this one.
+    ``TextError`` for a source that is missing, cannot be read or has no text of its own.
     """
     asked = [str(source) for source in sources]
     if not asked:
         raise TextError("no text is named; give files, folders or dataset:NAME")
     if most is not None and most < 1:
         raise SettingError(f"{most} documents of each source hold no text; use at least 1")
+    seen = _Seen({} if known is None else known)
     for source in asked:
-        empty = True
         found = (each for each in _documents_of(source, streamed=most is not None) if each.text.strip())
-        for document in islice(found, most):
-            empty = False
+        yield from seen.new_of(source, islice(found, most))
+    seen.tell()
+
+
+class _Seen:
+    """Tells new texts from copies of earlier ones, by a digest of each."""
+
+    def __init__(self, first_of: dict[bytes, str]) -> None:
+        self.first_of, self.copies = first_of, list[tuple[str, str]]()
+
+    def new_of(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
+        """The documents of a source that are no copies; ``TextError`` where there are none."""
+        new, copies = 0, len(self.copies)
+        for document in documents:
+            digest = hashlib.sha256(document.text.encode()).digest()
+            if digest in self.first_of:
+                self.copies.append((document.name, self.first_of[digest]))
+                continue
+            self.first_of[digest] = document.name
+            new += 1
             yield document
-        if empty:
-            raise TextError(
-                f"{source} has no text in it; give a file with some, or a folder of {', '.join(SUFFIXES[:4])}..."
-            )
+        if new:
+            return
+        if len(self.copies) > copies:
+            raise TextError(f"{source} has copies of other texts alone, such as of {self.copies[-1][1]}; leave it out")
+        raise TextError(
+            f"{source} has no text in it; give a file with some, or a folder of {', '.join(SUFFIXES[:4])}..."
+        )
+
+    def tell(self) -> None:
+        if not self.copies:
+            return
+        name, first = self.copies[0]
+        warnings.warn(
+            f"{len(self.copies)} text(s) are copies of others and were left out, such as {name} of {first}",
+            SkippedTextWarning,
+            stacklevel=3,
+        )
 
 
 def _documents_of(source: str, *, streamed: bool) -> Iterator[Document]:

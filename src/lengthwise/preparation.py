@@ -55,8 +55,9 @@ def prepare_corpus(
     A source is what ``read_documents`` takes, or ``KIND=`` and that. Without, its kind is the name of its folder or
     data set. Of each kind, about a share ``held_out`` of the bytes is kept from training: whole documents drawn by the
     seed, or the end of the only one. The tokenizer, byte pair encoding with at most ``vocabulary_size`` tokens, learns
-    from the training split alone. Sources are read three times. The same texts give the same files. Stages, documents
-    done and their number, None while it is not known, are what ``report`` is told.
+    from the training split alone. Copies of a text are left out, so that none is held out and trained on. Sources are
+    read three times. The same texts give the same files. Stages, documents done and their number, None while it is not
+    known, are what ``report`` is told.
     """
     out = Path(out)
     if vocabulary_size < SMALLEST_VOCABULARY:
@@ -136,9 +137,10 @@ def _by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
 def _survey(by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: Report) -> dict[str, _Kind]:
     """Read everything once, and decide what is held out."""
     kinds, done = {}, 0
+    known: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
         sizes: list[int] = []
-        for document in read_documents(sources):
+        for document in read_documents(sources, known=known):
             sizes.append(len(document.text.encode()))
             done += 1
             report("reading", done, None)
@@ -174,9 +176,10 @@ def _cut(text: str, share: float) -> int:
 
 def _parts(kinds: Mapping[str, _Kind]) -> Iterator[Part]:
     """Split, kind and text of each document, in the survey's order; ``TextError`` when texts have changed since."""
+    known: dict[bytes, str] = {}
     for kind, planned in kinds.items():
         sizes = []
-        for number, document in enumerate(read_documents(planned.sources)):
+        for number, document in enumerate(read_documents(planned.sources, known=known)):
             sizes.append(len(document.text.encode()))
             if planned.cut is None:
                 yield (HELD_OUT if number in planned.held_out else TRAIN), kind, document

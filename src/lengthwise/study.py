@@ -164,7 +164,7 @@ def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument
     if copies:
         name, first = next(iter(copies.items()))
         warnings.warn(
-            f"{len(copies)} text(s) are copies of others and are left out, such as {name} of {first}",
+            f"{len(copies)} text(s) are copies of others and were left out, such as {name} of {first}",
             SkippedTextWarning,
             stacklevel=2,
         )
