@@ -1,7 +1,7 @@
 """Diagnoses of runs whose fault is planted: IDs, dilution, predicted IDs, the end; and what each part measures."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -14,10 +14,10 @@ from lengthwise.batch import to_batch
 from lengthwise.decoder import DecoderSettings
 from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
 from lengthwise.diagnosis.failures import Failures, find_failures
-from lengthwise.diagnosis.readings import climbed, reader_of, units_of
+from lengthwise.diagnosis.readings import Readings, climbed, reader_of, units_of
 from lengthwise.diagnosis.shown import _needed
 from lengthwise.diagnosis.support_mass import support_mass
-from lengthwise.diagnosis.verdict import MORE_IDS, TOGETHER, Cause, Thinning, limited_by
+from lengthwise.diagnosis.verdict import MORE_IDS, TOGETHER, Cause, Thinning, causes_of_readings, limited_by
 from lengthwise.encodings import Learned, NoPE, Rotary
 from lengthwise.errors import PositionRangeError, SettingError
 from lengthwise.evaluation import EvaluationSettings, evaluate_by_length
@@ -274,6 +274,47 @@ def test_what_limits_is_what_repairs_most(repaired, unchanged, kept_short, told)
     assert limited_by(
         FAILURES, (), made, Thinning(unchanged=unchanged, kept=kept_short[0], short=kept_short[1])
     ).startswith(told)
+
+
+def coin_flips(rng, number: int = 4000) -> Readings:
+    """What a reading of noise gives where two answers are possible."""
+    return Readings(**{part.name: rng.random(number) < 0.5 for part in fields(Readings)})
+
+
+def test_noise_that_repairs_as_much_as_it_breaks_is_no_cause(rng):
+    thinning = Thinning(unchanged=0.4, kept=1.0, short=1.0)
+    alone = tuple(causes_of_readings(coin_flips(rng), None, 64, beyond=True))
+    assert [cause.repaired for cause in alone] == pytest.approx([0.25, 0.25, 0.0625], abs=0.03)
+    assert limited_by(FAILURES, (), alone, thinning).startswith("limited by several causes")
+    beside = tuple(causes_of_readings(coin_flips(rng), coin_flips(rng), 64, beyond=True))
+    assert [cause.effect for cause in beside] == pytest.approx([0, 0, 0], abs=0.04)
+    told = limited_by(FAILURES, (), beside, thinning)
+    assert "whether IDs or the number of tokens is not told: noise might repair as many (0.2" in told
+    assert "; of answers that are right, these make 0.2" in told
+    # What leaves right answers right is a cause, and what breaks one of five while it repairs nine of ten is one too.
+    always = np.ones(4000, dtype=bool)
+    errors = replace(coin_flips(rng), unchanged=~always, fewer_tokens=rng.random(4000) < 0.9, trained_ids=~always)
+    right = replace(errors, unchanged=always, fewer_tokens=rng.random(4000) < 0.8, trained_ids=always, both=always)
+    first, *_ = found = tuple(causes_of_readings(errors, right, 64, beyond=True))
+    assert (first.name, first.repaired, first.broken) == (
+        DILUTED,
+        pytest.approx(0.9, abs=0.02),
+        pytest.approx(0.2, abs=0.02),
+    )
+    assert limited_by(FAILURES, (), found, thinning).startswith(f"limited by {DILUTED} (")
+
+
+def test_answers_of_the_control_are_right(unfitted):
+    subject = subject_of(load_run(unfitted, device="cpu"), seed=0)
+    tested, end = find_failures(subject, 6, 40), subject.task.vocabulary.index("end")
+    asked = [(part, row) for part in tested.right for row in range(len(part.answer))]
+    assert len(asked) > 10
+    for part, row in asked:
+        answer, batch = int(part.answer[row]), part.batch.rows(np.array([row]))
+        hidden, _ = subject.decoder(batch.tokens[:, :answer], batch.position_ids[:, :, :answer])
+        written = int(subject.decoder.token_logits(hidden)[0, -1].argmax())
+        assert written == int(batch.tokens[0, answer]) != end
+        assert part.examples.is_answer[row, answer]
 
 
 def test_failures_are_those_that_evaluation_counts(unfitted):

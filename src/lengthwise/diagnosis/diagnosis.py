@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.diagnosis.failures import Failed, Failures, count_failures, find_failures
+from lengthwise.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
 from lengthwise.diagnosis.readings import ask_again, reader_of
 from lengthwise.diagnosis.shown import Shown, compare_with_training
 from lengthwise.diagnosis.support_mass import support_mass
@@ -85,11 +85,11 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
     mass = {each: _mass(subject, each) for each in lengths}
     home = mass[subject.longest]
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
-    by_length, failed = [], []
+    by_length, tested = [], Tested(failed=[], right=[])
     for each in lengths:
-        failed = find_failures(subject, each, num_examples)
+        tested = find_failures(subject, each, num_examples)
         asked = num_tested(subject.task, each, num_examples)
-        exact = asked - sum(len(part.answer) for part in failed)
+        exact = asked - sum(len(part.kind) for part in tested.failed)
         low, high = wilson_interval(exact, asked)
         of_heads = tuple(float(mass[each][head]) for head in heads)
         by_length.append(
@@ -110,7 +110,7 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
         unasked=None,
         limited_by=f"nothing fails at {length}: exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})",
     )
-    return _explained(found, run, subject, failed) if failed else found
+    return _explained(found, run, subject, tested) if tested.failed else found
 
 
 def _check(run: Run, length: int, num_examples: int) -> None:
@@ -143,7 +143,7 @@ def _mass(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
     return _mean(subject, found)
 
 
-def _mass_at_errors(subject: Subject, failed: list[Failed]) -> Float[np.ndarray, "layers heads"]:
+def _mass_at_errors(subject: Subject, failed: list[Answers]) -> Float[np.ndarray, "layers heads"]:
     found, left = [], LOOKED_AT
     for part in failed:
         some = part.rows(np.arange(min(left, len(part.answer))))
@@ -159,19 +159,22 @@ def _mean(subject: Subject, found: list[Float[np.ndarray, "_ layers heads"]]) ->
     return np.asarray(whole.mean(axis=0)) if len(whole) else np.zeros(whole.shape[1:])
 
 
-def _explained(found: Diagnosis, run: Run, subject: Subject, failed: list[Failed]) -> Diagnosis:
-    failures, unasked, thinning = count_failures(subject, failed), _unasked(subject, failed), None
-    shown = tuple(compare_with_training(subject, failed, run.facts["trained_distance"]))
+def _explained(found: Diagnosis, run: Run, subject: Subject, tested: Tested) -> Diagnosis:
+    failed, first = tested.failed, [each.first for each in tested.failed]
+    failures, unasked, thinning = count_failures(subject, failed), _unasked(subject, first), None
+    shown = tuple(compare_with_training(subject, first, run.facts["trained_distance"]))
     of_kinds = tuple(causes_of_kinds(subject, failed, failures))
     of_readings: tuple[Cause, ...] = ()
     if unasked is None:
         reader = reader_of(subject)
-        readings = ask_again(reader, failed, ASKED)
+        readings = ask_again(reader, first, ASKED)
         unchanged, short = float(readings.unchanged.mean()), float(readings.short.mean())
         thinning = Thinning(unchanged=unchanged, kept=reader.kept_at_home(), short=short)
+        right = [part for part in tested.right if len(part.answer)]
+        control = ask_again(reader, right, ASKED) if right else None
         beyond = any(each.beyond > 0 for each in shown)
-        of_readings = tuple(causes_of_readings(readings, found.length, beyond=beyond))
-    at_errors = _mass_at_errors(subject, failed)
+        of_readings = tuple(causes_of_readings(readings, control, found.length, beyond=beyond))
+    at_errors = _mass_at_errors(subject, first)
     return replace(
         found,
         mass_at_errors=tuple(float(at_errors[head]) for head in found.heads),
@@ -184,7 +187,7 @@ def _explained(found: Diagnosis, run: Run, subject: Subject, failed: list[Failed
     )
 
 
-def _unasked(subject: Subject, failed: list[Failed]) -> str | None:
+def _unasked(subject: Subject, failed: list[Answers]) -> str | None:
     if failed[0].examples.support is None:
         return f"task {subject.task.name} does not say which tokens its answers depend on (support)"
     return subject.unthinnable

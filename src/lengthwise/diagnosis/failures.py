@@ -13,7 +13,8 @@ from lengthwise.decoder import Decoder
 from lengthwise.evaluation import check_range, drawn
 from lengthwise.example import Examples
 from lengthwise.forecast.subject import Subject
-from lengthwise.grading import first_errors, grade
+from lengthwise.grading import Graded, first_errors, grade
+from lengthwise.randomness import stream
 
 KINDS = ("token", "id", "end too early", "end too late")
 # Examples that are gone on with from their own IDs.
@@ -21,29 +22,37 @@ GONE_ON_WITH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Some examples, and the token index of one answer of each."""
+
+    examples: Examples
+    batch: Batch
+    answer: Int[np.ndarray, " some"]
+
+    def rows(self, rows: Int[np.ndarray, " fewer"]) -> "Answers":
+        """Some of them."""
+        return Answers(examples=self.examples.rows(rows), batch=self.batch.rows(rows), answer=self.answer[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Some examples that are not exact: the token index of the answer that each first has wrong, and how.
+    """The first errors of some examples that are not exact, and how each goes wrong there.
 
     ``tokens_right``: all of its tokens are right, as long as it is given the right IDs; ``ids_right``: all its IDs are.
     """
 
-    examples: Examples
-    batch: Batch
-    answer: Int[np.ndarray, " failed"]
+    first: Answers
     kind: tuple[str, ...]
     tokens_right: Bool[np.ndarray, " failed"]
     ids_right: Bool[np.ndarray, " failed"]
 
-    def rows(self, rows: Int[np.ndarray, " some"]) -> "Failed":
-        """Some of them."""
-        return Failed(
-            examples=self.examples.rows(rows),
-            batch=self.batch.rows(rows),
-            answer=self.answer[rows],
-            kind=tuple(self.kind[row] for row in rows.tolist()),
-            tokens_right=self.tokens_right[rows],
-            ids_right=self.ids_right[rows],
-        )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """The examples of a length that fail and, of each that has one, an answer that is right."""
+
+    failed: list[Failed]
+    right: list[Answers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +73,15 @@ class Failures:
     spoiled: float | None
 
 
-def find_failures(subject: Subject, length: int, num_examples: int) -> list[Failed]:
+def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
     """Those among the examples that ``evaluate`` draws, as it grades them: the right answers given up to each token."""
     subject.decoder.eval()
-    end = subject.task.vocabulary.index("end")
-    found = []
+    end, rng = subject.task.vocabulary.index("end"), stream(subject.seed, "diagnosis right answers", length)
+    found = Tested(failed=[], right=[])
     for examples, batch in drawn(subject.task, subject.scheme, length, num_examples, subject.seed):
         check_range(subject.decoder.check_ids.num_position_ids, batch, length)
         graded = grade(subject.decoder, batch, end=end, decode="forced")
+        found.right.append(_right_answers(examples, batch, graded, rng))
         errors = first_errors(graded)
         if not errors:
             continue
@@ -80,17 +90,24 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> list[Fail
         late = examples.tokens[rows, answer] == end
         tokens_right = (graded.token_right | ~graded.scored).all(dim=1).numpy()[rows]
         ids_right = (graded.id_right | ~graded.id_scored).all(dim=1).numpy()[rows]
-        found.append(
+        found.failed.append(
             Failed(
-                examples=examples.rows(rows),
-                batch=batch.rows(rows),
-                answer=answer,
+                first=Answers(examples=examples.rows(rows), batch=batch.rows(rows), answer=answer),
                 kind=tuple(_kind(error[2], bool(each)) for error, each in zip(errors, late, strict=True)),
                 tokens_right=tokens_right,
                 ids_right=ids_right,
             )
         )
     return found
+
+
+def _right_answers(examples: Examples, batch: Batch, graded: Graded, rng: np.random.Generator) -> Answers:
+    """One right answer of each example that has any, uniformly among those that are not the end token."""
+    right = (graded.scored & graded.token_right & (graded.id_right | ~graded.id_scored) & ~graded.end).numpy()
+    rows = np.flatnonzero(right.any(axis=1))
+    columns = (rng.random(right.shape) * right).argmax(axis=1)
+    answer = (columns - graded.prompt_offset.numpy() + examples.prompt_length)[rows]
+    return Answers(examples=examples.rows(rows), batch=batch.rows(rows), answer=answer)
 
 
 def _kind(kind: str, late: bool) -> str:
@@ -100,8 +117,9 @@ def _kind(kind: str, late: bool) -> str:
 def count_failures(subject: Subject, failed: list[Failed]) -> Failures:
     """What they have in common; of at least one."""
     kinds = Counter(chain.from_iterable(each.kind for each in failed))
-    index = np.concatenate([each.answer - each.examples.prompt_length for each in failed])
-    size = np.concatenate([each.examples.response_end - each.examples.prompt_length + 1 for each in failed])
+    first = [each.first for each in failed]
+    index = np.concatenate([each.answer - each.examples.prompt_length for each in first])
+    size = np.concatenate([each.examples.response_end - each.examples.prompt_length + 1 for each in first])
     return Failures(
         number=len(index),
         token=kinds["token"],
@@ -119,7 +137,7 @@ def _spoiled(subject: Subject, failed: list[Failed]) -> float | None:
     for each in failed:
         rows = np.flatnonzero(np.array(each.kind) == "id")[:room]
         if len(rows):
-            graded = grade(subject.decoder, each.batch.rows(rows), end=end, decode="free")
+            graded = grade(subject.decoder, each.first.batch.rows(rows), end=end, decode="free")
             spoiled += (graded.scored & ~graded.token_right).any(dim=1).tolist()
             room -= len(rows)
     return float(np.mean(spoiled)) if spoiled else None
@@ -128,11 +146,11 @@ def _spoiled(subject: Subject, failed: list[Failed]) -> float | None:
 @torch.no_grad()
 def with_known_end(decoder: Decoder, failed: Failed, end: int) -> tuple[Bool[np.ndarray, " failed"], ...]:
     """Whether the first error, and whether all of the example, is right for who ends where the right answer does."""
-    batch = failed.batch
+    batch = failed.first.batch
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, 1:]
     logits[..., end] = -torch.inf
     right = ((logits.argmax(dim=-1) == targets) | (targets == end) | ~batch.token_scored[:, 1:]).numpy()
     ended = np.array([kind.startswith("end") for kind in failed.kind])
-    first = right[np.arange(len(failed.answer)), failed.answer - 1]
+    first = right[np.arange(len(ended)), failed.first.answer - 1]
     return ended & first, right.all(axis=1) & failed.ids_right

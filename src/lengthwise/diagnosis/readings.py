@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.diagnosis.failures import Failed
+from lengthwise.diagnosis.failures import Answers
 from lengthwise.evaluation import drawn
 from lengthwise.example import Examples
 from lengthwise.forecast.asking import DRAWS, Questions, ask, needed_tokens, random_answers
@@ -149,10 +149,10 @@ def reader_of(subject: Subject) -> Reader:
     )
 
 
-def ask_again(reader: Reader, failed: list[Failed], most: int) -> Readings:
-    """The first errors of at most so many examples."""
+def ask_again(reader: Reader, asked: list[Answers], most: int) -> Readings:
+    """Ask again about at most so many answers."""
     subject, parts, left = reader.subject, [], most
-    for number, part in enumerate(failed):
+    for number, part in enumerate(asked):
         some = part.rows(np.arange(min(left, len(part.answer))))
         if not (size := len(some.answer)):
             break

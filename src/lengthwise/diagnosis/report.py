@@ -32,12 +32,13 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
     )
     yield (
         "what repairs them",
-        ["cause", "what is changed", "first errors right", "whole examples right", "n"],
+        ["cause", "what is changed", "first errors right", "right answers wrong", "whole examples right", "n"],
         [
             [
                 each.name,
                 each.change,
                 f"{each.repaired:.2f}",
+                "-" if each.broken is None else f"{each.broken:.2f}",
                 "-" if each.whole is None else f"{each.whole:.2f}",
                 str(each.asked),
             ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.diagnosis.failures import Failed
+from lengthwise.diagnosis.failures import Answers
 from lengthwise.forecast.subject import Subject
 from lengthwise.randomness import stream
 
@@ -24,7 +24,7 @@ class Shown:
     beyond: float
 
 
-def compare_with_training(subject: Subject, failed: list[Failed], trained_distance: int | float) -> Iterator[Shown]:
+def compare_with_training(subject: Subject, failed: list[Answers], trained_distance: int | float) -> Iterator[Shown]:
     """Of what the first wrong answers need, as far as the task says it, and of whole examples."""
     ids = [each.batch.position_ids.numpy().astype(np.float64) for each in failed]
     if failed[0].examples.support is not None:
@@ -51,7 +51,7 @@ def _shown(what: str, trained: int | float, tested: Float[np.ndarray, " failed"]
     return Shown(what=what, trained=float(trained), tested=float(tested.max()), beyond=float((tested > trained).mean()))
 
 
-def _supports(failed: Failed) -> Int[np.ndarray, "batch seq k"]:
+def _supports(failed: Answers) -> Int[np.ndarray, "batch seq k"]:
     assert failed.examples.support is not None
     return failed.examples.support
 

@@ -1,7 +1,10 @@
 """From what repairs first errors to a sentence that says what limits a run."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+import numpy as np
+from jaxtyping import Bool
 
 from lengthwise.diagnosis.failures import Failed, Failures, with_known_end
 from lengthwise.diagnosis.readings import Readings
@@ -21,6 +24,8 @@ MOST = 0.5
 class Cause:
     """What a change repairs: ``repaired`` is the share of ``asked`` first errors that are right with it.
 
+    ``broken``: of right answers of the same examples, the share that it makes wrong, None where it was not asked of
+    any. Where two answers are possible, noise repairs half of the errors and breaks half of the right answers.
     ``whole``: the share of the same examples that are right from beginning to end, where the change can tell.
     """
 
@@ -28,7 +33,13 @@ class Cause:
     change: str
     asked: int
     repaired: float
+    broken: float | None = None
     whole: float | None = None
+
+    @property
+    def effect(self) -> float:
+        """What it repairs beyond what noise would."""
+        return max(0.0, self.repaired - (0.0 if self.broken is None else self.broken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +56,34 @@ class Thinning:
     short: float
 
 
-def causes_of_readings(readings: Readings, length: int, *, beyond: bool) -> Iterator[Cause]:
-    """Number of tokens, IDs, both; ``beyond``: some IDs or distances are larger than any of training.
+def causes_of_readings(errors: Readings, right: Readings | None, length: int, *, beyond: bool) -> Iterator[Cause]:
+    """Number of tokens, IDs, both, asked of first errors and, as a control, of answers that are right.
 
-    A first error that is right in thinned sequences without any change is none of them.
+    ``beyond``: some IDs or distances are larger than any of training. A first error that is right in thinned sequences
+    without any change is none of them, nor is a right answer broken that is wrong in these.
     """
-    wrong = ~readings.unchanged
-    fewer, trained = readings.fewer_tokens & wrong, readings.trained_ids & wrong
-    for name, change, repaired in (
-        (DILUTED, f"as many tokens as in training, at the IDs of {length}", fewer),
-        (UNSHOWN if beyond else MORE_IDS, "IDs of training, all tokens weighing as much", trained),
-        (TOGETHER, "both, and neither alone", readings.both & wrong & ~fewer & ~trained),
-    ):
-        yield Cause(name=name, change=change, asked=len(wrong), repaired=float(repaired.mean()))
+    repaired = _changed(errors, ~errors.unchanged)
+    broken = (None,) * len(repaired) if right is None else _changed(_negated(right), right.unchanged)
+    unshown = UNSHOWN if beyond else MORE_IDS
+    changes = (
+        (DILUTED, f"as many tokens as in training, at the IDs of {length}"),
+        (unshown, "IDs of training, all tokens weighing as much"),
+        (TOGETHER, "both, and neither alone"),
+    )
+    for (name, change), of_errors, of_right in zip(changes, repaired, broken, strict=True):
+        yield Cause(name=name, change=change, asked=len(errors.unchanged), repaired=of_errors, broken=of_right)
+
+
+def _changed(readings: Readings, counted: Bool[np.ndarray, " asked"]) -> tuple[float, float, float]:
+    """The shares of all that are among ``counted`` and true with fewer tokens, with trained IDs, only with both."""
+    fewer, trained = readings.fewer_tokens & counted, readings.trained_ids & counted
+    together = readings.both & counted & ~fewer & ~trained
+    return float(fewer.mean()), float(trained.mean()), float(together.mean())
+
+
+def _negated(readings: Readings) -> Readings:
+    """Wrong where these are right."""
+    return Readings(**{part.name: ~getattr(readings, part.name) for part in fields(Readings)})
 
 
 def causes_of_kinds(subject: Subject, failed: list[Failed], failures: Failures) -> Iterator[Cause]:
@@ -90,12 +116,22 @@ def limited_by(
             "first errors are right in thinned sequences with nothing else changed"
         )
     diluted, unshown, together = (cause.repaired for cause in of_readings)
+    broken = [cause.broken for cause in of_readings if cause.broken is not None]
     told = (
         f"{diluted:.2f} of its first errors are right with fewer tokens, {unshown:.2f} with the IDs of training, "
         f"{together:.2f} only with both"
+        + (
+            f"; of answers that are right, these make {', '.join(f'{each:.2f}' for each in broken)} wrong"
+            if broken
+            else ""
+        )
     )
-    if diluted + unshown + together >= MOST:
+    if sum(cause.effect for cause in of_readings) >= MOST:
         return f"limited by {_larger(of_readings)} ({told})"
+    if diluted + unshown + together >= MOST:
+        return (
+            f"limited by {kind}; whether IDs or the number of tokens is not told: noise might repair as many ({told})"
+        )
     if min(thinning.kept, thinning.short) < REACHED:
         return (
             f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.short:.2f} of the first "
@@ -106,10 +142,10 @@ def limited_by(
 
 def _larger(of_readings: tuple[Cause, ...]) -> str:
     diluted, unshown, _ = of_readings
-    if min(diluted.repaired, unshown.repaired) >= MOST:
+    if min(diluted.effect, unshown.effect) >= MOST:
         return "the number of tokens together with the IDs, and right with either of them as in training"
-    largest = max(of_readings, key=lambda cause: cause.repaired)
-    return largest.name if largest.repaired >= MOST else "several causes"
+    largest = max(of_readings, key=lambda cause: cause.effect)
+    return largest.name if largest.effect >= MOST else "several causes"
 
 
 def _kind(failures: Failures, of_kinds: tuple[Cause, ...]) -> str:
