@@ -65,6 +65,16 @@ class Votes(PlantedModel):
         return self.log_probs(tokens[None, kept], kept[None])[0]
 
 
+class Disturbed(Votes):
+    """Any far token takes a vote for what comes next from the near one, as IDs beyond those of training do."""
+
+    def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        """All other tokens get as much more."""
+        disturbed = (position_ids < FAR).any(dim=1).float()[:, None].expand(-1, VOCABULARY).clone()
+        disturbed[torch.arange(len(tokens)), tokens[:, -1]] = 0.0
+        return (super().log_probs(tokens, position_ids) + 3 * disturbed).log_softmax(dim=-1)
+
+
 def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) -> dict:
     study = InfluenceStudy(model=model, codec=Numbers(), texts=texts, settings=SETTINGS)
     measure_influence(study, folder)
@@ -99,6 +109,14 @@ def test_the_number_of_far_tokens_that_a_model_needs_is_found(places, rng, tmp_p
     )
     # Any far tokens of these documents do as well: the sentence says so.
     assert "; no more than tokens from elsewhere in the same document: 0.000 nats" in found["sentence"]
+
+
+def test_far_tokens_that_are_used_and_cost_more_than_they_gain_are_told_of(rng, tmp_path):
+    texts = texts_of(rng, repeats=True)
+    sentence = answer(Disturbed((4,)), texts, tmp_path / "out")["answer"]["sentence"]
+    assert sentence.startswith("planted uses ")
+    assert "; yet it predicts worse with its far tokens than without: gain -1." in sentence
+    assert "worse" not in answer(Votes((4,)), texts, tmp_path / "helped")["answer"]["sentence"]
 
 
 def test_a_model_that_reads_far_tokens_which_tell_nothing_is_shown_to_use_none(rng, tmp_path):

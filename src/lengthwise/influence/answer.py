@@ -25,6 +25,9 @@ def answer(summary: Found) -> dict[str, Any]:
     elsewhere = against.get("elsewhere")
     if elsewhere is not None and elsewhere["value"] is not None and not _positive(elsewhere):
         compared += f"; no more than tokens from elsewhere in the same document: {nats(elsewhere)}"
+    (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
+    if gain["high"] is not None and gain["high"] < -RESOLUTION:
+        compared += f"; yet it predicts worse with its far tokens than without: gain {nats(gain)}"
     return {
         "shown": True,
         "at_least": at_least,
