@@ -5,7 +5,7 @@ far tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAb
 another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like
 ours. ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its
 pass over the whole text taken off), also with the vocabulary size of Llama 3, which longppl's own evaluator has.
-``strict leave one out``: all far tokens of a target, each left out, against a plain loop of forwards without them.
+``strict leave one out``: far tokens of a target, each left out in turn, against a plain loop of forwards without them.
 ``memory``: the largest memory in use beyond the loaded model, in processes of their own, beside a plain forward of the
 same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time; with ``--run`` (a run on text)
 on trained weights, strict, as well, with the share of what the exhaustive choice gains.
@@ -39,7 +39,7 @@ from lengthwise.provenance import provenance
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
 VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256
-ABLATIONS = 64
+ABLATIONS, STRICT = 64, 256
 SHORT = ((32, 8), (32, 16), (32, 32), (256, 64), (1024, 256))
 TEXT_TOKENS = 4096
 REPEATS = 3
@@ -185,9 +185,9 @@ def screening(lm: CausalLM, number: int) -> dict[str, Any]:
 
 
 def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
-    """Seconds for all far tokens of a target, each left out in turn; the loop's from a part, scaled."""
+    """Seconds for evenly spaced far tokens of a target, each left out in turn; the loop's from a part, scaled."""
     window, rng = windows(1)[0], np.random.default_rng(0)
-    part = np.linspace(0, FAR - 1, ABLATIONS).astype(int)
+    places, part = (np.linspace(0, FAR - 1, number).astype(int) for number in (STRICT, ABLATIONS))
 
     @torch.no_grad()
     def loop() -> None:
@@ -196,11 +196,17 @@ def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
             lm.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
 
     ours, looped = in_turns(
-        lambda: LeaveOneOut().choose(replace(probe_of(lm, window), mode="strict"), 8, rng),
+        lambda: LeaveOneOut().choose(replace(probe_of(lm, window), mode="strict", candidates=places), 8, rng),
         loop,
     )
-    looped *= FAR / ABLATIONS
-    return {"measured": "strict leave one out", "ours_s": ours, "loop_s": looped, "ratio": looped / ours}
+    looped *= STRICT / ABLATIONS
+    return {
+        "measured": "strict leave one out",
+        "left_out": STRICT,
+        "ours_s": ours,
+        "loop_s": looped,
+        "ratio": looped / ours,
+    }
 
 
 def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[dict[str, Any]]:
