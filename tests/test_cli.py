@@ -356,7 +356,11 @@ def test_generate_shows_each_token_with_its_id(runs, capsys):
 
 def test_generate_writes_no_more_than_it_is_asked_for(runs, capsys):
     flags = ["--prompt", "011", "--max-new-tokens", "1", "--device", "cpu", "--json"]
-    assert len(json.loads(asked(["generate", "run", *flags], capsys)[0])["tokens"]) == 1
+    document = json.loads(asked(["generate", "run", *flags], capsys)[0])
+    assert len(document["tokens"]) == 1
+    assert document["right"] is (None if document["tokens"] == ["0"] else False)
+    last = asked(["generate", "run", *flags[:-1]], capsys)[0].splitlines()[-1]
+    assert last == f"{'wrong' if document['right'] is False else 'right so far'}; the answer is 0 1 0 end"
 
 
 def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):

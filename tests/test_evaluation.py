@@ -18,7 +18,7 @@ from lengthwise import evaluation, grading
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
-from lengthwise.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
+from lengthwise.errors import DivergedError, PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, warn_of_untrained
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder
@@ -327,6 +327,16 @@ def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tu
     experiment = small_experiment(scheme=Sequential(), encoding=encoding)
     settings = EvaluationSettings(lengths=(4, 8), num_examples=(20, 3))
     return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
+
+
+def test_predictions_that_are_no_numbers_are_refused():
+    experiment = small_experiment()
+    decoder = build_decoder(experiment).eval()
+    with torch.no_grad():
+        decoder.embedding[2] = math.nan
+    settings = EvaluationSettings(lengths=(3,), num_examples=(4,))
+    with pytest.raises(DivergedError, match=r"^the decoder predicts what is no number; train it again"):
+        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
 
 
 def test_distances_that_training_never_showed_are_warned_of_once():

@@ -350,6 +350,12 @@ def test_an_answer_is_right_if_and_only_if_its_tokens_and_ids_are(scheme, tmp_pa
         same_ids = answer.position_ids[:3] == [2, 3, 4] or not isinstance(scheme, Predicted)
         assert answer.right == (answer.symbols == answer.expected and same_ids)
         right.append(answer.right)
+        # Cut off, a right answer is neither right nor wrong, and a wrong one is as wrong as it was.
+        cut = generate_from_prompt(run, prompt, 2)
+        so_far = cut.symbols == answer.expected[:2] and (
+            cut.position_ids[:2] == [2, 3] or not isinstance(scheme, Predicted)
+        )
+        assert cut.right is (None if so_far and len(cut.symbols) == 2 else False)
     assert any(right)
 
 

@@ -49,6 +49,17 @@ def test_a_model_that_is_right_has_exact_match_one(decode):
     assert (row["length"], row["num_examples"], row["decode"], row["shots"]) == (LENGTH, NUMBER, decode, 1)
 
 
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_predictions_that_are_no_numbers_are_refused(decode):
+    model = asked_in_bytes()
+    with torch.no_grad():
+        model.model.get_output_embeddings().weight[7] = torch.nan
+    with pytest.raises(
+        ModelError, match=r"predicts what is no number, as half precision .* use another --dtype, such as f"
+    ):
+        evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0)
+
+
 def test_both_decodes_find_the_same_examples_right(some_by_heart):
     model = asked_in_bytes(some_by_heart)
     forced, free = (

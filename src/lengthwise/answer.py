@@ -17,7 +17,8 @@ class Answer:
     """The tokens that a run wrote after a prompt, with their position IDs, and the right answer.
 
     ``position_ids`` has one number per token or, on several levels, one such list per level. Where the task knows no
-    right answer, ``expected`` is empty and ``right`` is None.
+    right answer, ``expected`` is empty and ``right`` is None; it is None, too, of an answer that is right as far as it
+    was written and was cut off there.
     """
 
     symbols: list[str]
@@ -52,9 +53,15 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         end=task.vocabulary.index("end"),
         max_new_tokens=room,
     )
-    right = torch.equal(written.tokens, expected)
+    number = written.tokens.shape[1]
+    right: bool | None = torch.equal(written.tokens, expected[:, :number])
     # The end token's ID is never asked for.
-    right = right and torch.equal(written.position_ids[:, :, :-1], batch.position_ids[:, :, length:-1])
+    asked = min(number, expected.shape[1] - 1)
+    ids = batch.position_ids[:, :, length : length + asked]
+    right = right and torch.equal(written.position_ids[:, :, :asked], ids)
+    if number < expected.shape[1]:
+        # Right so far, unless it ended by itself.
+        right = None if right and number == room else False
     return Answer(
         symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
         position_ids=_flat(written.position_ids[:, 0].tolist()),

@@ -230,6 +230,8 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
                 rows = evaluate(run, job.experiment.evaluation, report=leave)
             except _Stopped:
                 return None
+            except DivergedError as error:
+                return _Cell(rows=[], diverged=str(error))
         write_rows(job.folder / COMPARED, rows)
         known = _compared(job)
     return known

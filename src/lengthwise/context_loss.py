@@ -30,7 +30,7 @@ class ContextLoss:
 
     ``loss`` is in nats per token, ``low`` and ``high`` are its 95% interval over documents, None of a single one;
     ``perplexity`` is its exponential. Each of the ``num_examples`` windows scores its last ``scored_tokens`` tokens,
-    the same ones at every length.
+    the same ones at every length; where lengths have other numbers of windows, those of the fewer are among the more.
     """
 
     length: int

@@ -57,7 +57,7 @@ class FeatureError(LengthwiseError):
 
 
 class DivergedError(LengthwiseError):
-    """Training whose loss is infinite or no number any more."""
+    """A decoder whose loss or predictions are infinite or no numbers any more."""
 
 
 class WorkerError(LengthwiseError):

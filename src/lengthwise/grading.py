@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from lengthwise.batch import Batch
 from lengthwise.decoder import Decoder
+from lengthwise.errors import DivergedError
 from lengthwise.generate import generate
 
 DECODES = ("forced", "free")
@@ -58,7 +59,11 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     targets = batch.tokens[:, first + 1 :]
     logits = decoder.token_logits(hidden)
     written = logits.argmax(dim=-1)
+    token_loss = cross_entropy(logits.mT, targets, reduction="none")
     scored = batch.token_scored[:, first + 1 :]
+    if bool(token_loss[scored].isnan().any()):
+        # The likeliest of these would be token 0, and wrong.
+        raise DivergedError("the decoder predicts what is no number; train it again, or evaluate in float32")
     id_scored = batch.id_scored[:, first + 1 :]
     id_right = torch.ones_like(scored)
     if decoder.predicts_ids:
@@ -80,7 +85,7 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
         id_scored=id_scored,
         end=(written == end) | (targets == end),
         prompt_offset=batch.prompt_length - 1 - first,
-        token_loss=cross_entropy(logits.mT, targets, reduction="none"),
+        token_loss=token_loss,
     )
 
 

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from lengthwise.errors import ModelError
 from lengthwise.grading import Graded
@@ -77,6 +84,14 @@ class TextModel:
             )
         return made
 
+    def check_numbers(self, logits: Float[Tensor, "*places vocab"]) -> None:
+        """``ModelError`` for predictions that are no numbers: the likeliest of these would be token 0, and wrong."""
+        if bool(logits.isnan().any()):
+            raise ModelError(
+                f"{self.name} predicts what is no number, as half precision does where it overflows; use another "
+                "--dtype, such as float32"
+            )
+
     def graded(self, questions: Sequence[Question], *, decode: str) -> Iterator[Graded]:
         """Batch by batch, in order: which tokens of the answers are right (``forced`` or ``free``).
 
@@ -112,8 +127,10 @@ class TextModel:
         keep: dict[str, Any] = {"logits_to_keep": torch.arange(first, last, device=device)} if self.takes_places else {}
         inner: Any = self.model
         made = inner(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **keep)
-        written = made.logits[:, first - last :].argmax(dim=-1).cpu()
+        logits = made.logits[:, first - last :]
         targets, scored = _answers(batch)
+        self.check_numbers(logits)
+        written = logits.argmax(dim=-1).cpu()
         return self._compared(batch, written, targets, scored)
 
     @torch.no_grad()
@@ -147,6 +164,7 @@ class TextModel:
             attention_mask=torch.ones_like(given),
             generation_config=GenerationConfig(do_sample=False, num_beams=1, max_new_tokens=room, pad_token_id=0),
             stopping_criteria=StoppingCriteriaList([_AllLinesEnded(self.codec, given.shape[1])]),
+            logits_processor=LogitsProcessorList([_Checked(self)]),
         )
         found = []
         for line in made[:, given.shape[1] :].tolist():
@@ -181,6 +199,17 @@ class TextModel:
             end=(index == last[:, None]) | torch.isin(written, torch.tensor(newlines, dtype=torch.int64)),
             prompt_offset=offset,
         )
+
+
+class _Checked(LogitsProcessor):
+    """Leaves logits as they are, and none that is no number."""
+
+    def __init__(self, asked: TextModel) -> None:
+        self.asked = asked
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.asked.check_numbers(scores)
+        return scores
 
 
 class _AllLinesEnded(StoppingCriteria):

@@ -123,6 +123,7 @@ def generate_(
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
     columns = [answer.symbols, *([str(place) for place in level] for level in levels)]
     print_table("written", header, [list(row) for row in zip(*columns, strict=True)])
-    if answer.right is not None:
-        verdict = "right" if answer.right else f"wrong; the answer is {' '.join(answer.expected)}"
-        out_console.print(verdict, markup=False)
+    if answer.expected:
+        verdict = {True: "right", False: "wrong", None: "right so far"}[answer.right]
+        known = "" if answer.right else f"; the answer is {' '.join(answer.expected)}"
+        out_console.print(verdict + known, markup=False)
