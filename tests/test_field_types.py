@@ -1,6 +1,7 @@
 """Types of settings, over all tables: what is not of a field's type is refused where it is given."""
 
 import inspect
+import math
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -51,6 +52,18 @@ def test_a_setting_of_the_wrong_type_is_refused_by_its_name(made, name, value):
         given(made, name, value)
 
 
+NUMBERS = [
+    (made, field.name) for made in (*SETTINGS, *LISTED) for field in fields(made) if field.type in (float, float | None)
+]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("made", "name"), NUMBERS, ids=[f"{made.__name__}.{name}" for made, name in NUMBERS])
+def test_no_setting_is_infinite_or_no_number(made, name, value):
+    with pytest.raises(SettingError, match=rf"^{name} {value} is no finite number; use one$"):
+        given(made, name, value)
+
+
 @dataclass(frozen=True)
 class Mixed:
     """Fields of every kind that is checked."""
@@ -81,6 +94,7 @@ def test_what_fits_is_taken(given):
         ({"pair": (1, 2, 3)}, r"^pair \(1, 2, 3\) .* give a tuple of \(a whole number, a whole number\)$"),
         ({"pair": [1, 2]}, r"^pair \[1, 2\] .* give a tuple"),
         ({"several": "ab"}, r"^several 'ab' .* give a tuple of \(a text, \.\.\.\)$"),
+        ({"nested": ((0.5, math.inf),)}, r"^nested \(\(0.5, inf\),\) is no finite number; use one$"),
         ({"nested": ((1, "a"),)}, r"^nested \(\(1, 'a'\),\) "),
         ({"perhaps": "2"}, r"^perhaps '2' has the wrong type; give a number or None$"),
     ],

@@ -537,8 +537,29 @@ def test_own_ids_are_refused_where_none_are_predicted_and_where_they_are_no_shar
     given = small_experiment(scheme=Coupled(num_position_ids=48), own_ids=0.5)
     with pytest.raises(SettingError, match="own_ids feeds predicted IDs, and coupled predicts none; use the scheme"):
         train(given, tmp_path, device="cpu")
-    with pytest.raises(SettingError, match=r"own_ids 1.5 is no share of a batch; use 0 to 1"):
+    with pytest.raises(SettingError, match=r"own_ids 1.5 is no share; use 0 to 1"):
         TrainingSettings(own_ids=1.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "values", "told"),
+    [
+        ("learning_rate", (0.0, -1.0), "trains nothing; use a positive number"),
+        ("clip", (0.0, -1.0), "leaves nothing of a gradient; use a positive number"),
+        ("betas", ((1.0, 0.9), (0.9, -0.1)), "are no shares; use 0 to below 1"),
+        ("final_share", (-0.1, 1.1), "is no share; use 0 to 1"),
+        ("fit_threshold", (-0.1, 1.5), "is no share; use 0 to 1"),
+        ("weight_decay", (-0.1,), "is no size; use 0 or more"),
+        ("id_weight", (-1.0,), "is no size; use 0 or more"),
+        ("warmup_steps", (-1,), "is no size; use 0 or more"),
+        ("fit_every", (0, -5), "looks for no fit; use at least 1, or None"),
+        ("stage_loss", (0.0, -1.0), "is never reached; use a positive number, or None"),
+    ],
+)
+def test_settings_that_would_train_nothing_or_backwards_are_refused(setting, values, told):
+    for value in values:
+        with pytest.raises(SettingError, match=f"^{setting} .* {told}$"):
+            TrainingSettings(**{setting: value})
 
 
 def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reached(tmp_path):
@@ -550,7 +571,7 @@ def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reach
 
 
 def test_looking_at_the_fit_does_not_change_what_is_trained(whole_runs, tmp_path):
-    looking = replace(EXPERIMENTS["predicted"].training, fit_every=2, fit_threshold=2.0)
+    looking = replace(EXPERIMENTS["predicted"].training, fit_every=2, fit_threshold=1.0)
     trained(tmp_path, replace(EXPERIMENTS["predicted"], training=looking))
     assert same_run(tmp_path, whole_runs["predicted"])
 

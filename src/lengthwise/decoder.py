@@ -67,13 +67,13 @@ class DecoderSettings:
         weighing(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     def _check_attention(self) -> None:
-        if not 0 < self.temperature < math.inf:
+        if self.temperature <= 0:
             raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
         if not 0 <= self.dilution < 1:
             raise SettingError(f"dilution {self.dilution} leaves no attention; use a share from 0 to less than 1")
         if self.dilution and self.weights == "count":
             raise SettingError("weights 'count' are no shares that a dilution could take from; leave out either")
-        if not 1 < self.entmax_alpha < math.inf:
+        if self.entmax_alpha <= 1:
             raise SettingError(f"entmax_alpha {self.entmax_alpha} is no number above 1; use 1.5, or weights='softmax'")
 
 

@@ -1,5 +1,6 @@
 """Types of settings: a value of another type than its field declares is refused where it is given."""
 
+import math
 import types
 import typing
 from dataclasses import fields
@@ -11,7 +12,7 @@ NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "
 
 
 def check_types(settings: Any) -> None:
-    """Raise ``SettingError`` for the first field of a dataclass whose value is not of its declared type.
+    """Raise ``SettingError`` for the first field of a dataclass whose value is not of its declared type, or not finite.
 
     Checks numbers, texts, booleans and tuples of these, also where None is allowed; fields of any other type are left
     to whoever declares them. A whole number serves where a number is asked for; True and False do not.
@@ -21,6 +22,8 @@ def check_types(settings: Any) -> None:
         value = getattr(settings, field.name)
         if not _fits(value, field.type):
             raise SettingError(f"{field.name} {value!r} has the wrong type; give {_name(field.type)}")
+        if not _finite(value):
+            raise SettingError(f"{field.name} {value!r} is no finite number; use one")
 
 
 def _fits(value: Any, declared: Any) -> bool:
@@ -36,6 +39,13 @@ def _fits(value: Any, declared: Any) -> bool:
     if declared in (bool, str, types.NoneType):
         return isinstance(value, declared)
     return True
+
+
+def _finite(value: Any) -> bool:
+    """Whether a number, and each within a tuple, is one: what is no number passes every comparison that refuses."""
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _fit_each(values: tuple[Any, ...], declared: tuple[Any, ...]) -> bool:

@@ -26,6 +26,21 @@ MATCH_EVERY = 4
 # Steps that the running loss of a stage remembers; it starts at STAGE_START nats.
 STAGE_MEMORY, STAGE_START = 20, 1.0
 PRECISIONS = ("auto", "float32", "bf16")
+# What settings may be, and what is said of any other value.
+ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        ("steps", "batch_size", "log_every", "checkpoint_every"),
+        lambda number: number >= 1,
+        "trains nothing; use at least 1",
+    ),
+    (("learning_rate",), lambda rate: rate > 0, "trains nothing; use a positive number"),
+    (("clip",), lambda norm: norm > 0, "leaves nothing of a gradient; use a positive number"),
+    (("betas",), lambda betas: all(0 <= beta < 1 for beta in betas), "are no shares; use 0 to below 1"),
+    (("own_ids", "final_share", "fit_threshold"), lambda share: 0 <= share <= 1, "is no share; use 0 to 1"),
+    (("weight_decay", "id_weight", "warmup_steps"), lambda size: size >= 0, "is no size; use 0 or more"),
+    (("fit_every",), lambda steps: steps is None or steps >= 1, "looks for no fit; use at least 1, or None"),
+    (("stage_loss",), lambda loss: loss is None or loss > 0, "is never reached; use a positive number, or None"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +79,14 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("steps", "batch_size", "log_every", "checkpoint_every"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} trains nothing; use at least 1")
+        for names, allowed, told in ALLOWED:
+            for name in names:
+                if not allowed(value := getattr(self, name)):
+                    raise SettingError(f"{name} {value} {told}")
         if not 0 <= self.cooldown_steps <= self.steps:
             raise SettingError(
                 f"cooldown_steps {self.cooldown_steps} is not within the {self.steps} steps; use 0 or up to as many"
             )
-        if not 0 <= self.own_ids <= 1:
-            raise SettingError(f"own_ids {self.own_ids} is no share of a batch; use 0 to 1")
-        if self.learning_rate <= 0:
-            raise SettingError(f"learning rate {self.learning_rate} moves nothing; use a positive number")
-        if self.stage_loss is not None and self.stage_loss <= 0:
-            raise SettingError(f"stage_loss {self.stage_loss} is never reached; use a positive number, or None")
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 

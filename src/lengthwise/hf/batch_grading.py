@@ -1,10 +1,12 @@
 """Which answers of a batch a model of `transformers` gets right, after right tokens or on its own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from lengthwise.errors import SettingError
 from lengthwise.grading import Graded
@@ -52,23 +54,31 @@ def _free(model: Any, inputs: dict[str, Tensor], takes_ids: bool) -> Graded:
             raise SettingError(
                 "this model cannot go on with IDs that do not count up from 0; wrap it, or use decode='forced'"
             )
-        made = model.generate(
-            input_ids=tokens[rows, :prompt],
-            attention_mask=inputs["attention_mask"][rows, :prompt],
-            **({"position_ids": given} if takes_ids else {}),
-            max_new_tokens=tokens.shape[1] - prompt,
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            no_repeat_ngram_size=0,
-            eos_token_id=None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-        )
+        with _greedy(model):
+            made = model.generate(
+                input_ids=tokens[rows, :prompt],
+                attention_mask=inputs["attention_mask"][rows, :prompt],
+                **({"position_ids": given} if takes_ids else {}),
+                max_new_tokens=tokens.shape[1] - prompt,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+            )
         written[rows] = made.sequences
         if written_ids is not None:
             written_ids[rows] = made.position_ids
     return _graded(inputs, written[:, 1:], None if written_ids is None else written_ids[:, 1:], None)
+
+
+@contextmanager
+def _greedy(model: Any) -> Iterator[None]:
+    """No setting of a model's own: it may forbid tokens or punish repetition, and a greedy choice is the likeliest."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = inner.generation_config
+    inner.generation_config = GenerationConfig(do_sample=False, num_beams=1)
+    try:
+        yield
+    finally:
+        inner.generation_config = own
 
 
 def _graded(inputs: dict[str, Tensor], written: Tensor, written_ids: Tensor | None, loss: Tensor | None) -> Graded:
