@@ -68,6 +68,13 @@ def test_a_pooled_value_of_thirds_counts_whole_examples():
     assert pooled([row(exact=0.29)])[0] == 0.29
 
 
+def test_the_heading_says_what_an_interval_is_over():
+    one, more = [row("a", 10)], [row("a", 10, seed=0), row("a", 10, seed=1), row("b", 10)]
+    told = "exact match by length, below it the 95% interval over examples"
+    assert report.heading(one) == f"{told}; of one seed each, and others may differ"
+    assert report.heading(more) == f"{told} and seeds"
+
+
 def test_lengths_are_sorted_and_labels_keep_their_order():
     by_label = cells(ROWS)
     assert list(by_label) == ["PPC", "NoPE", "ALiBi"]

@@ -51,9 +51,12 @@ def _mean_exponential(losses: Sequence[float | None]) -> float | None:
 
 def heading(rows: Rows) -> str:
     """What a table of these rows shows."""
+    seeds = max(len(runs) for by_length in cells(rows).values() for runs in by_length.values())
+    # An interval over what is asked says nothing of what other seeds would have learned.
+    of = "; of one seed each, and others may differ" if seeds == 1 else ""
     if by_loss(rows):
-        return "perplexity by context length, below it the 95% interval over documents"
-    return "exact match by length, below it the 95% interval"
+        return f"perplexity by context length, below it the 95% interval over documents{of}"
+    return f"exact match by length, below it the 95% interval over examples{of or ' and seeds'}"
 
 
 def outcome(rows: Rows) -> str:
