@@ -1,6 +1,8 @@
 """Corpora: no text is changed by its tokens, no held-out one is trained on, the same texts give the same files."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -338,6 +340,32 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         lambda content: content[:-2],
         r"train.tokens is not what corpus.json and train.jsonl",
     ),
+    "a type of objects": (
+        "corpus.json",
+        lambda content: content.replace(b'"<u2"', b'"|O"'),
+        r"corpus corpus is damaged \(KeyError\('\|O'\)\); prepare it again",
+    ),
+    "another type of the same size": (
+        "corpus.json",
+        lambda content: content.replace(b'"<u2"', b'">u2"'),
+        r"corpus corpus is damaged \(KeyError\('>u2'\)\); prepare it again",
+    ),
+    "facts without end": (
+        "corpus.json",
+        lambda content: b"[" * 100_000,
+        r"corpus.json cannot be read .*; prepare the corpus again",
+    ),
+    "facts of another kind": ("corpus.json", lambda content: b"[]", r"corpus.json cannot be read \(it is no object\)"),
+    "a negative size": (
+        "train.jsonl",
+        lambda content: re.sub(rb'"num_tokens": \d+', b'"num_tokens": -1', content, count=1),
+        r"corpus corpus is damaged \(ValueError\(.*num_tokens=-1.*prepare it again",
+    ),
+    "a token flipped": (
+        "train.tokens",
+        lambda content: bytes([content[0] ^ 1]) + content[1:],
+        r"train.tokens is not what corpus.json says \(its digest differs\); prepare the corpus again",
+    ),
     "tokenizer missing": (
         "tokenizer.json",
         None,
@@ -365,8 +393,28 @@ def test_a_damaged_corpus_is_refused_by_name_in_one_line(damage, texts):
     else:
         changed(folder / name, change)
     with pytest.raises(TextError, match=text) as caught:
-        open_corpus(folder)
+        open_corpus(folder).stream(TRAIN)
     assert "\n" not in str(caught.value)
+
+
+def test_tokens_beyond_the_tokenizer_are_refused_whatever_their_digest(texts):
+    folder = prepared()
+    content = bytearray((folder / "train.tokens").read_bytes())
+    content[:2] = b"\xff\xff"
+    (folder / "train.tokens").write_bytes(content)
+    facts = json.loads((folder / "corpus.json").read_text())
+    facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "corpus.json").write_text(json.dumps(facts))
+    with pytest.raises(TextError, match=r"train.tokens has token 65535 and its tokenizer \d+ tokens; prepare"):
+        open_corpus(folder).stream(TRAIN)
+
+
+def test_tokens_that_change_after_they_were_read_are_checked_again(texts):
+    corpus = open_corpus(prepared())
+    corpus.stream(TRAIN)
+    changed(Path("corpus/train.tokens"), lambda content: content[::-1])
+    with pytest.raises(TextError, match="its digest differs"):
+        corpus.stream(TRAIN)
 
 
 def test_documents_are_listed_with_their_kinds_and_sizes(texts):

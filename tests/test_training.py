@@ -19,8 +19,9 @@ import torch
 from cases import randomize
 from lengthwise import run as run_module
 from lengthwise.batch import Batch
+from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.decoder import Decoder
-from lengthwise.errors import DivergedError, SettingError
+from lengthwise.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.experiment import Experiment, build_decoder
 from lengthwise.loss import answer_loss, feed_own_ids
 from lengthwise.position_heads import POSITION_HEADS, Increment
@@ -147,6 +148,50 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole_runs, dama
     assert run is not None
     assert [row["step"] for row in logged] == [10, 12]
     assert same_run(tmp_path, whole_runs["predicted"])
+
+
+def _narrower(tensors: dict, facts: dict) -> None:
+    name = next(name for name in tensors if name.startswith("exp_avg_sq.") and tensors[name].dim() == 2)
+    tensors[name] = tensors[name][:1].clone()
+
+
+LIES = {
+    "an optimizer state of another shape": (_narrower, r"exp_avg_sq\..* is float32 \(1, .*\), not float32 \("),
+    "weights of another type": (
+        lambda tensors, facts: tensors.update({"model.embedding": tensors["model.embedding"].double()}),
+        r"model\.embedding is float64 .*, not float32 ",
+    ),
+    "a state that is missing": (
+        lambda tensors, facts: tensors.pop("step.embedding"),
+        r"step\.embedding is missing, not",
+    ),
+    "a tensor too many": (
+        lambda tensors, facts: tensors.update(other=torch.zeros(1)),
+        r"\(other is float32 \(1,\), not missing\)",
+    ),
+    "a step that is a text": (
+        lambda tensors, facts: facts.update(step="9"),
+        r"facts of no training \(step '9' has the wrong",
+    ),
+    "a negative step": (lambda tensors, facts: facts.update(step=-1), r"facts of no training \(\(-1, "),
+    "a stage that there is none of": (lambda tensors, facts: facts.update(stage=3), r"facts of no training"),
+    "a fact too many": (lambda tensors, facts: facts.update(other=1), r"facts of no training .*other"),
+    "sums of something else": (lambda tensors, facts: facts.update(sums=["x"]), r"facts of no training"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_checkpoint_that_is_whole_and_of_something_else_is_refused_in_one_line(lie, tmp_path):
+    train(EXPERIMENTS["predicted"], tmp_path, device="cpu", stop=stop_after(9))
+    change, text = LIES[lie]
+    newest = max((tmp_path / "checkpoints").iterdir())
+    tensors, facts = load_tensors(newest)
+    change(tensors, facts)
+    save_tensors(newest, tensors, facts)
+    with pytest.raises(RunFolderError, match=text) as caught:
+        train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu")
+    assert "\n" not in str(caught.value)
+    assert "step-00000009.safetensors" in str(caught.value)
 
 
 def test_with_every_checkpoint_damaged_training_starts_over_and_ends_alike(whole_runs, tmp_path):

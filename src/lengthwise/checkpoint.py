@@ -52,6 +52,20 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(text)
 
 
+def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """``RunFolderError`` unless a file has tensors of these names, shapes and types, and no others."""
+    for name in sorted({*tensors, *expected}):
+        found, wanted = (_form(each.get(name)) for each in (tensors, expected))
+        if found != wanted:
+            raise RunFolderError(
+                f"{path} is of another experiment ({name} is {found}, not {wanted}); train into another --out"
+            )
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
 def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):

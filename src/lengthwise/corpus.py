@@ -1,11 +1,12 @@
 """A corpus: tokenized documents in two splits, as a prepared folder holds them or as made from a few texts."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -18,6 +19,10 @@ FACTS, TOKENIZER = "corpus.json", "tokenizer.json"
 TRAIN, HELD_OUT = SPLITS = ("train", "held_out")
 
 Tokens = UInt[np.ndarray, " tokens"]
+# A file says which of these its numbers are, and nothing else: a type of objects would be pointers out of a file.
+TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
+# Tokens that are checked at a time.
+CHECKED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +99,24 @@ def open_corpus(folder: StrPath) -> Corpus:
     facts = read_facts(folder)
     try:
         documents = {split: tuple(_entries(folder / f"{split}.jsonl")) for split in SPLITS}
-        dtype = np.dtype(facts["token_type"])
+        dtype = TOKEN_TYPES[facts["token_type"]]
         sizes = {split: int(facts["splits"][split]["tokens"]) for split in SPLITS}
-    except (KeyError, TypeError, ValueError, OSError) as error:
+        digests = {split: str(facts["splits"][split]["sha256"]) for split in SPLITS}
+    except (KeyError, TypeError, ValueError, OSError, RecursionError) as error:
         raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
     for split, size in sizes.items():
         path, expected = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
         if expected != size or not path.is_file() or path.stat().st_size != size * dtype.itemsize:
             raise TextError(f"{path} is not what {FACTS} and {split}.jsonl say; prepare the corpus again")
+    tokenizer = read_tokenizer(folder)
+    vocabulary_size = len(tokenizer.pieces)
     return Corpus(
-        tokenizer=read_tokenizer(folder),
+        tokenizer=tokenizer,
         documents=documents,
-        tokens={split: partial(_mapped, folder / f"{split}.tokens", dtype) for split in SPLITS},
+        tokens={
+            split: partial(_mapped, folder / f"{split}.tokens", dtype, digests[split], vocabulary_size)
+            for split in SPLITS
+        },
     )
 
 
@@ -127,15 +138,60 @@ def read_facts(folder: Path) -> dict[str, Any]:
         )
     try:
         facts: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
+    if not isinstance(facts, dict):
+        raise TextError(f"{path} cannot be read (it is no object); prepare the corpus again")
     return facts
 
 
 def _entries(path: Path) -> list[Entry]:
-    return [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+    entries = [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+    for entry in entries:
+        numbered = type(entry.num_tokens) is int and entry.num_tokens >= 0
+        if not (numbered and isinstance(entry.name, str) and isinstance(entry.kind, str)):
+            raise ValueError(f"{path.name} has the entry {entry}")
+    return entries
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens:
-    # An empty file cannot be mapped.
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+def _mapped(path: Path, dtype: np.dtype[Any], digest: str, vocabulary_size: int) -> Tokens:
+    """The tokens of a file, checked when they are first read, and again when the file has changed."""
+    try:
+        found = path.stat()
+        # An empty file cannot be mapped.
+        tokens = np.memmap(path, dtype=dtype, mode="r") if found.st_size else np.empty(0, dtype)
+    except (OSError, ValueError) as error:
+        raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
+    key = _Checked(str(path), found.st_ino, found.st_mtime_ns, found.st_size, digest, vocabulary_size)
+    if key not in _CHECKED:
+        _check(path, tokens, digest, vocabulary_size)
+        _CHECKED.add(key)
+    return tokens
+
+
+def _check(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
+    found, largest = hashlib.sha256(), -1
+    for first in range(0, len(tokens), CHECKED_AT_ONCE):
+        some = tokens[first : first + CHECKED_AT_ONCE]
+        found.update(some.tobytes())
+        largest = max(largest, int(some.max()))
+    if found.hexdigest() != digest:
+        raise TextError(f"{path} is not what {FACTS} says (its digest differs); prepare the corpus again")
+    if largest >= vocabulary_size:
+        raise TextError(
+            f"{path} has token {largest} and its tokenizer {vocabulary_size} tokens; prepare the corpus again"
+        )
+
+
+class _Checked(NamedTuple):
+    """A file as it was when it was checked, and what it was checked against."""
+
+    path: str
+    inode: int
+    changed: int
+    size: int
+    digest: str
+    vocabulary_size: int
+
+
+_CHECKED: set[_Checked] = set()

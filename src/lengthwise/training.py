@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors, save_tensors
@@ -20,11 +20,12 @@ from lengthwise.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.field_types import check_types
 from lengthwise.loss import AnswerLoss, answer_loss, feed_own_ids
 from lengthwise.tasks import Staged
+from lengthwise.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
 
 # Logged rows between two measurements of exact match while training.
 MATCH_EVERY = 4
-# Steps that the running loss of a stage remembers; it starts at STAGE_START nats.
-STAGE_MEMORY, STAGE_START = 20, 1.0
+# Steps that the running loss of a stage remembers.
+STAGE_MEMORY = 20
 PRECISIONS = ("auto", "float32", "bf16")
 # What settings may be, and what is said of any other value.
 ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
@@ -97,32 +98,6 @@ class TrainingSettings:
         end = self.steps if end is None else end
         left = min(1.0, (end - step) / max(1, self.cooldown_steps or self.steps - self.warmup_steps))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * left)
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands: all that a checkpoint holds beside tensors."""
-
-    step: int = 0
-    smallest_id: int | float = 0
-    largest_id: int | float = 0
-    largest_distance: int | float = 0
-    metrics_bytes: int = 0
-    train_seconds: float = 0.0
-    end: int | None = None
-    finished: bool = False
-    stage: int = 0
-    running_loss: float = STAGE_START
-    # Sums over the steps since the last logged row, one for each number of ``AnswerLoss``.
-    sums: list[float] = field(default_factory=lambda: [0.0] * len(fields(AnswerLoss)))
-    summed_steps: int = 0
-
-    def saw(self, position_ids: Tensor) -> None:
-        """Widen the range of IDs met in training; a distance is that of the outermost IDs of one sequence."""
-        smallest, largest = position_ids.amin(dim=-1), position_ids.amax(dim=-1)
-        self.smallest_id = smallest.min().item() if self.step == 0 else min(self.smallest_id, smallest.min().item())
-        self.largest_id = max(self.largest_id, largest.max().item())
-        self.largest_distance = max(self.largest_distance, (largest - smallest).max().item())
 
 
 class Trainer:
@@ -203,12 +178,8 @@ class Trainer:
                 tensors, facts = load_tensors(path)
             except RunFolderError:
                 continue
-            self.decoder.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model.")})
-            for name, parameter in self.decoder.named_parameters():
-                self.optimizer.state[parameter] = {
-                    part: tensors[f"{part}.{name}"].to(self.device) for part in ("step", "exp_avg", "exp_avg_sq")
-                }
-            self.progress = Progress(**facts)
+            self.progress = read_progress(path, facts, len(self.samplers))
+            load_training(path, tensors, self.decoder, self.optimizer)
             self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
             return True
         return False
@@ -283,10 +254,7 @@ class Trainer:
         return fits
 
     def _save(self) -> None:
-        tensors = {f"model.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
-        for name, parameter in self.decoder.named_parameters():
-            for part, tensor in self.optimizer.state[parameter].items():
-                tensors[f"{part}.{name}"] = tensor
+        tensors = training_tensors(self.decoder, self.optimizer)
         self.progress.sums = self.sums.tolist()
         checkpoints = self.folder / "checkpoints"
         save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))
