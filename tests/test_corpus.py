@@ -252,6 +252,54 @@ def test_what_a_killed_preparation_left_is_cleared_away_by_the_next(texts):
     assert not (texts / "corpus" / "rest").exists()
 
 
+def test_of_two_that_prepare_one_folder_one_does_and_the_other_says_why_not(texts):
+    def meanwhile(stage: str, done: int, total: int | None) -> None:
+        # Between any two documents that the one that came first writes of.
+        if stage != "reading":
+            with pytest.raises(RunFolderError, match=r"another process is writing into .*corpus.unfinished; wait"):
+                prepared(seed=1)
+
+    first = prepared(report=meanwhile)
+    assert read_facts(first)["settings"]["seed"] == 0
+    assert len(open_corpus(first).stream(TRAIN)) > 0
+    with pytest.raises(RunFolderError, match="corpus exists already"):
+        prepared(seed=1)
+    assert not list(texts.glob(".*"))
+
+
+def test_a_folder_that_was_made_meanwhile_is_left_as_it_is(texts):
+    def meanwhile(stage: str, done: int, total: int | None) -> None:
+        Path("corpus").mkdir(exist_ok=True)
+        Path("corpus/mine").write_text("mine")
+
+    with pytest.raises(RunFolderError, match="corpus exists already; choose another --out"):
+        prepared(report=meanwhile)
+    assert [path.name for path in Path("corpus").iterdir()] == ["mine"]
+    assert not list(texts.glob(".*"))
+
+
+def test_processes_at_once_leave_one_whole_corpus(texts):
+    command = [
+        sys.executable,
+        "-m",
+        "lengthwise",
+        "prepare",
+        "prose",
+        "code",
+        "--vocabulary-size",
+        "300",
+        "--out",
+        "corpus",
+    ]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ends = [(each.communicate()[1], each.returncode) for each in started]
+    assert sorted(code for _, code in ends) == [0, 2, 2]
+    assert all(told.count("error: ") == (code == 2) for told, code in ends)
+    for split in SPLITS:
+        open_corpus("corpus").stream(split)
+    assert not list(texts.glob(".*"))
+
+
 def test_texts_that_change_while_they_are_read_are_refused(texts):
     def report(stage: str, done: int, total: int | None) -> None:
         if stage == "learning tokens" and done == 1:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.small_runs import small_experiment
 
+from lengthwise import locks
 from lengthwise.comparison import compare
 from lengthwise.errors import RunFolderError
 from lengthwise.folder import append_rows, read_rows
@@ -50,6 +51,20 @@ def test_a_folder_is_free_again_when_its_process_dies(held):
     holder.wait()
     with alone_in(folder):
         pass
+
+
+def test_who_waited_for_a_folder_that_is_gone_is_told_so(tmp_path, monkeypatch):
+    folder = tmp_path / "moved"
+
+    def locked_too_late(*given, **named):
+        folder.rename(tmp_path / "elsewhere")
+
+    monkeypatch.setattr(locks, "_lock", locked_too_late)
+    with (
+        pytest.raises(RunFolderError, match=r"^another process has moved or deleted .*moved; give the same command"),
+        alone_in(folder),
+    ):
+        pytest.fail("two would be in it")
 
 
 def test_nothing_is_trained_or_compared_into_a_folder_in_use(held):

@@ -24,6 +24,7 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
     try:
         if descriptor is not None:
             _lock(descriptor, folder, wait=wait)
+            _check_still_there(descriptor, folder)
         yield
     finally:
         if descriptor is not None:
@@ -42,6 +43,14 @@ def _descriptor(folder: Path) -> int | None:
         return os.open(folder, os.O_RDONLY)
     except OSError:
         return None
+
+
+def _check_still_there(descriptor: int, folder: Path) -> None:
+    """Who waited for a folder that is moved or deleted meanwhile holds the lock of what nobody else will ask for."""
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            return
+    raise RunFolderError(f"another process has moved or deleted {folder}; give the same command again")
 
 
 def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:

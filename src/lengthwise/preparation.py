@@ -16,6 +16,7 @@ from lengthwise.checkpoint import write_atomically
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
 from lengthwise.documents import Document, read_documents
 from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, TextError
+from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
 from lengthwise.text_rows import DATASET
@@ -66,8 +67,7 @@ def prepare_corpus(
         )
     if not 0 <= held_out < 1:
         raise SettingError(f"held-out share {held_out} leaves nothing to train on; use 0.1, or another number below 1")
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise RunFolderError(f"{out} exists already; choose another --out for the corpus")
+    _check_free(out)
     kinds = _survey(_by_kind(sources), held_out, seed, report)
     total = sum(len(kind.sizes) for kind in kinds.values())
     with _whole_or_nothing(out.absolute()) as folder, warnings.catch_warnings():
@@ -90,15 +90,28 @@ def prepare_corpus(
 def _whole_or_nothing(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` that takes its place at the end, and is deleted when there is none."""
     unfinished = out.with_name(f".{out.name}.unfinished")
-    # What was left by one that was killed.
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        yield unfinished
-        unfinished.replace(out)
-    except OSError as error:
-        raise RunFolderError(f"cannot write {out} ({error.strerror}); choose a folder that can be written") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with alone_in(unfinished):
+        try:
+            unfinished.mkdir(parents=True, exist_ok=True)
+            # What was left by one that was killed. The folder itself stays: it is what is locked.
+            for left in unfinished.iterdir():
+                left.unlink()
+            yield unfinished
+            _check_free(out)
+            unfinished.replace(out)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise RunFolderError(
+                f"cannot write {out} ({error.strerror}); choose a folder that can be written"
+            ) from None
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+
+def _check_free(out: Path) -> None:
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise RunFolderError(f"{out} exists already; choose another --out for the corpus")
 
 
 def corpus_table(facts: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
