@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
+from lengthwise.conformance import check_experiment, chosen_variants
 from lengthwise.context_loss import check_contexts
 from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SeenRowsWarning, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths, compares_distances
 from lengthwise.experiment import Experiment, build_decoder, to_dict
-from lengthwise.folder import COMPARISON_FOLDER, RESULTS, claim, read_rows, run_folder, write_rows
+from lengthwise.folder import COMPARISON_FOLDER, RESULTS, append_rows, claim, read_rows, run_folder, write_rows
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.report import label_of, outcome
-from lengthwise.run import HELD_OUT, check, evaluate, seen_lengths, train, variants
+from lengthwise.run import HELD_OUT, measured_rows, seen_lengths, train
 from lengthwise.tasks import GradedByLoss, task_facts
 from lengthwise.worker_pool import refuse_in_a_workers_import, run_in_processes
 
@@ -149,8 +150,8 @@ def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()
         if label not in experiments:
             raise unknown_name("row", label, experiments)
     for experiment in experiments.values():
-        check(experiment)
-        for task in variants(experiment.task, experiment.evaluation).values():
+        check_experiment(experiment)
+        for task in chosen_variants(experiment.task, experiment.evaluation).values():
             check_lengths(task, experiment.scheme, experiment.encoding, experiment.evaluation)
             if isinstance(task, GradedByLoss):
                 check_contexts(task, experiment.evaluation)
@@ -227,11 +228,13 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
             warnings.simplefilter("ignore", SeenRowsWarning)
             try:
-                rows = evaluate(run, job.experiment.evaluation, report=leave)
+                # All at once: what is left early is measured again.
+                rows = list(measured_rows(run, job.experiment.evaluation, report=leave))
             except _Stopped:
                 return None
             except DivergedError as error:
                 return _Cell(rows=[], diverged=str(error))
+        append_rows(job.folder / RESULTS, rows)
         write_rows(job.folder / COMPARED, rows)
         known = _compared(job)
     return known

@@ -14,16 +14,51 @@ from torch import Tensor
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import Encoding
-from lengthwise.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError
+from lengthwise.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
+from lengthwise.evaluation import EvaluationSettings
 from lengthwise.example import Examples
-from lengthwise.experiment import Experiment, to_dict
+from lengthwise.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.randomness import stream
-from lengthwise.tasks import GradedByLoss, Staged, nearest_length
+from lengthwise.tasks import GradedByLoss, Staged, Task, nearest_length
 
 IDS = "(level, batch, seq)"
 # What comes back from a hook, where it is no score or bias.
 AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
+    longest = experiment.train_lengths[1]
+    build_sampler(experiment, experiment.train_lengths)
+    check_settings(experiment)
+    # What has examples of some lengths only refuses a range that begins or ends between them.
+    for end in experiment.train_lengths:
+        experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
+    tried = check_scheme(experiment)
+    batch = build_sampler(experiment, (longest, longest)).batch(0)
+    reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
+    limit = experiment.encoding.num_position_ids
+    if limit is not None and reached > limit:
+        raise PositionRangeError(
+            f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
+            f"set its num_position_ids to at least {reached}"
+        )
+    chosen_variants(experiment.task, experiment.evaluation)
+    decoder = build_decoder(experiment)
+    decoder.check_ids(batch.tokens, batch.position_ids)
+    check_encoding(decoder, tried)
+
+
+def chosen_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
+    """Return the task's distributions that ``settings`` name, or ``{None: task}`` when they name none."""
+    known = task.variants()
+    for variant in settings.variants:
+        if not known:
+            raise SettingError(f"variant '{variant}' was asked for but {task.name} has none; leave out --variants")
+        if variant not in known:
+            raise unknown_name(f"variant of {task.name}", variant, known)
+    return {variant: known[variant] for variant in settings.variants} or {None: task}
 
 
 def check_settings(experiment: Experiment) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lengthwise.batch import Batch, to_batch
 from lengthwise.decoder import Decoder
 from lengthwise.errors import SettingError
-from lengthwise.evaluation import BLOCK, FORWARD_TOKENS, EvaluationSettings, check_range, warn_of_untrained
+from lengthwise.evaluation import BLOCK, FORWARD_TOKENS, EvaluationSettings, check_range, evaluating, warn_of_untrained
 from lengthwise.intervals import clustered_interval
 from lengthwise.positions import PositionScheme
 from lengthwise.randomness import stream
@@ -72,23 +72,32 @@ def loss_by_context(
     when that is fewer than asked for. ``SettingError`` when no document is long enough; ``UntrainedDistanceWarning``
     when IDs lie further apart than ``trained_distance``.
     """
+    return tuple(losses_by_context(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
+
+
+def losses_by_context(
+    decoder: Decoder,
+    task: GradedByLoss,
+    scheme: PositionScheme,
+    settings: EvaluationSettings,
+    *,
+    trained_distance: int | float | None = None,
+    report: Callable[[int, int, int], None] | None = None,
+) -> Iterator[ContextLoss]:
+    """Measure as ``loss_by_context``, and give each length's result as soon as it is measured."""
     windows, documents = _windows(task, settings), task.held_out()
-    was_training = decoder.training
-    decoder.eval()
-    results = []
-    for place, length in enumerate(settings.lengths):
-        started = time.perf_counter()
-        chosen = windows[: settings.examples_at(place)]
-        tally = _Tally(task.token_bytes(), min(SCORED, *settings.lengths))
-        for at_once, batch in _batches(task, scheme, documents, chosen, length, settings.seed):
-            check_range(decoder.check_ids.num_position_ids, batch, length)
-            tally.add([window.document for window in at_once], batch, *_score(decoder, batch, tally.scored))
-            if report is not None:
-                report(length, len(tally.documents), len(chosen))
-        results.append(tally.result(length, round(time.perf_counter() - started, 3)))
-        warn_of_untrained(decoder, scheme, length, tally.distance, trained_distance)
-    decoder.train(was_training)
-    return tuple(results)
+    with evaluating(decoder):
+        for place, length in enumerate(settings.lengths):
+            started = time.perf_counter()
+            chosen = windows[: settings.examples_at(place)]
+            tally = _Tally(task.token_bytes(), min(SCORED, *settings.lengths))
+            for at_once, batch in _batches(task, scheme, documents, chosen, length, settings.seed):
+                check_range(decoder.check_ids.num_position_ids, batch, length)
+                tally.add([window.document for window in at_once], batch, *_score(decoder, batch, tally.scored))
+                if report is not None:
+                    report(length, len(tally.documents), len(chosen))
+            warn_of_untrained(decoder, scheme, length, tally.distance, trained_distance)
+            yield tally.result(length, round(time.perf_counter() - started, 3))
 
 
 def check_contexts(task: GradedByLoss, settings: EvaluationSettings) -> None:

@@ -5,6 +5,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,27 +115,47 @@ def evaluate_by_length(
     only if every teacher-forced choice is. ``UntrainedDistanceWarning`` when IDs lie further apart than
     ``trained_distance``.
     """
+    return tuple(results_by_length(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
+
+
+def results_by_length(
+    decoder: Decoder,
+    task: Task,
+    scheme: PositionScheme,
+    settings: EvaluationSettings,
+    *,
+    trained_distance: int | float | None = None,
+    report: Callable[[int, int, int], None] | None = None,
+) -> Iterator[LengthResult]:
+    """Measure as ``evaluate_by_length``, and give each length's result as soon as it is measured."""
+    with evaluating(decoder):
+        end = task.vocabulary.index("end")
+        for place, length in enumerate(settings.lengths):
+            started = time.perf_counter()
+            distance: int | float = 0
+            tally, total = Tally(), num_tested(task, length, settings.examples_at(place))
+            for _, batch in drawn(task, scheme, length, total, settings.seed):
+                check_range(decoder.check_ids.num_position_ids, batch, length)
+                distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
+                tally.add(grade(decoder, batch, end=end, decode=settings.decode))
+                if report is not None:
+                    report(length, tally.trials, total)
+            result = tally.result(length, settings.decode, distance)
+            warn_of_untrained(decoder, scheme, length, distance, trained_distance)
+            yield replace(result, wall_s=round(time.perf_counter() - started, 3))
+            if settings.until_none and result.exact_match == 0:
+                break
+
+
+@contextmanager
+def evaluating(decoder: Decoder) -> Iterator[None]:
+    """The decoder as it is evaluated, and afterwards as it was."""
     was_training = decoder.training
     decoder.eval()
-    end = task.vocabulary.index("end")
-    results = []
-    for place, length in enumerate(settings.lengths):
-        started = time.perf_counter()
-        distance: int | float = 0
-        tally, total = Tally(), num_tested(task, length, settings.examples_at(place))
-        for _, batch in drawn(task, scheme, length, total, settings.seed):
-            check_range(decoder.check_ids.num_position_ids, batch, length)
-            distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
-            tally.add(grade(decoder, batch, end=end, decode=settings.decode))
-            if report is not None:
-                report(length, tally.trials, total)
-        result = tally.result(length, settings.decode, distance)
-        results.append(replace(result, wall_s=round(time.perf_counter() - started, 3)))
-        warn_of_untrained(decoder, scheme, length, distance, trained_distance)
-        if settings.until_none and result.exact_match == 0:
-            break
-    decoder.train(was_training)
-    return tuple(results)
+    try:
+        yield
+    finally:
+        decoder.train(was_training)
 
 
 def warn_of_untrained(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lengthwise.batch import Sampler
 from lengthwise.decoder import Decoder, DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
@@ -145,6 +146,17 @@ def build_decoder(experiment: Experiment) -> Decoder:
             num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
             num_levels=num_levels(experiment),
         )
+
+
+def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
+    """Draw the experiment's training batches, of these lengths."""
+    return Sampler(
+        task=experiment.task,
+        scheme=experiment.scheme,
+        lengths=lengths,
+        batch_size=experiment.training.batch_size,
+        seed=experiment.seed,
+    )
 
 
 def to_dict(value: Any) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from lengthwise.conformance import chosen_variants
 from lengthwise.devices import pick_device
 from lengthwise.errors import ModelError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
@@ -15,7 +16,7 @@ from lengthwise.influence.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
 from lengthwise.paths import StrPath
 from lengthwise.provenance import now
-from lengthwise.run import load_run, variants
+from lengthwise.run import load_run
 from lengthwise.tasks import Task, Text, TokenizedDocument, task_facts
 from lengthwise.text_form import SHOTS
 
@@ -79,22 +80,23 @@ def evaluate_language_model(
     out: StrPath | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Exact match by length of what `transformers` loads, asked in plain text; rows are added to ``out`` if given.
+    """Measure exact match by length of a model that `transformers` loads, asked in plain text.
 
     ``name`` is a folder that ``save_pretrained`` made, or a name on the hub. Each variant that the settings name is
-    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. Raises as ``load_language_model``.
+    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. Each row is added to the ``results.jsonl`` in
+    ``out``, if given, as soon as its length is measured. Raises as ``load_language_model``.
     """
-    asking, tasks, loading = Asking() if asking is None else asking, variants(task, settings), _loading(name)
-    from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
+    asking, tasks, loading = Asking() if asking is None else asking, chosen_variants(task, settings), _loading(name)
+    from lengthwise.hf.text_evaluation import text_rows  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(asking.device), dtype=asking.dtype)
-    rows = [
-        {**task_facts(each), "model": name, "seed": settings.seed, "variant": variant, **row, "time": now()}
-        for variant, each in tasks.items()
-        for row in evaluate_texts(model, each, settings, shots=asking.shots, report=report)
-    ]
-    if out is not None:
-        append_rows(Path(out) / RESULTS, rows)
+    rows = []
+    for variant, each in tasks.items():
+        for measured in text_rows(model, each, settings, shots=asking.shots, report=report):
+            facts = {**task_facts(each), "model": name, "seed": settings.seed, "variant": variant}
+            rows.append({**facts, **measured, "time": now()})
+            if out is not None:
+                append_rows(Path(out) / RESULTS, rows[-1:])
     return rows
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,22 +10,18 @@ from typing import Any
 
 import torch
 
-from lengthwise.batch import Sampler
 from lengthwise.checkpoint import save_tensors
-from lengthwise.conformance import check_encoding, check_scheme, check_settings
-from lengthwise.context_loss import ContextLoss, loss_by_context
+from lengthwise.conformance import check_encoding, check_experiment, check_scheme, chosen_variants
+from lengthwise.context_loss import ContextLoss, losses_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.devices import pick_device
 from lengthwise.errors import (
     LengthwiseError,
-    PositionRangeError,
     RunFolderError,
     SeenRowsWarning,
-    SettingError,
-    unknown_name,
 )
-from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
-from lengthwise.experiment import TABLES, Experiment, build_decoder, to_dict
+from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, results_by_length
+from lengthwise.experiment import TABLES, Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.folder import (
     MODEL,
     RESULTS,
@@ -83,7 +79,7 @@ def train(
     ``LengthwiseError`` comes before anything is written.
     """
     out, target = Path(out), pick_device(device)
-    check(experiment)
+    check_experiment(experiment)
     with alone_in(out):
         claim_run(out, experiment, resume=resume)
         return _train(experiment, out, target, report, stop)
@@ -102,7 +98,7 @@ def _train(
         with suppress(RunFolderError):
             return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
     decoder = build_decoder(experiment).to(device)
-    trainer = Trainer(decoder, _sampler(experiment, experiment.train_lengths), experiment.training, out)
+    trainer = Trainer(decoder, build_sampler(experiment, experiment.train_lengths), experiment.training, out)
     trainer.restore()
     threshold, by_loss = experiment.training.fit_threshold, isinstance(experiment.task, GradedByLoss)
     if not trainer.run(
@@ -122,29 +118,6 @@ def _train(
     }
     save_tensors(out / MODEL, decoder.state_dict(), facts)
     return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
-
-
-def check(experiment: Experiment) -> None:
-    """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
-    longest = experiment.train_lengths[1]
-    _sampler(experiment, experiment.train_lengths)
-    check_settings(experiment)
-    # What has examples of some lengths only refuses a range that begins or ends between them.
-    for end in experiment.train_lengths:
-        experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
-    tried = check_scheme(experiment)
-    batch = _sampler(experiment, (longest, longest)).batch(0)
-    reached = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
-    limit = experiment.encoding.num_position_ids
-    if limit is not None and reached > limit:
-        raise PositionRangeError(
-            f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
-            f"set its num_position_ids to at least {reached}"
-        )
-    variants(experiment.task, experiment.evaluation)
-    decoder = build_decoder(experiment)
-    decoder.check_ids(batch.tokens, batch.position_ids)
-    check_encoding(decoder, tried)
 
 
 def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
@@ -187,15 +160,25 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``.
 
-    Rows hold exact matches, or losses by context length where the task is graded by these.
+    Rows hold exact matches, or losses by context length where the task is graded by these. Each is added as soon as its
+    length is measured: what ends an evaluation early loses none of them.
     """
     rows = []
-    for variant, task in variants(run.experiment.task, settings).items():
-        rows += [_row(run, result, variant) for result in _measured(run, task, settings, report)]
-    append_rows(run.folder / RESULTS, rows)
+    for row in measured_rows(run, settings, report=report):
+        append_rows(run.folder / RESULTS, [row])
+        rows.append(row)
     if seen := seen_lengths(rows):
         warnings.warn(f"rows of length {seen} were trained on, some or all; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
     return rows
+
+
+def measured_rows(
+    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows that ``evaluate`` adds, one by one."""
+    for variant, task in chosen_variants(run.experiment.task, settings).items():
+        for result in _measured(run, task, settings, report):
+            yield _row(run, result, variant)
 
 
 def seen_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -232,32 +215,11 @@ def subject_of(run: Run, *, seed: int) -> Subject:
 
 def _measured(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
-) -> tuple[LengthResult | ContextLoss, ...]:
+) -> Iterator[LengthResult | ContextLoss]:
     scheme, trained = run.experiment.scheme, run.facts["trained_distance"]
     if isinstance(task, GradedByLoss):
-        return loss_by_context(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
-    return evaluate_by_length(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
-
-
-def variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
-    """The distributions to measure by name; None for the task's own, when no other is asked for."""
-    known = task.variants()
-    for variant in settings.variants:
-        if not known:
-            raise SettingError(f"variant '{variant}' was asked for but {task.name} has none; leave out --variants")
-        if variant not in known:
-            raise unknown_name(f"variant of {task.name}", variant, known)
-    return {variant: known[variant] for variant in settings.variants} or {None: task}
-
-
-def _sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
-    return Sampler(
-        task=experiment.task,
-        scheme=experiment.scheme,
-        lengths=lengths,
-        batch_size=experiment.training.batch_size,
-        seed=experiment.seed,
-    )
+        return losses_by_context(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+    return results_by_length(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
 
 
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:

@@ -31,11 +31,22 @@ def evaluate_texts(
     a longer text is to look like. ``token_accuracy`` and first errors count the model's own tokens.
     ``LengthwiseError`` before anything is measured for a task, a length or a tokenizer that will not do.
     """
+    return list(text_rows(model, task, settings, shots=shots, report=report))
+
+
+def text_rows(
+    model: TextModel,
+    task: Task,
+    settings: EvaluationSettings,
+    *,
+    shots: int = SHOTS,
+    report: Callable[[int, int, int], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Measure as ``evaluate_texts``, and give each length's row as soon as it is measured."""
     if shots < 0:
         raise SettingError(f"{shots} shots are none; use 0 or more")
     for length in settings.lengths:
         next(_questions(model, task, length, 1, settings.seed, shots))
-    rows = []
     for place, length in enumerate(settings.lengths):
         started, tally = time.perf_counter(), Tally()
         total = num_tested(task, length, settings.examples_at(place))
@@ -47,10 +58,9 @@ def evaluate_texts(
         result = asdict(tally.result(length, settings.decode, 0))
         measured = {name: value for name, value in result.items() if name not in WITHOUT}
         measured |= row_facts(task, length)
-        rows.append({"shots": shots, **measured, "wall_s": round(time.perf_counter() - started, 3)})
+        yield {"shots": shots, **measured, "wall_s": round(time.perf_counter() - started, 3)}
         if settings.until_none and result["exact_match"] == 0:
             break
-    return rows
 
 
 def _questions(
