@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 
 import lengthwise as lw
 from lengthwise.batch import to_batch
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import EncodingSettings, KERPLELog, Learned, NoPE, Rotary
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.example import Examples

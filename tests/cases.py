@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings
 from lengthwise.example import Examples
 from lengthwise.positions import SCHEMES, PositionScheme

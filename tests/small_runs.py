@@ -9,7 +9,8 @@ import torch
 
 from lengthwise.batch import Sampler
 from lengthwise.checkpoint import load_tensors
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import EncodingSettings, Rotary
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment, build_decoder
@@ -82,7 +83,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def facts(folder: Path) -> dict[str, Any]:
     """What a finished run says about its training, but for its time."""
     return {
-        name: fact for name, fact in load_tensors(folder / "model.safetensors")[1].items() if name != "train_seconds"
+        name: fact
+        for name, fact in load_tensors(folder / "model.safetensors")[1].items()
+        if name not in ("train_seconds", "belongs_to")
     }
 
 

@@ -12,12 +12,13 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 # A module imports from rows above its own; modules of one row do not know each other. A folder counts as one module.
 ROWS = (
-    ("errors", "randomness", "paths", "example", "auto_classes"),
-    ("devices", "provenance", "field_types", "text_rows", "tokenizer", "intervals"),
-    ("corpus", "row_file", "documents"),
+    ("errors", "randomness", "paths", "example", "auto_classes", "json_text"),
+    ("devices", "provenance", "field_types", "text_rows", "tokenizer", "intervals", "locks"),
+    ("corpus", "row_file", "documents", "files"),
     ("tasks", "positions", "encodings"),
-    ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "locks", "text_form"),
+    ("position_heads", "attention", "id_check", "normalization", "batch", "checkpoint", "text_form"),
     ("weighing", "scores", "preparation", "reasoning_rows"),
+    ("decoder_settings",),
     ("decoder",),
     ("generate", "loss", "influence", "theory"),
     ("grading", "training_state"),

@@ -236,7 +236,7 @@ def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
     ("what", "content", "line"),
     [
         ("law.json", "{", "cannot be read as JSON"),
-        ("law.json", "[]", "holds no law"),
+        ("law.json", "[]", "it holds a list, not an object"),
         ("law.json", '{"background": [0.5, 0.6]}', "add up to 1.1, not to 1"),
         ("law.json", '{"colour": 1}', "this is no task"),
         ("law.json", '{"placement": {"name": "nowhere"}}', "'nowhere' is in no table"),

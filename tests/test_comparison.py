@@ -21,7 +21,7 @@ from lengthwise.encodings import Learned, NoPE
 from lengthwise.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
-from lengthwise.folder import write_rows
+from lengthwise.folder import seal_rows
 from lengthwise.positions import Sequential
 from lengthwise.run import FIT_EXAMPLES, evaluate, load_run
 from lengthwise.tasks import Addition
@@ -148,14 +148,14 @@ def test_an_evaluation_of_one_of_its_runs_adds_no_row_to_a_comparison(tmp_path):
 
 
 def test_a_worker_that_outlived_its_parent_adds_no_rows_to_those_of_the_next_one(tmp_path, monkeypatch):
-    measure = comparison_module.evaluate
+    measure = comparison_module.measured_rows
 
     def measured_twice(run: Any, *given: Any, **named: Any) -> list[dict[str, Any]]:
-        rows = measure(run, *given, **named)
-        write_rows(run.folder / COMPARED, rows)
+        rows = list(measure(run, *given, **named))
+        seal_rows(run.folder / COMPARED, rows)
         return rows
 
-    monkeypatch.setattr(comparison_module, "evaluate", measured_twice)
+    monkeypatch.setattr(comparison_module, "measured_rows", measured_twice)
     compared = compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
     monkeypatch.undo()
     assert len(compared.rows) == len(ROWS["PPC"].evaluation.lengths)
@@ -398,3 +398,25 @@ def test_some_rows_of_a_named_comparison_are_those_of_the_whole():
     assert choices.rows_of(["which_copy"], None, "coupled/rotary, sequential/nope") == {
         label: whole[label] for label in ("coupled/rotary", "sequential/nope")
     }
+
+
+def test_what_was_measured_is_in_the_results_of_its_run_once_wherever_a_comparison_was_killed(tmp_path):
+    whole = compared(tmp_path)
+    folder = next(tmp_path.glob("*/seed-1"))
+    before = (folder / "results.jsonl").read_bytes()
+    assert before.count(b"\n") == 2
+    (folder / "results.jsonl").unlink()
+    assert compared(tmp_path).rows == whole.rows
+    assert (folder / "results.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("kept", [1, 4])
+def test_measured_rows_that_were_cut_or_doubled_are_not_used(kept, tmp_path):
+    compared(tmp_path)
+    path = next(tmp_path.glob("*/seed-1")) / COMPARED
+    rows, seal = path.read_bytes().splitlines(keepends=True)[:-1], path.read_bytes().splitlines(keepends=True)[-1]
+    path.write_bytes(b"".join((rows * 2)[:kept]) + seal)
+    with pytest.raises(RunFolderError, match=r"is not what was measured \(its digest differs\); delete it to measure"):
+        compared(tmp_path)
+    path.unlink()
+    assert compared(tmp_path).finished

@@ -382,6 +382,16 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         lambda content: content[: content[:-1].rindex(b"\n") + 1],
         r"held_out.tokens is not what corpus.json and held_out.jsonl say; prepare the corpus again",
     ),
+    "two tokens with each other's numbers": (
+        "tokenizer.json",
+        lambda content: content.replace(b'"a":65,"b":66', b'"a":66,"b":65'),
+        r"tokenizer.json is not what corpus.json says \(its digest differs\); prepare the corpus again",
+    ),
+    "a document renamed": (
+        "train.jsonl",
+        lambda content: content.replace(b".txt", b".tst", 1),
+        r"train.jsonl is not what corpus.json says \(its digest differs\); prepare the corpus again",
+    ),
     "tokens missing": ("train.tokens", None, r"train.tokens is not what corpus.json and train.jsonl say; prepare"),
     "tokens cut": (
         "train.tokens",

@@ -11,7 +11,7 @@ import torch
 from cases import small_decoder
 from lengthwise import cli
 from lengthwise.batch import to_batch
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
 from lengthwise.diagnosis.failures import Failures, find_failures
 from lengthwise.diagnosis.readings import Readings, climbed, reader_of, units_of

@@ -17,7 +17,8 @@ import torch
 import lengthwise
 from cases import smallest_length
 from lengthwise.batch import Sampler
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import (
     DAPE,
     FIRE,

@@ -190,7 +190,7 @@ def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
 
 
 def test_what_is_no_exported_run_is_refused(folder, tmp_path):
-    with pytest.raises(RunFolderError, match="holds something already; choose another --out"):
+    with pytest.raises(RunFolderError, match="exists already; choose another --out"):
         export_hf(folder.parent / "run", folder)
     with pytest.raises(RunFolderError, match="holds no decoder of ours; give a folder that export --format hf made"):
         import_hf(folder.parent / "run", tmp_path / "out")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lengthwise as lw
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings

@@ -9,7 +9,8 @@ import torch
 
 from cases import small_decoder, small_scheme
 from lengthwise import cli
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.diagnosis.diagnosis import diagnose_run
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.errors import SettingError

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, Rotary
 from lengthwise.errors import LengthwiseError, PositionIDError, PositionRangeError
 from lengthwise.generate import generate

@@ -6,7 +6,7 @@ import pytest
 from tests.small_runs import small_experiment
 from tests.test_hf_loading import folders  # noqa: F401  (a fixture)
 
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import Rotary
 from lengthwise.errors import ModelError, UnknownNameError
 from lengthwise.language_models import check_there, load_language_model

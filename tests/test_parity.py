@@ -8,7 +8,8 @@ import torch
 
 from cases import randomize
 from lengthwise.attention import attend, diluted
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.alibi import slopes
 from lengthwise.encodings.levels import LevelEncoding

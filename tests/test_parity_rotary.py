@@ -16,7 +16,8 @@ from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from cases import randomize
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import (
     NTK,
     DynamicNTK,

@@ -233,11 +233,11 @@ def test_training_draws_the_lengths_that_there_are_and_asks_for_both_ends(tmp_pa
 
 GOOD = '{"prompt": "a b", "response": "b a", "coupling": [1, 2, 2, 1]}'
 MALFORMED = {
-    "a b": r"this is no JSON \(Expecting value.*\); write one object such as \{\"prompt\": \"a b\", \"response\": \"b",
-    '{"prompt": "a b"': r"this is no JSON \(",
-    "[" * 100_000: r"this is no JSON \(",
-    '["a b", "b a"]': r'this is \["a b", "b a"\], no row; write one object such as',
-    "7": r"this is 7, no row",
+    "a b": r"this is no row \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
+    '{"prompt": "a b"': r"this is no row \(",
+    "[" * 100_000: r"this is no row \(",
+    '["a b", "b a"]': r"this is no row \(it holds a list, not an object\); write one JSON object such as",
+    "7": r"this is no row \(it holds a number, not an object\)",
     '{"prompt": "a b"}': r'the row has no "response"; write one object such as',
     '{"response": "a b"}': r'the row has no "prompt"; write',
     '{"prompt": 5, "response": "a"}': r"the prompt is 5; give a list of tokens, or a text with spaces between them",
@@ -284,7 +284,7 @@ def test_a_coupling_that_only_later_rows_have_is_reported_by_line(tmp_path):
 def test_what_is_no_text_is_reported_by_line_and_an_empty_file_as_such(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff", "response": "a"}\n')
-    with pytest.raises(RowError, match=r"line 2: this is no JSON \(.*can't decode byte 0xff"):
+    with pytest.raises(RowError, match=r"line 2: this is no row \(.*can't decode byte 0xff"):
         _ = Rows(file=str(path)).vocabulary
     path.write_bytes(b"\n \n")
     with pytest.raises(RowError, match=r"bad\.jsonl has no row; write one in each line, such as \{\"prompt\""):
@@ -440,6 +440,20 @@ def test_what_a_run_keeps_of_its_rows_is_refused_when_damaged(file, tmp_path):
         (tmp_path / "run/rows.json").write_text(content)
         with pytest.raises(RowError, match=r"run/rows\.json cannot be read \(.*\); train the run again"):
             load_run(tmp_path / "run", device="cpu")
+
+
+def test_tokens_that_changed_places_in_what_a_run_keeps_are_refused(file, tmp_path):
+    experiment, kept = small_experiment(Rows(file=str(file)), COUPLED, steps=2), tmp_path / "run/rows.json"
+    train(experiment, tmp_path / "run", device="cpu", stop=stop_after(1))
+    facts = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**facts, "symbols": facts["symbols"][::-1]}))
+    with pytest.raises(RunFolderError, match=r"rows\.json has changed since training \(its digest differs\)"):
+        train(experiment, tmp_path / "run", device="cpu", resume=True)
+    kept.write_text(json.dumps(facts) + "\n")
+    train(experiment, tmp_path / "run", device="cpu", resume=True)
+    kept.write_text(json.dumps({**facts, "symbols": facts["symbols"][::-1]}))
+    with pytest.raises(RunFolderError, match=r"rows\.json has changed since training \(its digest differs\)"):
+        load_run(tmp_path / "run", device="cpu")
 
 
 def test_an_experiment_is_made_for_a_task_of_its_own_settings(file):

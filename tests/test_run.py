@@ -18,10 +18,12 @@ from lengthwise import answer as answer_module
 from lengthwise import cli
 from lengthwise import run as run_module
 from lengthwise.answer import generate_from_prompt
+from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.folder import read_rows
 from lengthwise.generate import Generated
 from lengthwise.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
@@ -495,3 +497,63 @@ def test_ctrl_c_while_evaluating_leaves_with_status_1(tmp_path, monkeypatch, cap
 def test_nope_needs_no_range_and_trains_on_any_ids(tmp_path):
     run = trained(tmp_path, scheme=Skipwise(num_position_ids=4000), encoding=NoPE(), steps=2)
     assert run.facts["id_range"][1] > 100
+
+
+def test_an_evaluation_that_ends_early_keeps_what_it_has_measured(tmp_path):
+    run = trained(tmp_path)
+
+    def interrupt(length: int, done: int, total: int) -> None:
+        if length == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, SETTINGS, report=interrupt)
+    (row,) = read_rows(tmp_path / "results.jsonl")
+    assert untimed([row]) == untimed(evaluate(run, replace(SETTINGS, lengths=(2,), num_examples=(16,))))
+    assert not run.decoder.training
+
+
+def test_rows_are_added_behind_a_line_that_was_cut_and_the_reader_names_it(tmp_path):
+    run = trained(tmp_path)
+    evaluate(run, SETTINGS)
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    rows = evaluate(run, SETTINGS)
+    assert [json.loads(line) for line in path.read_text().splitlines()[2:]] == rows
+    with pytest.raises(RunFolderError, match=r"results.jsonl line 2 is damaged .*; delete that line, or the file"):
+        read_rows(path)
+
+
+def edited(folder: Path) -> None:
+    path = folder / "experiment.json"
+    path.write_text(path.read_text().replace('"temperature": 3.0', '"temperature": 5.0'))
+
+
+def of_another_seed(folder: Path) -> None:
+    assert train(replace(small_experiment(), seed=1), folder / "other", device="cpu") is not None
+    (folder / "model.safetensors").write_bytes((folder / "other" / "model.safetensors").read_bytes())
+
+
+def unbound(folder: Path) -> None:
+    tensors, facts = load_tensors(folder / "model.safetensors")
+    del facts["belongs_to"]
+    save_tensors(folder / "model.safetensors", tensors, facts)
+
+
+@pytest.mark.parametrize("change", [edited, of_another_seed, unbound])
+def test_weights_are_used_with_the_experiment_that_they_were_trained_in_alone(change, tmp_path):
+    trained(tmp_path)
+    before = (tmp_path / "experiment.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes()
+    change(tmp_path)
+    assert before != ((tmp_path / "experiment.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes())
+    with pytest.raises(RunFolderError, match=r"belongs to another experiment than .*experiment\.json, or one of them"):
+        load_run(tmp_path)
+
+
+def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
+    for seed in (0, 1):
+        train(replace(small_experiment(), seed=seed), tmp_path / str(seed), device="cpu", stop=stop_after(3))
+    (own,), (other,) = (list((tmp_path / str(seed)).rglob("step-*.safetensors")) for seed in (0, 1))
+    own.write_bytes(other.read_bytes())
+    with pytest.raises(RunFolderError, match="belongs to another experiment; train that one, or choose another --out"):
+        train(small_experiment(), tmp_path / "0", device="cpu", resume=True)

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +82,47 @@ def test_a_lost_worker_is_one_line_that_says_how_to_continue():
     with pytest.raises(WorkerError, match=text) as ended:
         run_in_processes(die, [1, 2], 2, lambda *done: None)
     assert "\n" not in str(ended.value)
+
+
+def write_number_and_wait(folder: str) -> str:
+    """Work that says which process does it, and does not end."""
+    (Path(folder) / str(os.getpid())).touch()
+    time.sleep(600)
+    return folder
+
+
+def die_late_or_idle(seconds: float) -> float:
+    """Work that takes its process along while another one has none."""
+    if seconds:
+        time.sleep(seconds)
+        os._exit(1)
+    return seconds
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_an_idle_worker_does_not_keep_the_call_when_another_one_is_lost():
+    with pytest.raises(WorkerError):
+        run_in_processes(die_late_or_idle, [1.0, 0.0], 2, lambda *done: None)
+
+
+def test_workers_end_with_their_parent(tmp_path):
+    script = (
+        f"from test_worker_pool import *; run_in_processes(write_number_and_wait, [{str(tmp_path)!r}] * 2, 2, print)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as parent:
+        while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2:
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.kill()
+    for _ in range(200):
+        if not any(map(is_alive, workers)):
+            break
+        time.sleep(0.1)
+    assert not any(map(is_alive, workers))

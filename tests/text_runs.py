@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import EncodingSettings, Rotary
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment

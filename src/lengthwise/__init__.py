@@ -6,7 +6,8 @@ from lengthwise.batch import Sampler
 from lengthwise.claims import CLAIMS, Claim, Reproduction, reproduce
 from lengthwise.comparison import Comparison, compare
 from lengthwise.context_loss import ContextLoss, loss_by_context
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
 from lengthwise.documents import Document, read_documents
 from lengthwise.encodings import (

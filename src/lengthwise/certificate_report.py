@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
+from lengthwise.files import write_atomically
 from lengthwise.forecast.certificate import RunCertificate
 from lengthwise.forecast.verdict import run_verdict
+from lengthwise.json_text import finite
 from lengthwise.theory.certificate import SAMPLED, LawCertificate
 from lengthwise.theory.structure import TaskCertificate
 
@@ -37,7 +38,7 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
     for each in document.get("structures", ()):
         each.pop("shapes")
     document["verdict"] = verdict(certificate)
-    return json.loads(json.dumps(document), parse_constant=lambda name: None)
+    return finite(document)
 
 
 def verdict(certificate: Certificate) -> str:

@@ -16,7 +16,7 @@ from lengthwise.errors import (
     unknown_name,
 )
 from lengthwise.interruption import StoppedError
-from lengthwise.terminal import say
+from lengthwise.terminal import printable, say
 from lengthwise.verbs.certify import certify
 from lengthwise.verbs.compare import compare_
 from lengthwise.verbs.diagnose import diagnose
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, status: int) -> None:
-    print(f"error: {' '.join(message.split())}" if status == 2 else message, file=sys.stderr)
+    line = f"error: {' '.join(message.split())}" if status == 2 else message
+    print(printable(line), file=sys.stderr)
     sys.exit(status)
 
 

@@ -15,7 +15,16 @@ from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SeenRowsWarning, SettingError, UntrainedDistanceWarning, unknown_name
 from lengthwise.evaluation import check_lengths, compares_distances
 from lengthwise.experiment import Experiment, build_decoder, to_dict
-from lengthwise.folder import COMPARISON_FOLDER, RESULTS, append_rows, claim, read_rows, run_folder, write_rows
+from lengthwise.folder import (
+    COMPARISON_FOLDER,
+    RESULTS,
+    append_rows,
+    claim,
+    read_sealed,
+    run_folder,
+    seal_rows,
+    write_rows,
+)
 from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
@@ -234,15 +243,15 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
                 return None
             except DivergedError as error:
                 return _Cell(rows=[], diverged=str(error))
-        append_rows(job.folder / RESULTS, rows)
-        write_rows(job.folder / COMPARED, rows)
+        seal_rows(job.folder / COMPARED, rows)
         known = _compared(job)
+    append_rows(job.folder / RESULTS, read_sealed(job.folder / COMPARED), once=True)
     return known
 
 
 def _compared(job: _Job) -> _Cell | None:
     """What an earlier call measured; rows of the run's own results.jsonl may come from other evaluations."""
-    rows = read_rows(job.folder / COMPARED)
+    rows = read_sealed(job.folder / COMPARED)
     return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
 

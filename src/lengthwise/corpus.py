@@ -1,7 +1,6 @@
 """A corpus: tokenized documents in two splits, as a prepared folder holds them or as made from a few texts."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from lengthwise.errors import TextError, unknown_name
+from lengthwise.json_text import parse_json
 from lengthwise.paths import StrPath
 from lengthwise.tokenizer import END, BytePairTokenizer, ByteTokenizer, Tokenizer
 
@@ -102,13 +102,17 @@ def open_corpus(folder: StrPath) -> Corpus:
         dtype = TOKEN_TYPES[facts["token_type"]]
         sizes = {split: int(facts["splits"][split]["tokens"]) for split in SPLITS}
         digests = {split: str(facts["splits"][split]["sha256"]) for split in SPLITS}
-    except (KeyError, TypeError, ValueError, OSError, RecursionError) as error:
+        listed = {name: str(facts["files"][name]) for name in (TOKENIZER, *(f"{split}.jsonl" for split in SPLITS))}
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
     for split, size in sizes.items():
         path, expected = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
         if expected != size or not path.is_file() or path.stat().st_size != size * dtype.itemsize:
             raise TextError(f"{path} is not what {FACTS} and {split}.jsonl say; prepare the corpus again")
     tokenizer = read_tokenizer(folder)
+    for name, digest in listed.items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise TextError(f"{folder / name} is not what {FACTS} says (its digest differs); prepare the corpus again")
     vocabulary_size = len(tokenizer.pieces)
     return Corpus(
         tokenizer=tokenizer,
@@ -137,16 +141,14 @@ def read_facts(folder: Path) -> dict[str, Any]:
             f"{folder} is no corpus (it has no {FACTS}); make one with lengthwise prepare TEXT --out {folder}"
         )
     try:
-        facts: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        facts: dict[str, Any] = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    if not isinstance(facts, dict):
-        raise TextError(f"{path} cannot be read (it is no object); prepare the corpus again")
     return facts
 
 
 def _entries(path: Path) -> list[Entry]:
-    entries = [Entry(**json.loads(line)) for line in path.read_text().splitlines()]
+    entries = [Entry(**parse_json(line)) for line in path.read_bytes().splitlines()]
     for entry in entries:
         numbered = type(entry.num_tokens) is int and entry.num_tokens >= 0
         if not (numbered and isinstance(entry.name, str) and isinstance(entry.kind, str)):

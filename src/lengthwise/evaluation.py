@@ -24,6 +24,8 @@ from lengthwise.tasks import HasRows, Task
 
 # Examples are drawn in blocks of this size, whatever fits in memory: the first N of a seed are always the same.
 BLOCK = 16
+# A block of long examples has fewer, down to one: no more than these tokens are drawn at once.
+BLOCK_TOKENS = 1 << 20
 # Tokens in one forward.
 FORWARD_TOKENS = 1 << 15
 
@@ -186,10 +188,12 @@ def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
 
 def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
     """The examples that evaluation is made of, with their IDs, as many at a time as are read in one forward."""
+    left = total
     for block, examples in enumerate(tested_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
         whole = to_batch(length, examples, assignment)
-        wanted = min(len(examples), total - block * BLOCK)
+        wanted = min(len(examples), left)
+        left -= wanted
         step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
         for start in range(0, wanted, step):
             rows = np.arange(start, min(start + step, wanted))
@@ -206,9 +210,10 @@ def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Ex
         for first in range(0, len(order), BLOCK):
             yield task.rows_at(length, order[first : first + BLOCK])
         return
-    for block in range(-(-total // BLOCK)):
+    size = max(1, min(BLOCK, BLOCK_TOKENS // length))
+    for block in range(-(-total // size)):
         rng = stream(seed, "evaluation examples", length, block)
-        yield task.sample(length=length, size=BLOCK, rng=rng)
+        yield task.sample(length=length, size=size, rng=rng)
 
 
 def num_tested(task: Task, length: int, wanted: int) -> int:

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from lengthwise.batch import Sampler
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
+from lengthwise.devices import check_memory
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
@@ -47,6 +49,8 @@ class Experiment:
                 raise SettingError(f"{name} {part!r} is not an object with settings; give one, such as a recipe has")
 
 
+# A weight, its gradient and what AdamW keeps of it.
+TRAINED_BYTES = 16
 # What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
 # A setting that holds an entry of a table, or a tuple of entries (a task within a task, the laws of a placement).
@@ -134,8 +138,14 @@ def num_levels(experiment: Experiment) -> int:
 
 
 def build_decoder(experiment: Experiment) -> Decoder:
-    """A decoder with the experiment's initial weights: the same for the same seed, whatever ran before."""
-    vocabulary = experiment.task.vocabulary
+    """A decoder with the experiment's initial weights: the same for the same seed, whatever ran before.
+
+    ``SettingError`` for one that this machine cannot train.
+    """
+    vocabulary, settings = experiment.task.vocabulary, experiment.decoder
+    width = settings.d_model
+    size = settings.num_layers * (4 + 2 * settings.mlp_factor) * width**2 + len(vocabulary) * width
+    check_memory(TRAINED_BYTES * size, f"a decoder of {size:,} weights", "use fewer num_layers or a smaller d_model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
         return Decoder(

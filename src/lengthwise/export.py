@@ -1,17 +1,15 @@
 """A run folder as a folder of `transformers`, and back; nothing is lost on the way."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import save_tensors, write_atomically
 from lengthwise.corpus import TOKENIZER
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import ModelError, RunFolderError
-from lengthwise.folder import EXPERIMENT, MODEL, read_experiment, read_model
+from lengthwise.files import check_free, whole_folder
+from lengthwise.folder import RUN_FOLDER, read_asked, read_experiment, read_model, write_claimed, write_model
 from lengthwise.paths import StrPath
-from lengthwise.provenance import provenance
 from lengthwise.tasks import KeepsFiles
 
 CONFIG = "config.json"
@@ -35,16 +33,17 @@ def export_hf(run: StrPath, out: StrPath, *, brought: Mapping[str, Any] | None =
             f"the encoding {experiment.encoding.name} is a class of your own, which no folder for transformers can "
             "hold; export a run with one of: " + ", ".join(ENCODINGS)
         )
-    _check_free(out)
-    tree = json.loads((run / EXPERIMENT).read_text())["experiment"]
+    check_free(out)
+    tree = read_asked(run, RUN_FOLDER)
     kept = experiment.task.kept_files() if isinstance(experiment.task, KeepsFiles) else {}
     files = {name: content.decode() for name, content in kept.items()}
     model = LengthwiseForCausalLM(config_of(experiment, {"experiment": tree, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
-    model.save_pretrained(out)
     symbols = experiment.task.vocabulary
     tokenizer = own_tokenizer(files[TOKENIZER]) if TOKENIZER in files else symbol_tokenizer(symbols)
-    tokenizer.save_pretrained(out)
+    with whole_folder(out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def import_hf(folder: StrPath, out: StrPath) -> None:
@@ -53,23 +52,17 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
     ``RunFolderError`` for a folder that holds no such model, or where ``out`` holds something already.
     """
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
+    from lengthwise.hf.loading import load_pretrained  # noqa: PLC0415
 
     folder, out = Path(folder), Path(out)
-    if not (folder / CONFIG).is_file() or json.loads((folder / CONFIG).read_text()).get("model_type") != "lengthwise":
+    model = load_pretrained(str(folder)) if (folder / CONFIG).is_file() else None
+    if not isinstance(model, LengthwiseForCausalLM):
         raise RunFolderError(f"{folder} holds no decoder of ours; give a folder that export --format hf made")
-    model = LengthwiseForCausalLM.from_pretrained(folder)
     if not model.config.run:
         raise RunFolderError(f"{folder} says of no run where it came from; export a run folder again")
-    _check_free(out)
-    tree = {"experiment": model.config.run["experiment"], "provenance": provenance()}
-    for name, content in model.config.run["files"].items():
-        if Path(name).name != name:
-            raise RunFolderError(f"{folder} names a file outside of a run folder ({name}); export the run again")
-        write_atomically(out / name, content.encode())
-    write_atomically(out / EXPERIMENT, json.dumps(tree, indent=2).encode() + b"\n")
-    save_tensors(out / MODEL, model.decoder.state_dict(), model.config.run["facts"])
-
-
-def _check_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunFolderError(f"{out} holds something already; choose another --out")
+    tree, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
+    if outside := [name for name in files if Path(name).name != name]:
+        raise RunFolderError(f"{folder} names a file outside of a run folder ({outside[0]}); export the run again")
+    with whole_folder(out) as whole:
+        write_claimed(whole, RUN_FOLDER, tree, {name: content.encode() for name, content in files.items()})
+        write_model(whole, model.decoder.state_dict(), facts)

@@ -8,11 +8,13 @@ from typing import Any
 
 from lengthwise.errors import SettingError
 
+# From here on not every whole number is a float.
+LARGEST = 2**53
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", tuple: "a tuple"}
 
 
 def check_types(settings: Any) -> None:
-    """Raise ``SettingError`` for the first field of a dataclass whose value is not of its declared type, or not finite.
+    """Raise ``SettingError`` for the first field whose value is of another type than declared, too large or not finite.
 
     Checks numbers, texts, booleans and tuples of these, also where None is allowed; fields of any other type are left
     to whoever declares them. A whole number serves where a number is asked for; True and False do not.
@@ -22,6 +24,8 @@ def check_types(settings: Any) -> None:
         value = getattr(settings, field.name)
         if not _fits(value, field.type):
             raise SettingError(f"{field.name} {value!r} has the wrong type; give {_name(field.type)}")
+        if not _in_range(value):
+            raise SettingError(f"{field.name} {value!r} is too large; use a number below 2^53")
         if not _finite(value):
             raise SettingError(f"{field.name} {value!r} is no finite number; use one")
 
@@ -46,6 +50,13 @@ def _finite(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def _in_range(value: Any) -> bool:
+    """Whether a whole number, and each within a tuple, is one that arrays and other programs hold exactly."""
+    if isinstance(value, tuple):
+        return all(map(_in_range, value))
+    return not isinstance(value, int) or abs(value) < LARGEST
 
 
 def _fit_each(values: tuple[Any, ...], declared: tuple[Any, ...]) -> bool:

@@ -1,5 +1,6 @@
 """The run folder: what stands in it, and who may write there."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,15 +10,19 @@ from typing import Any
 
 import torch
 
-from lengthwise.checkpoint import load_tensors, write_atomically
+from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.errors import RunFolderError
 from lengthwise.experiment import Experiment, from_dict, to_dict
+from lengthwise.files import write_atomically
+from lengthwise.json_text import parse_json
 from lengthwise.locks import alone_in
 from lengthwise.provenance import provenance
 from lengthwise.tasks import KeepsFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON, STUDY = "comparison.json", "influence.json"
+# Where a model and a checkpoint say what they belong to, and where sealed rows have their digest.
+BOUND, SEAL = "belongs_to", "sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +63,23 @@ def claim(
             raise RunFolderError(
                 f"{folder} holds a {kind.name} already; add --resume to go on with it, or choose another --out"
             )
-        _check_same(folder, kind, plain(read_asked(folder, kind)), plain(json.loads(json.dumps(asked))))
+        found = _read(folder, kind)
+        _check_same(folder, kind, plain(found[kind.key]), plain(json.loads(json.dumps(asked))))
+        _check_same(folder, kind, found.get("files", {}), _digests(files()))
         return
-    for name, content in files().items():
+    write_claimed(folder, kind, asked, files())
+
+
+def write_claimed(folder: Path, kind: Kind, asked: Any, files: Mapping[str, bytes]) -> None:
+    """Write what a folder is for, and the files that are kept with it, into a folder that holds nothing yet."""
+    for name, content in files.items():
         write_atomically(folder / name, content)
-    tree = {kind.key: asked, "provenance": provenance()}
+    tree = {kind.key: asked, **({"files": _digests(files)} if files else {}), "provenance": provenance()}
     write_atomically(folder / kind.file, json.dumps(tree, indent=2).encode() + b"\n")
+
+
+def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def claim_run(folder: Path, experiment: Experiment, *, resume: bool) -> None:
@@ -75,12 +91,38 @@ def claim_run(folder: Path, experiment: Experiment, *, resume: bool) -> None:
 
 def read_asked(folder: Path, kind: Kind) -> dict[str, Any]:
     """What a folder is for, as ``claim`` wrote it."""
+    found: dict[str, Any] = _read(folder, kind)[kind.key]
+    return found
+
+
+def bound_to(folder: Path) -> str:
+    """Digest of what the weights of a run belong to: its experiment, and the files that its task keeps.
+
+    ``RunFolderError`` when such a file is not the one that was kept.
+    """
+    tree = _read(folder, RUN_FOLDER)
+    for name, digest in tree.get("files", {}).items():
+        try:
+            content = (folder / Path(name).name).read_bytes()
+        except OSError as error:
+            raise RunFolderError(f"{folder / name} cannot be read ({error.strerror}); train the run again") from None
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise RunFolderError(f"{folder / name} has changed since training (its digest differs); bring the old back")
+    bound = {key: tree[key] for key in ("experiment", "files") if key in tree}
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+
+
+def _read(folder: Path, kind: Kind) -> dict[str, Any]:
+    """What ``claim`` wrote, of the right form."""
     try:
-        found = json.loads((folder / kind.file).read_text())[kind.key]
-        return dict(found)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
+        for key, value in {kind.key: tree.get(kind.key), "files": tree.get("files", {})}.items():
+            if not isinstance(value, dict):
+                raise ValueError(f"it has no {key}")
+        return tree
+    except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{folder / kind.file} cannot be read ({error!r}); make the {kind.name} again in another folder"
+            f"{folder / kind.file} cannot be read ({error}); make the {kind.name} again in another folder"
         ) from None
 
 
@@ -116,31 +158,69 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise RunFolderError(
             f"{folder} has no {MODEL}: its training has not ended; go on with train --resume --out {folder}"
         )
-    return load_tensors(folder / MODEL)
+    tensors, facts = load_tensors(folder / MODEL)
+    if facts.pop(BOUND, None) != bound_to(folder):
+        raise RunFolderError(
+            f"{folder / MODEL} belongs to another experiment than {folder / EXPERIMENT}, or one of them was changed; "
+            "bring back the files as training wrote them, or train the run again"
+        )
+    return tensors, facts
 
 
-def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add result rows to a JSON-lines file; those that other processes add at the same time stay."""
+def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+    """Save weights and facts of a finished run, bound to the experiment in its folder."""
+    save_tensors(folder / MODEL, tensors, {**facts, BOUND: bound_to(folder)})
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = False) -> None:
+    """Add result rows to a JSON-lines file; those that other processes add at the same time stay.
+
+    ``once``: rows that are in it already are not added again. A last line that was cut stays as it is, alone.
+    """
     with alone_in(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""
-        write_atomically(path, old + _lines(rows))
+        if old and not old.endswith(b"\n"):
+            old += b"\n"
+        known = set(old.splitlines()) if once else set()
+        write_atomically(path, old + b"".join(line for line in _lines(rows) if line.rstrip() not in known))
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Put result rows in the place of those of a JSON-lines file."""
-    write_atomically(path, _lines(rows))
+    write_atomically(path, b"".join(_lines(rows)))
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+def seal_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write result rows and, as the last line, their digest: what is used again later must be whole."""
+    content = b"".join(_lines(rows))
+    write_atomically(path, content + b"".join(_lines([{SEAL: hashlib.sha256(content).hexdigest()}])))
+
+
+def read_sealed(path: Path) -> list[dict[str, Any]]:
+    """The rows that ``seal_rows`` wrote; none if there is no file."""
+    rows = read_rows(path)
+    sealed = rows.pop() if rows else {}
+    if (rows or sealed) and sealed != {SEAL: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
+        raise RunFolderError(f"{path} is not what was measured (its digest differs); delete it to measure again")
+    return rows
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    return [json.dumps(row).encode() + b"\n" for row in rows]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; none if there is no file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for line in lines:
+            rows.append(parse_json(line))
     except ValueError as error:
-        raise RunFolderError(f"{path} is damaged ({error}); delete it to have it written again") from None
+        raise RunFolderError(
+            f"{path} line {len(rows) + 1} is damaged ({error}); delete that line, or the file"
+        ) from None
+    return rows
 
 
 def run_folder(out: Path, label: str, seed: int) -> Path:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings, tested_blocks
+from lengthwise.files import write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task

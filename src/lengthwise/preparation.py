@@ -2,21 +2,19 @@
 
 import hashlib
 import json
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
 from lengthwise.documents import Document, read_documents
-from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, TextError
-from lengthwise.locks import alone_in
+from lengthwise.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.files import check_free, whole_folder, write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
 from lengthwise.text_rows import DATASET
@@ -67,10 +65,10 @@ def prepare_corpus(
         )
     if not 0 <= held_out < 1:
         raise SettingError(f"held-out share {held_out} leaves nothing to train on; use 0.1, or another number below 1")
-    _check_free(out)
+    check_free(out)
     kinds = _survey(_by_kind(sources), held_out, seed, report)
     total = sum(len(kind.sizes) for kind in kinds.values())
-    with _whole_or_nothing(out.absolute()) as folder, warnings.catch_warnings():
+    with whole_folder(out) as folder, warnings.catch_warnings():
         # Told by the survey.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_told(_parts(kinds), "learning tokens", total, report), vocabulary_size)
@@ -84,34 +82,6 @@ def prepare_corpus(
         }
         write_atomically(folder / FACTS, json.dumps(facts, indent=2).encode() + b"\n")
     return facts
-
-
-@contextmanager
-def _whole_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` that takes its place at the end, and is deleted when there is none."""
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    with alone_in(unfinished):
-        try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            # What was left by one that was killed. The folder itself stays: it is what is locked.
-            for left in unfinished.iterdir():
-                left.unlink()
-            yield unfinished
-            _check_free(out)
-            unfinished.replace(out)
-        except OSError as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise RunFolderError(
-                f"cannot write {out} ({error.strerror}); choose a folder that can be written"
-            ) from None
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-
-
-def _check_free(out: Path) -> None:
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise RunFolderError(f"{out} exists already; choose another --out for the corpus")
 
 
 def corpus_table(facts: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -238,6 +208,7 @@ def _write_tokens(parts: Iterator[Part], tokenizer: BytePairTokenizer, folder: P
     counted = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     by_kind: dict[str, dict[str, dict[str, int]]] = {}
     digests = {split: hashlib.sha256() for split in SPLITS}
+    listed = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
         lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
@@ -246,7 +217,9 @@ def _write_tokens(parts: Iterator[Part], tokenizer: BytePairTokenizer, folder: P
             files[split].write(tokens.tobytes())
             digests[split].update(tokens.tobytes())
             entry = Entry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)
-            lists[split].write(json.dumps(asdict(entry)).encode() + b"\n")
+            line = json.dumps(asdict(entry)).encode() + b"\n"
+            lists[split].write(line)
+            listed[split].update(line)
             of_kind = by_kind.setdefault(kind, {split: dict.fromkeys(counted[TRAIN], 0) for split in SPLITS})
             for counts in (counted[split], of_kind[split]):
                 counts["documents"] += 1
@@ -256,4 +229,8 @@ def _write_tokens(parts: Iterator[Part], tokenizer: BytePairTokenizer, folder: P
         "token_type": dtype.str,
         "splits": {split: {**counted[split], "sha256": digests[split].hexdigest()} for split in SPLITS},
         "kinds": by_kind,
+        "files": {
+            TOKENIZER: hashlib.sha256(tokenizer.content).hexdigest(),
+            **{f"{split}.jsonl": listed[split].hexdigest() for split in SPLITS},
+        },
     }

@@ -14,7 +14,7 @@ class ProgressLine:
         self.longest = longest
         self.matched = ""
         self.line = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("left"),

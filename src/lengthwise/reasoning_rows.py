@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import RowError
+from lengthwise.files import write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.row_file import ENDING, read_table
 

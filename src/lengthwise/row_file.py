@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.errors import RowError, unknown_name
+from lengthwise.json_text import parse_json
 
 ENDING = ".jsonl"
 # Tokens that no row has: the task puts them behind every prompt and every response.
@@ -89,9 +90,10 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
 def is_row(text: str) -> bool:
     """Whether a text is a JSON object, and no tokens."""
     try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+        parse_json(text)
+    except ValueError:
         return False
+    return True
 
 
 class _MalformedError(Exception):
@@ -160,11 +162,9 @@ class _Reader:
 
 def _object_of(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _MalformedError(f"this is no JSON ({error}); write one object such as {SUCH_AS}") from None
-    if not isinstance(row, dict):
-        raise _MalformedError(f"this is {_shown(row)}, no row; write one object such as {SUCH_AS}")
+        row: dict[str, Any] = parse_json(line)
+    except ValueError as error:
+        raise _MalformedError(f"this is no row ({error}); write one JSON object such as {SUCH_AS}") from None
     for key in row:
         if key not in KEYS:
             raise _MalformedError(f"{unknown_name('key', key, KEYS)}; leave it out")

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from lengthwise.checkpoint import save_tensors
 from lengthwise.conformance import check_encoding, check_experiment, check_scheme, chosen_variants
 from lengthwise.context_loss import ContextLoss, losses_by_context
 from lengthwise.decoder import Decoder
@@ -27,10 +26,12 @@ from lengthwise.folder import (
     RESULTS,
     RUN_FOLDER,
     append_rows,
+    bound_to,
     claim_run,
     read_asked,
     read_experiment,
     read_model,
+    write_model,
 )
 from lengthwise.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.forecast.subject import Subject
@@ -98,7 +99,9 @@ def _train(
         with suppress(RunFolderError):
             return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
     decoder = build_decoder(experiment).to(device)
-    trainer = Trainer(decoder, build_sampler(experiment, experiment.train_lengths), experiment.training, out)
+    trainer = Trainer(
+        decoder, build_sampler(experiment, experiment.train_lengths), experiment.training, out, bound_to(out)
+    )
     trainer.restore()
     threshold, by_loss = experiment.training.fit_threshold, isinstance(experiment.task, GradedByLoss)
     if not trainer.run(
@@ -116,7 +119,7 @@ def _train(
         "trained_distance": progress.largest_distance,
         "train_seconds": round(progress.train_seconds, 3),
     }
-    save_tensors(out / MODEL, decoder.state_dict(), facts)
+    write_model(out, decoder.state_dict(), facts)
     return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
 
 

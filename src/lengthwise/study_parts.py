@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import SettingError
+from lengthwise.files import write_atomically
 from lengthwise.folder import STUDY_FOLDER, claim
 from lengthwise.locks import alone_in
 from lengthwise.study import ROWS, InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.errors import RunFolderError
+from lengthwise.files import write_atomically
 from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.page import page
 from lengthwise.influence.recovery import summarize
+from lengthwise.json_text import parse_json
 from lengthwise.paths import StrPath
 from lengthwise.study import ROWS, SUMMARY, InfluenceStudy
 
@@ -44,7 +45,7 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     with (folder / ROWS).open() as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield json.loads(line)
+                yield parse_json(line)
             except ValueError:
                 raise RunFolderError(
                     f"line {number} of {folder / ROWS} is no JSON; measure into another --out"

@@ -1,7 +1,6 @@
 """Texts in rows: files of JSON lines, compressed or not, and data sets of the datasets library."""
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import TextError
+from lengthwise.json_text import parse_json
 
 DATASET, TEXT = "dataset:", "text"
 FORM = f"{DATASET}NAME:SPLIT:CONFIG:COLUMN"
@@ -70,11 +70,11 @@ def _lines(source: RowSource) -> Iterator[tuple[str, Any]]:
             listed = file.read(1) == "["
             file.seek(0)
             if listed:
-                yield from ((f"{path}:{number}", row) for number, row in enumerate(json.load(file)))
+                yield from ((f"{path}:{number}", row) for number, row in enumerate(parse_json(file.read(), list)))
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield f"{path}:{number}", json.loads(line)
+                    yield f"{path}:{number}", parse_json(line, object)
     except (OSError, EOFError, zlib.error) as error:
         raise TextError(f"{path} cannot be read ({error}); give one that can, or leave it out") from None
     except ValueError as error:

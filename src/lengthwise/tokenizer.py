@@ -1,11 +1,11 @@
 """Tokenizers: text to token numbers, and what each of them stands for."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from lengthwise.errors import TextError
+from lengthwise.json_text import parse_json
 
 # The token after a document: the first one, whatever the tokenizer.
 END = 0
@@ -54,7 +54,7 @@ class BytePairTokenizer:
         self.name = name
         self.content = content
         try:
-            numbers: dict[str, int] = json.loads(content)["model"]["vocab"]
+            numbers: dict[str, int] = parse_json(content)["model"]["vocab"]
             by_number = sorted(numbers, key=numbers.__getitem__)
             self.pieces = tuple(b"" if piece == END_TEXT else _bytes(piece) for piece in by_number)
             known = sorted(numbers.values()) == list(range(len(numbers))) and by_number[END] == END_TEXT

@@ -103,13 +103,16 @@ class TrainingSettings:
 class Trainer:
     """Trains a decoder; stopped and resumed, it ends with the same weights (on CPU, to the bit)."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path) -> None:
+    def __init__(
+        self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path, belongs_to: str = ""
+    ) -> None:
+        """``belongs_to`` is kept in checkpoints: one of another training is refused."""
         self.decoder = decoder
         self.settings = settings
         stages = sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, Staged) else ()
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         self.folder = folder
-        self.progress = Progress()
+        self.progress = Progress(belongs_to=belongs_to)
         self.device = next(decoder.parameters()).device
         # Kept on the device: adding a step up must not wait for it.
         self.sums = torch.zeros(len(fields(AnswerLoss)), dtype=torch.float64, device=self.device)
@@ -178,7 +181,7 @@ class Trainer:
                 tensors, facts = load_tensors(path)
             except RunFolderError:
                 continue
-            self.progress = read_progress(path, facts, len(self.samplers))
+            self.progress = read_progress(path, facts, self.progress.belongs_to, len(self.samplers))
             load_training(path, tensors, self.decoder, self.optimizer)
             self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
             return True

@@ -21,8 +21,12 @@ STAGE_START = 1.0
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands: all that a checkpoint holds beside tensors."""
+    """Where a run stands: all that a checkpoint holds beside tensors.
 
+    ``belongs_to``: the digest of the experiment that is trained.
+    """
+
+    belongs_to: str = ""
     step: int = 0
     smallest_id: int | float = 0
     largest_id: int | float = 0
@@ -45,8 +49,8 @@ class Progress:
         self.largest_distance = max(self.largest_distance, (largest - smallest).max().item())
 
 
-def read_progress(path: Path, facts: Mapping[str, Any], stages: int) -> Progress:
-    """Read the facts of a checkpoint; ``RunFolderError`` for such as no training of so many stages can go on from."""
+def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int) -> Progress:
+    """Read the facts of a checkpoint; ``RunFolderError`` for those that no training of so many stages could write."""
     progress = Progress()
     named = {part.name for part in fields(progress)}
     try:
@@ -63,6 +67,8 @@ def read_progress(path: Path, facts: Mapping[str, Any], stages: int) -> Progress
             raise SettingError(f"sums {sums!r}")
     except SettingError as error:
         raise RunFolderError(f"{path} has facts of no training ({error}); delete it to go on without it") from None
+    if progress.belongs_to != belongs_to:
+        raise RunFolderError(f"{path} belongs to another experiment; train that one, or choose another --out")
     return progress
 
 

@@ -1,13 +1,16 @@
 """Jobs shared out among processes that stop on Ctrl-C and never run the user's script by accident."""
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any, TypeVar
@@ -28,13 +31,14 @@ def run_in_processes(
 ) -> bool:
     """Do each job in one of ``workers`` processes and pass its result to ``finish``; False when a signal came first.
 
-    ``work`` returns None when a signal interrupted it. ``WorkerError`` when a process dies.
+    ``work`` returns None when a signal interrupted it. ``WorkerError`` when a process dies. Workers end with this
+    process, however it ends.
     """
     # A fresh interpreter per worker keeps torch sane.
     spawn = multiprocessing.get_context("spawn")
     with (
         _lost_worker_reported(),
-        ProcessPoolExecutor(workers, spawn, _ignore_signals) as pool,
+        ProcessPoolExecutor(workers, spawn, _begin) as pool,
         interruptible() as stop,
         _script_hidden(jobs),
     ):
@@ -94,7 +98,16 @@ def _script_hidden(jobs: Iterable[Any]) -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def _ignore_signals() -> None:
+def _begin() -> None:
     """Ignore signals between jobs: a worker that died holding the queue would leave the others waiting."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_with_parent() -> None:
+    """End this process at once when its parent is gone: nobody takes its results, and what it saved stays."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)

@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.claims.claim import FIRST_SEED, Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
-from lengthwise.folder import read_rows, run_folder, write_rows
+from lengthwise.folder import read_sealed, run_folder, seal_rows, write_rows
 from lengthwise.paths import StrPath
 from lengthwise.report import Rows, heading, table
 from lengthwise.run import load_run
@@ -95,8 +95,8 @@ def _readings(
             if not (folder / COMPARED).exists():
                 continue
             if not (folder / READING).exists():
-                found = claim.read(load_run(folder, device=device), read_rows(folder / COMPARED))
-                write_rows(folder / READING, [{"row": label, "seed": seed, **found}])
-            readings += read_rows(folder / READING)
+                found = claim.read(load_run(folder, device=device), read_sealed(folder / COMPARED))
+                seal_rows(folder / READING, [{"row": label, "seed": seed, **found}])
+            readings += read_sealed(folder / READING)
     write_rows(out / READINGS, readings)
     return readings

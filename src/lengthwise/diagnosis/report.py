@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
 from lengthwise.diagnosis.diagnosis import Diagnosis
 from lengthwise.diagnosis.failures import Failures
+from lengthwise.files import write_atomically
 
 DIAGNOSIS = "diagnosis.json"
 Table = tuple[str, list[str], list[list[str]]]

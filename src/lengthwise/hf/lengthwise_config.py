@@ -6,7 +6,8 @@ from typing import Any, no_type_check
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from lengthwise.decoder import Decoder, DecoderSettings
+from lengthwise.decoder import Decoder
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.errors import ModelError
 from lengthwise.experiment import Experiment, entry_of, num_levels, to_dict
 from lengthwise.hf.prompt_rule import counted_from

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from lengthwise.errors import ModelError, unknown_name
@@ -41,10 +42,17 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     with _quiet():
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            _check_num_layers(Path(name), config)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                name, config=config, dtype=getattr(torch, dtype), trust_remote_code=False, output_loading_info=True
+                name,
+                config=config,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=False,
+                # Other formats are unpickled.
+                use_safetensors=True,
+                output_loading_info=True,
             )
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:  # a damaged file ends in whatever the library meets first
             raise ModelError(_reason(name, error)) from None
     model, found = loaded
     if lost := sorted(set(found["missing_keys"])):
@@ -62,7 +70,7 @@ def check_there(name: str) -> None:
     with _quiet():
         try:
             AutoConfig.from_pretrained(name, trust_remote_code=False)
-        except (OSError, ValueError, ImportError) as error:
+        except Exception as error:  # see load_pretrained
             raise ModelError(_reason(name, error)) from None
 
 
@@ -71,7 +79,7 @@ def load_codec(name: str) -> HFCodec:
     with _quiet():
         try:
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
-        except (OSError, ValueError, ImportError, KeyError, AttributeError) as error:
+        except Exception as error:  # see load_pretrained
             raise ModelError(
                 f"{name} has no tokenizer that can be loaded ({_first_line(error)}); name one with --tokenizer"
             ) from None
@@ -85,6 +93,20 @@ def _check_folder(name: str) -> None:
         raise ModelError(f"{name} does not exist; give a folder that save_pretrained made, or a name on the hub")
 
 
+def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
+    """``ValueError`` for more layers than the weights have tensors: building them would take for ever."""
+    files = list(folder.glob("*.safetensors"))
+    if not files:
+        return
+    num_tensors = 0
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            num_tensors += len(list(file.keys()))
+    num_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(num_layers, int) and num_layers > num_tensors:
+        raise ValueError(f"config.json has {num_layers:,} layers and the weights {num_tensors:,} tensors")
+
+
 def _reason(name: str, error: Exception) -> str:
     line = _first_line(error)
     if "Unrecognized configuration class" in line:
@@ -95,7 +117,8 @@ def _reason(name: str, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    line = str(error).strip().split("\n")[0][:200]
+    return line if isinstance(error, OSError | ValueError | ImportError) and line else f"{type(error).__name__}: {line}"
 
 
 @contextmanager

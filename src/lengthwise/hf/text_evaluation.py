@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lengthwise.errors import ModelError, SettingError
-from lengthwise.evaluation import BLOCK, EvaluationSettings, Tally, num_tested, tested_blocks
+from lengthwise.evaluation import EvaluationSettings, Tally, num_tested, tested_blocks
 from lengthwise.hf.text_model import Question, TextModel
 from lengthwise.randomness import stream
 from lengthwise.tasks import Task, row_facts
@@ -67,10 +67,11 @@ def _questions(
     model: TextModel, task: Task, length: int, total: int, seed: int, shots: int
 ) -> Iterator[list[Question]]:
     """Tested examples behind their shots, a block at a time."""
-    for block, examples in enumerate(tested_blocks(task, length, total, seed)):
+    asked = 0
+    for examples in tested_blocks(task, length, total, seed):
         questions = []
-        for place, text in enumerate(texts_of(task, examples)[: total - block * BLOCK]):
-            rng = stream(seed, "shots", length, block * BLOCK + place)
+        for place, text in enumerate(texts_of(task, examples)[: total - asked]):
+            rng = stream(seed, "shots", length, asked + place)
             shown = shots_of(task, length, shots, rng, tested={text.prompt})
             context = "".join(shot.prompt + shot.response for shot in shown) + text.prompt
             question = model.question(context, text.response)
@@ -80,4 +81,5 @@ def _questions(
                     f"{model.num_positions:,} positions of {model.name}; use shorter lengths or fewer --shots"
                 )
             questions.append(question)
+        asked += len(questions)
         yield questions

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import FIRE, ALiBi, NoPE, Rotary, YaRN
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment

@@ -1,6 +1,6 @@
 """Recall: answers that stand somewhere in a text."""
 
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import product
 
-from lengthwise.decoder import DecoderSettings
+from lengthwise.decoder_settings import DecoderSettings
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from lengthwise.errors import RowError, SettingError
 from lengthwise.example import Examples
 from lengthwise.field_types import check_types
+from lengthwise.json_text import parse_json
 from lengthwise.randomness import stream
 from lengthwise.row_file import ENDING, MARK, RESERVED, START, TOO_LARGE, RowTable, is_row, read_table
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
@@ -156,8 +157,11 @@ class Rows:
             return {"symbols": table.symbols, "coupled": table.coupling is not None, "falls": table.falls}
         path = Path(self.kept) / KEPT
         try:
-            facts = json.loads(path.read_bytes())
-            return {"symbols": tuple(facts["symbols"]), "coupled": facts["coupled"], "falls": facts["falls"]}
+            facts = parse_json(path.read_bytes())
+            symbols, coupled, falls = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
+            if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
+                raise ValueError("it holds no tokens' names")
+            return {"symbols": symbols, "coupled": coupled, "falls": falls}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RowError(f"{path} cannot be read ({error!r}); train the run again") from None
 

@@ -8,11 +8,14 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Integer
 
+from lengthwise.devices import check_memory
 from lengthwise.errors import PromptError, SettingError
 from lengthwise.example import Examples
 
 # Lengths of a file that are measured where nobody names any.
 MOST_LENGTHS = 12
+# What an example takes of memory per token, at least: tokens, coupling, and what both are made of.
+TOKEN_BYTES = 32
 
 
 @runtime_checkable
@@ -189,6 +192,8 @@ def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:
         raise SettingError(f"length {length} is too short for {task}; lengths start at {smallest}: use one of those")
     if size < 1:
         raise SettingError(f"size {size} asks for no sequence; ask for at least 1")
+    change = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
+    check_memory(size * length * TOKEN_BYTES, f"{task}: drawing {size:,} of length {length:,}", change)
 
 
 def distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:

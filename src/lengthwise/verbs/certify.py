@@ -1,6 +1,5 @@
 """The verb certify: what the theory says of a task, and of a trained run, at lengths beyond training."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,10 @@ from lengthwise.certificate_report import Certificate, tables, to_json, verdict,
 from lengthwise.choices import brought, numbers, refuse, span
 from lengthwise.errors import SettingError
 from lengthwise.experiment import entry_of, task_named
+from lengthwise.json_text import parse_json
 from lengthwise.run import certify_run, load_run
 from lengthwise.tasks import Planted, Task
-from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.terminal import print_json, print_table, tell, working
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
 from lengthwise.verbs.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
@@ -65,18 +65,18 @@ def certify(
         law, tested = _task(path), asked or LENGTHS
         name = law.name
         work = partial(_certified, law, None if train_lengths is None else span(train_lengths), tested, steps, seed)
-    with err_console.status(f"certifying {what}"):
+    with working(f"certifying {what}"):
         certificate = work()
     if as_json:
         print_json({"task": name, **to_json(certificate)})
     else:
         for title, header, body in tables(certificate):
             print_table(title, header, body, wrap=True)
-        out_console.print(f"verdict: {verdict(certificate)}", markup=False, highlight=False)
+        tell(f"verdict: {verdict(certificate)}")
     if out is not None:
         figure = write(certificate, out)
         if not as_json:
-            out_console.print(f"figure: {figure}", markup=False, highlight=False)
+            tell(f"figure: {figure}")
 
 
 def _task(path: Path) -> Task:
@@ -85,11 +85,9 @@ def _task(path: Path) -> Task:
     if path.suffix != ".json":
         return task_named(what)
     try:
-        tree = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        tree = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise SettingError(f"'{what}' cannot be read as JSON ({error}); write a planted law") from None
-    if not isinstance(tree, dict):
-        raise SettingError(f"'{what}' holds no law; write an object with background, tuples, probabilities and labels")
     return entry_of("task", {"name": "planted", **tree})
 
 

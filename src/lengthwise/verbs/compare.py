@@ -11,7 +11,7 @@ from lengthwise.comparison import compare
 from lengthwise.interruption import StoppedError
 from lengthwise.recipes import quick
 from lengthwise.report import draw, heading, table
-from lengthwise.terminal import err_console, out_console, print_json, print_table, say
+from lengthwise.terminal import print_json, print_table, say, tell, working
 from lengthwise.verbs.flags import WHOLE, Corpus, Device, Json, Out, Quick, TaskName, Variants
 
 
@@ -44,7 +44,7 @@ def compare_(
         asked = varied(asked, train_lengths=train_lengths, steps=steps)
         evaluation = tested(asked.evaluation, lengths, num_examples, variants, task=None)
         experiments[label] = on_corpus(replace(asked, evaluation=evaluation, seed=seed), corpus)
-    with err_console.status(f"{len(experiments) * seeds} runs, into {out}"):
+    with working(f"{len(experiments) * seeds} runs, into {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=say)
     for warning in comparison.warnings:
         say(f"warning: {warning}")
@@ -56,4 +56,4 @@ def compare_(
         return
     diverged = [cell["row"] for cell in comparison.diverged]
     print_table(heading(comparison.rows), *table(comparison.rows, diverged))
-    out_console.print(f"figure: {figure}", markup=False, highlight=False)
+    tell(f"figure: {figure}")

@@ -10,7 +10,7 @@ from lengthwise.diagnosis.diagnosis import EXAMPLES, diagnose_run
 from lengthwise.diagnosis.report import sentences, tables, to_json, write
 from lengthwise.run import load_run
 from lengthwise.tasks import task_facts
-from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.terminal import print_json, print_table, tell, working
 from lengthwise.verbs.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
 
 
@@ -30,20 +30,18 @@ def diagnose(
     A run of a file of rows is asked about the rows of another file with --task FILE.jsonl.
     """
     run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device="cpu")
-    with err_console.status(f"diagnosing {folder}"):
+    with working(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:
         print_json({**task_facts(run.experiment.task), **to_json(diagnosis)})
     else:
         if not diagnosis.fits:
-            out_console.print(
-                "the run does not fit its training lengths; what follows is of a run that has not learned"
-            )
+            tell("the run does not fit its training lengths; what follows is of a run that has not learned")
         for title, header, body in tables(diagnosis):
             print_table(title, header, body, wrap=True)
         for line in sentences(diagnosis):
-            out_console.print(line, markup=False, highlight=False)
+            tell(line)
     if out is not None:
         figure = write(diagnosis, out)
         if not as_json:
-            out_console.print(f"figure: {figure}", markup=False, highlight=False)
+            tell(f"figure: {figure}")

@@ -17,7 +17,7 @@ from lengthwise.progress import ProgressLine
 from lengthwise.report import length_table
 from lengthwise.run import evaluate, load_run
 from lengthwise.tasks import Task
-from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.terminal import err_console, print_json, print_table, tell
 from lengthwise.text_form import SHOTS
 from lengthwise.verbs.flags import (
     WHOLE,
@@ -126,4 +126,4 @@ def generate_(
     if answer.expected:
         verdict = {True: "right", False: "wrong", None: "right so far"}[answer.right]
         known = "" if answer.right else f"; the answer is {' '.join(answer.expected)}"
-        out_console.print(verdict + known, markup=False)
+        tell(verdict + known)

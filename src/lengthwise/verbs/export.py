@@ -13,7 +13,7 @@ from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import task_named
 from lengthwise.export import export_hf, import_hf
 from lengthwise.harness import export_to_harness
-from lengthwise.terminal import out_console, print_json
+from lengthwise.terminal import print_json, tell
 from lengthwise.text_form import SHOTS
 from lengthwise.verbs.flags import WHOLE, EncodingName, Json, Out, SchemeName, TaskName
 
@@ -91,4 +91,4 @@ def export(
     if as_json:
         print_json(dict(done))
         return
-    out_console.print(f"saved in {done['folder']}; {done['use']}", markup=False, highlight=False, soft_wrap=True)
+    tell(f"saved in {done['folder']}; {done['use']}")

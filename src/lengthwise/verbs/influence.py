@@ -23,7 +23,7 @@ from lengthwise.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.study_parts import check_parts, join_parts, part_folder, part_of
 from lengthwise.study_report import PAGE, report_study
 from lengthwise.tasks import TokenizedDocument
-from lengthwise.terminal import err_console, out_console, print_json, print_table
+from lengthwise.terminal import err_console, print_json, print_table, say, tell
 from lengthwise.text_rows import FORM
 from lengthwise.verbs.flags import WHOLE, Device, Json
 
@@ -142,7 +142,7 @@ def influence(
         print_table(table.title, table.header, table.body)
     shown = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
     for line in (shown, *(summary["answer"]["sentence"] for summary in summaries)):
-        out_console.print(line, markup=False, highlight=False)
+        tell(line)
 
 
 def _within_positions(settings: InfluenceSettings, loaded: LanguageModel) -> InfluenceSettings:
@@ -172,7 +172,7 @@ def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str,
     with ProgressLine(err_console) as progress, interruptible() as stop:
 
         def estimate(least: float, most: float) -> None:
-            err_console.print(f"this takes about {_duration(least)} to {_duration(most)}", highlight=False)
+            say(f"this takes about {_duration(least)} to {_duration(most)}")
 
         if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop, estimate=estimate):
             raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
@@ -181,7 +181,7 @@ def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str,
     if missing := join_parts(study, out):
         place, number = study.part
         others = ", ".join(f"{each}/{number}" for each in missing)
-        err_console.print(f"part {place}/{number} is measured; not yet measured: {others}", highlight=False)
+        say(f"part {place}/{number} is measured; not yet measured: {others}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
 

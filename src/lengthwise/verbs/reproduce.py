@@ -9,7 +9,7 @@ from lengthwise.claims import CLAIMS, reproduce
 from lengthwise.claims.claim import FIRST_SEED
 from lengthwise.errors import unknown_name
 from lengthwise.interruption import StoppedError
-from lengthwise.terminal import err_console, out_console, print_json, print_table, say
+from lengthwise.terminal import print_json, print_table, say, tell, working
 from lengthwise.verbs.flags import WHOLE, Json
 
 
@@ -29,7 +29,7 @@ def reproduce_(
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
-    with err_console.status(f"{claim}, {size}, into {folder}"):
+    with working(f"{claim}, {size}, into {folder}"):
         found = reproduce(
             CLAIMS[claim], size, folder, num_seeds=seeds, first_seed=first_seed, jobs=jobs, only=row, report=say
         )
@@ -44,4 +44,4 @@ def reproduce_(
         return
     for title, header, body in found.tables:
         print_table(title, header, body)
-    out_console.print(f"figure: {found.figure}", markup=False, highlight=False)
+    tell(f"figure: {found.figure}")

@@ -12,7 +12,7 @@ from lengthwise.interruption import StoppedError, interruptible
 from lengthwise.progress import ProgressLine
 from lengthwise.recipes import quick
 from lengthwise.run import train
-from lengthwise.terminal import err_console, out_console, print_json
+from lengthwise.terminal import err_console, print_json, tell
 from lengthwise.verbs.flags import WHOLE, Corpus, Device, EncodingName, Json, Quick, SchemeName, TaskName
 
 
@@ -73,9 +73,7 @@ def train_(
     smallest, largest = run.facts["id_range"]
     fitted = run.facts["fitted"]
     matched = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
-    out_console.print(
+    tell(
         f"{run.facts['steps']} steps in {run.facts['train_seconds']:.0f} s; {matched}"
         f"IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
-        markup=False,
-        highlight=False,
     )
