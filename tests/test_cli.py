@@ -667,7 +667,7 @@ EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
         lambda text: text.replace('"name": "parity"', '"name": "test_cli:Uncoupled"'),
         "the saved task 'test_cli:Uncoupled' is in no table",
     ),
-    "another size": (lambda text: text.replace('"d_model": 64', '"d_model": 32'), "does not fit its experiment.json"),
+    "another size": (lambda text: text.replace('"d_model": 64', '"d_model": 32'), "belongs to another experiment than"),
 }
 
 

@@ -413,7 +413,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         lambda content: b"[" * 100_000,
         r"corpus.json cannot be read .*; prepare the corpus again",
     ),
-    "facts of another kind": ("corpus.json", lambda content: b"[]", r"corpus.json cannot be read \(it is no object\)"),
+    "facts of another kind": ("corpus.json", lambda content: b"[]", r"corpus.json cannot be read \(it holds a list, "),
     "a negative size": (
         "train.jsonl",
         lambda content: re.sub(rb'"num_tokens": \d+', b'"num_tokens": -1', content, count=1),

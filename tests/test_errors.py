@@ -174,10 +174,10 @@ def train_on_another_corpus() -> None:
         Text(corpus=str(path / "0"), kept=str(path / "1")).held_out()
 
 
-def keep_damaged_rows() -> None:
+def keep_damaged_rows(content: str) -> None:
     """A run whose kept tokens are none."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "rows.json").write_text("[]")
+        (Path(folder) / "rows.json").write_text(content)
         Rows().kept_in(Path(folder))
 
 
@@ -807,7 +807,16 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         RowError,
         r"^nowhere was not trained on a file of rows \(it has no rows.json\); name the task of that run$",
     ),
-    (keep_damaged_rows, RowError, r"rows.json cannot be read \(.*\); train the run again$"),
+    (
+        lambda: keep_damaged_rows("[]"),
+        RowError,
+        r"rows.json cannot be read \(.*it holds a list, not an object.*\); train the run again$",
+    ),
+    (
+        lambda: keep_damaged_rows('{"symbols": [1, 2], "coupled": true, "falls": false}'),
+        RowError,
+        r"rows.json cannot be read \(it holds no names of tokens\); train the run again$",
+    ),
     (change_rows, RowError, r"has changed since it was named; name it anew with --task, or bring it back$"),
     (
         train_on_another_corpus,

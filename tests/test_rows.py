@@ -18,7 +18,7 @@ import pytest
 from cases import words
 from lengthwise.answer import generate_from_prompt
 from lengthwise.batch import Sampler
-from lengthwise.errors import PromptError, RowError, SeenRowsWarning, SettingError
+from lengthwise.errors import PromptError, RowError, RunFolderError, SeenRowsWarning, SettingError
 from lengthwise.evaluation import EvaluationSettings, drawn, evaluate_by_length
 from lengthwise.experiment import Experiment, build_decoder, from_dict, to_dict
 from lengthwise.folder import read_experiment

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from lengthwise.conformance import check_experiment, chosen_variants
-from lengthwise.context_loss import check_contexts
+from lengthwise.conformance import check_evaluation, check_experiment
 from lengthwise.devices import pick_device
 from lengthwise.errors import DivergedError, SeenRowsWarning, SettingError, UntrainedDistanceWarning, unknown_name
-from lengthwise.evaluation import check_lengths, compares_distances
+from lengthwise.evaluation import compares_distances
 from lengthwise.experiment import Experiment, build_decoder, to_dict
 from lengthwise.folder import (
     COMPARISON_FOLDER,
@@ -160,10 +159,7 @@ def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()
             raise unknown_name("row", label, experiments)
     for experiment in experiments.values():
         check_experiment(experiment)
-        for task in chosen_variants(experiment.task, experiment.evaluation).values():
-            check_lengths(task, experiment.scheme, experiment.encoding, experiment.evaluation)
-            if isinstance(task, GradedByLoss):
-                check_contexts(task, experiment.evaluation)
+        check_evaluation(experiment, experiment.evaluation)
     if len({isinstance(experiment.task, GradedByLoss) for experiment in experiments.values()}) > 1:
         raise SettingError("rows graded by loss and rows graded by exact match share no scale; compare them apart")
 

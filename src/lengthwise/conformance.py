@@ -12,10 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lengthwise.batch import Batch, to_batch
+from lengthwise.context_loss import check_contexts
 from lengthwise.decoder import Decoder
 from lengthwise.encodings import Encoding
 from lengthwise.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
-from lengthwise.evaluation import EvaluationSettings
+from lengthwise.evaluation import EvaluationSettings, check_lengths
 from lengthwise.example import Examples
 from lengthwise.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.positions import Assignment, PositionScheme
@@ -48,6 +49,14 @@ def check_experiment(experiment: Experiment) -> None:
     decoder = build_decoder(experiment)
     decoder.check_ids(batch.tokens, batch.position_ids)
     check_encoding(decoder, tried)
+
+
+def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
+    """Refuse lengths and variants that cannot be measured, before any is."""
+    for task in chosen_variants(experiment.task, settings).values():
+        if isinstance(task, GradedByLoss):
+            check_contexts(task, settings)
+        check_lengths(task, experiment.scheme, experiment.encoding, settings)
 
 
 def chosen_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:

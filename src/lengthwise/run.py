@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lengthwise.conformance import check_encoding, check_experiment, check_scheme, chosen_variants
+from lengthwise.conformance import check_encoding, check_evaluation, check_experiment, check_scheme, chosen_variants
 from lengthwise.context_loss import ContextLoss, losses_by_context
 from lengthwise.decoder import Decoder
 from lengthwise.devices import pick_device
@@ -178,7 +178,8 @@ def evaluate(
 def measured_rows(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows that ``evaluate`` adds, one by one."""
+    """The rows that ``evaluate`` adds, one by one; what cannot be measured is refused before the first."""
+    check_evaluation(run.experiment, settings)
     for variant, task in chosen_variants(run.experiment.task, settings).items():
         for result in _measured(run, task, settings, report):
             yield _row(run, result, variant)

@@ -159,11 +159,11 @@ class Rows:
         try:
             facts = parse_json(path.read_bytes())
             symbols, coupled, falls = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
-            if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
-                raise ValueError("it holds no tokens' names")
-            return {"symbols": symbols, "coupled": coupled, "falls": falls}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RowError(f"{path} cannot be read ({error!r}); train the run again") from None
+        if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
+            raise RowError(f"{path} cannot be read (it holds no names of tokens); train the run again")
+        return {"symbols": symbols, "coupled": coupled, "falls": falls}
 
     @property
     def _symbols(self) -> tuple[str, ...]:
