@@ -420,3 +420,10 @@ def test_measured_rows_that_were_cut_or_doubled_are_not_used(kept, tmp_path):
         compared(tmp_path)
     path.unlink()
     assert compared(tmp_path).finished
+
+
+@pytest.mark.parametrize("labels", [("PPC", "ppc"), ("a b", "a_b"), ("a", "a!"), ("rows", "!!"), ("", "b")])
+def test_labels_that_share_a_folder_or_have_none_are_refused(labels, tmp_path):
+    with pytest.raises(SettingError, match=r"has no folder name of its own .*; give each row a label with other"):
+        compared(tmp_path, dict.fromkeys(labels, ROWS["PPC"]))
+    assert not list(tmp_path.iterdir())

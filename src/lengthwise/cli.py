@@ -1,10 +1,12 @@
 """The command line: one verb per public function; tables for people, JSON for scripts."""
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import typer
 from typer.core import TyperGroup
 
@@ -39,6 +41,9 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+# More of a file's name is not shown.
+LONGEST_NAME = 120
+
 app = typer.Typer(
     name="lengthwise",
     help="Length generalization in transformers: train short, test long, and see why.",
@@ -72,23 +77,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # A verb answers nothing; the status of an interruption comes back as a number.
         if app(args=arguments, standalone_mode=False):
             raise KeyboardInterrupt
-    except LengthwiseError as error:
-        _fail(str(error), 2)
-    except StoppedError as stopped:
-        _fail(str(stopped), 1)
-    except KeyboardInterrupt:
-        _fail("interrupted", 1)
-    except Exception as error:
-        # What the argument parser raises carries its own message and exit status 2.
-        if not hasattr(error, "format_message"):
+    except BrokenPipeError:
+        # Whoever read the results has read enough; Python would complain again when it closes the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (Exception, KeyboardInterrupt) as error:
+        told = _told(error)
+        if told is None:
             raise
-        _fail(error.format_message(), 2)
+        _fail(*told)
+
+
+def _told(error: BaseException) -> tuple[str, int] | None:
+    """What is printed of an error, and the exit status; None for one that nobody expects."""
+    if isinstance(error, LengthwiseError):
+        return str(error), 2
+    if isinstance(error, StoppedError):
+        return str(error), 1
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 1
+    if isinstance(error, OSError):
+        return f"{_short(error.filename)}{error.strerror or error}; give a path that can be used", 2
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "out of memory; use shorter lengths, smaller batches or fewer examples at once", 1
+    # What the argument parser raises carries its own message.
+    return (error.format_message(), 2) if hasattr(error, "format_message") else None
 
 
 def _fail(message: str, status: int) -> None:
     line = f"error: {' '.join(message.split())}" if status == 2 else message
     print(printable(line), file=sys.stderr)
     sys.exit(status)
+
+
+def _short(name: object) -> str:
+    """Return the name of a file in front of what is wrong with it, without its middle where it is long."""
+    text = "" if name is None else f"{name}: "
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME // 2]}...{text[-LONGEST_NAME // 2 :]}"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:

@@ -22,6 +22,7 @@ from lengthwise.folder import (
     read_sealed,
     run_folder,
     seal_rows,
+    slug,
     write_rows,
 )
 from lengthwise.interruption import interruptible
@@ -157,6 +158,14 @@ def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()
     for label in chosen:
         if label not in experiments:
             raise unknown_name("row", label, experiments)
+    folders: dict[str, str] = {}
+    for label in experiments:
+        other = folders.setdefault(slug(label), label)
+        if not slug(label) or other != label:
+            raise SettingError(
+                f"row {label!r} has no folder name of its own ({f'like {other!r}' if slug(label) else 'no letter'}); "
+                "give each row a label with other letters or digits"
+            )
     for experiment in experiments.values():
         check_experiment(experiment)
         check_evaluation(experiment, experiment.evaluation)

@@ -230,4 +230,4 @@ def run_folder(out: Path, label: str, seed: int) -> Path:
 
 def slug(label: str) -> str:
     """A label as the name of a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

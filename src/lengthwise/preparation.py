@@ -22,6 +22,8 @@ from lengthwise.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_li
 
 # The bytes and the end token.
 SMALLEST_VOCABULARY = 257
+# The tokenizers library takes memory for all that it is allowed, and ends the process where there is none.
+LARGEST_VOCABULARY = 1 << 20
 
 Report = Callable[[str, int, int | None], None]
 Part = tuple[str, str, Document]
@@ -63,6 +65,8 @@ def prepare_corpus(
         raise SettingError(
             f"vocabulary size {vocabulary_size} has no room for every byte; use at least {SMALLEST_VOCABULARY}"
         )
+    if vocabulary_size > LARGEST_VOCABULARY:
+        raise SettingError(f"vocabulary size {vocabulary_size} is too large; use at most {LARGEST_VOCABULARY}")
     if not 0 <= held_out < 1:
         raise SettingError(f"held-out share {held_out} leaves nothing to train on; use 0.1, or another number below 1")
     check_free(out)

@@ -5,13 +5,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
+from lengthwise.conformance import check_evaluation
 from lengthwise.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
 from lengthwise.diagnosis.readings import ask_again, reader_of
 from lengthwise.diagnosis.shown import Shown, compare_with_training
 from lengthwise.diagnosis.support_mass import support_mass
 from lengthwise.diagnosis.verdict import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
 from lengthwise.errors import SettingError
-from lengthwise.evaluation import drawn, num_tested
+from lengthwise.evaluation import EvaluationSettings, drawn, num_tested
 from lengthwise.forecast.asking import random_answers
 from lengthwise.forecast.assumptions import REACHED
 from lengthwise.forecast.subject import Subject
@@ -130,6 +131,7 @@ def _check(run: Run, length: int, num_examples: int) -> None:
         )
     if num_examples < 1:
         raise SettingError(f"{num_examples} examples tell nothing; use at least 1")
+    check_evaluation(run.experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
 
 
 def _mass(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
