@@ -27,6 +27,8 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/deptry src
+	$(BIN)/pip-licenses --summary
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
