@@ -29,6 +29,7 @@ class PlantedModel:
     """A ``NextTokenModel`` that knows far tokens by their position IDs."""
 
     name, vocabulary_size, num_parameters, dtype = "planted", VOCABULARY, 0, "float32"
+    weights_digest = "planted"
     num_positions = trained_distance = None
     forward_tokens = 2048
 

@@ -513,6 +513,44 @@ def test_a_damaged_row_is_named(model, whole, tmp_path):
         report_study(study_of(model), tmp_path / "out")
 
 
+def flipped(content: bytes) -> bytes:
+    place = content.index(b"loss_long") + 13
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        flipped,
+        lambda content: content[:-30],
+        lambda content: b"".join(content.splitlines(keepends=True)[4:]),
+        lambda content: content * 2,
+        lambda content: b"".join(content.splitlines(keepends=True)[::-1]),
+        lambda content: b"",
+    ],
+    ids=["a number", "cut", "a block lost", "doubled", "reversed", "emptied"],
+)
+def test_rows_that_are_not_what_was_measured_are_refused(change, model, whole, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "influence.jsonl").write_bytes(change((out / "influence.jsonl").read_bytes()))
+    before = (out / "influence.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match=r"is not what was measured \(block \d of its rows differs from influence"):
+        measure_influence(study_of(model), out, resume=True)
+    assert (out / "influence.jsonl").read_bytes() == before
+
+
+def test_a_study_goes_on_with_the_same_weights_alone(model, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
+    digest = model.weights_digest
+    try:
+        model.weights_digest = "another"
+        with pytest.raises(RunFolderError, match=r"holds another study than the one asked for: model.weights differ"):
+            measure_influence(study_of(model), tmp_path / "out", resume=True)
+    finally:
+        model.weights_digest = digest
+
+
 def test_a_planted_dependence_is_found_in_texts(tmp_path):
     far, near = 10, 4
     # The model knows far tokens by their IDs; without a start token these are their places.

@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from lengthwise.errors import RunFolderError
 from lengthwise.files import write_atomically
+
+# Numbers of a weight that its digest is made of.
+SAMPLED = 4096
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -46,6 +50,17 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[s
             raise RunFolderError(
                 f"{path} is of another experiment ({name} is {found}, not {wanted}); train into another --out"
             )
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Digest of the form and of up to ``SAMPLED`` evenly spaced numbers of each weight: fast for any size of model."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {_form(weight)}".encode())
+        if weight.device.type != "meta":
+            flat = weight.detach().reshape(-1)
+            digest.update(flat[:: max(1, flat.numel() // SAMPLED)].to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _form(tensor: Tensor | None) -> str:

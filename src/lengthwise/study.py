@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ from lengthwise.influence.targets import Target, choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
+from lengthwise.study_rows import add_block, cut_to, whole_blocks
 from lengthwise.tasks import TokenizedDocument
 
-ROWS, SUMMARY = "influence.jsonl", "summary.json"
+SUMMARY = "summary.json"
 # Of what a row holds: a study is resumed by the version that began it.
 VERSION = 2
 
@@ -82,6 +82,7 @@ class InfluenceStudy:
                 "parameters": self.model.num_parameters,
                 "vocabulary_size": self.model.vocabulary_size,
                 "dtype": self.model.dtype,
+                "weights": self.model.weights_digest,
             },
             "texts": _digest(self.texts),
             "settings": self.settings.to_dict(),
@@ -130,13 +131,15 @@ def measure_influence(
         claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=named_alike)
         blocks = {first: targets[first : first + settings.block] for first in blocks_of(study, len(targets))}
         total = sum(map(len, blocks.values()))
-        done = whole_blocks(out / ROWS, settings.block, total)
+        measured_before = whole_blocks(out, settings.block, total)
+        cut_to(out, measured_before)
+        done = min(len(measured_before) * settings.block, total)
         try:
             if estimate is not None and done < total:
                 estimate(*estimated_seconds(measured, targets[: total - done]))
             for first, asked in list(blocks.items())[-(-done // settings.block) :]:
                 rows = measured.rows(asked, first)
-                _append(out / ROWS, rows)
+                add_block(out, rows)
                 done += len(rows)
                 if report is not None:
                     report(done, total)
@@ -182,13 +185,6 @@ def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
     return copies
 
 
-def _append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("ab") as file:
-        file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _check_version(out: Path, *, resume: bool) -> None:
     if resume and (out / STUDY_FOLDER.file).is_file():
         found = read_asked(out, STUDY_FOLDER).get("version", 1)
@@ -208,23 +204,6 @@ def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
 def named_alike(study: dict[str, Any]) -> dict[str, Any]:
     """However its path is written, a model is the same one."""
     return {**study, "model": {**study["model"], "name": os.path.realpath(study["model"]["name"])}}
-
-
-def whole_blocks(path: Path, block: int, targets: int) -> int:
-    """How many targets are measured; what a killed run left of a block is cut off."""
-    if not path.exists():
-        return 0
-    with path.open("rb+") as file:
-        ends = [0]
-        lines = 0
-        while True:
-            part = list(islice(file, block))
-            lines += len(part)
-            if not part or not part[-1].endswith(b"\n") or (len(part) < block and lines < targets):
-                break
-            ends.append(file.tell())
-        file.truncate(ends[-1])
-    return min((len(ends) - 1) * block, targets)
 
 
 def _digest(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from lengthwise.errors import SettingError
 from lengthwise.files import write_atomically
 from lengthwise.folder import STUDY_FOLDER, claim
 from lengthwise.locks import alone_in
-from lengthwise.study import ROWS, InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of
+from lengthwise.study import InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of
+from lengthwise.study_rows import DIGESTS, ROWS, digests_of, whole_blocks
 
 
 def part_of(text: str) -> tuple[int, int]:
@@ -45,22 +46,22 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     number = study.part[1]
     targets = targets_of(study, measured_texts(study))
     parts = [replace(study, part=(place, number)) for place in range(1, number + 1)]
-    lines: dict[int, bytes] = {}
+    whole: dict[int, bytes] = {}
     missing = []
     with alone_in(out, wait=True):
         for part in parts:
             folder, first_of = part_folder(out, part.part), blocks_of(part, len(targets))
             expected = sum(min(study.settings.block, len(targets) - first) for first in first_of)
-            rows = (folder / ROWS).read_bytes().splitlines(keepends=True) if (folder / ROWS).is_file() else []
-            if len(rows) < expected or (rows and not rows[-1].endswith(b"\n")):
+            blocks = whole_blocks(folder, study.settings.block, expected)
+            if len(blocks) < len(first_of):
                 missing.append(part.part[0])
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
                 claim(folder, STUDY_FOLDER, part.to_dict(), resume=True, plain=named_alike)
-            for place, first in enumerate(first_of):
-                begin = place * study.settings.block
-                lines[first] = b"".join(rows[begin : begin + study.settings.block])
+            whole |= dict(zip(first_of, blocks, strict=True))
         if not missing:
             claim(out, STUDY_FOLDER, replace(study, part=(1, 1)).to_dict(), resume=True, plain=named_alike)
-            write_atomically(out / ROWS, b"".join(lines[first] for first in sorted(lines)))
+            in_order = [whole[first] for first in sorted(whole)]
+            write_atomically(out / ROWS, b"".join(in_order))
+            write_atomically(out / DIGESTS, digests_of(in_order))
     return missing

@@ -12,7 +12,8 @@ from lengthwise.influence.page import page
 from lengthwise.influence.recovery import summarize
 from lengthwise.json_text import parse_json
 from lengthwise.paths import StrPath
-from lengthwise.study import ROWS, SUMMARY, InfluenceStudy
+from lengthwise.study import SUMMARY, InfluenceStudy
+from lengthwise.study_rows import ROWS
 
 PAGE = "influence.html"
 # Texts on the page, and tokens of each: what a browser shows without delay.

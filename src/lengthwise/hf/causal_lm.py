@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from lengthwise.checkpoint import weights_digest
 from lengthwise.devices import tokens_at_once
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.masks import added_to_scores, causal_mask
@@ -63,6 +64,7 @@ class CausalLM:
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.weights_digest = weights_digest(model)
         heads = getattr(config, "num_attention_heads", 1)
         self.forward_tokens = tokens_at_once(device_of(model), int(config.hidden_size), heads)
         self.packed = 1 if masks_by_index(model) else PACKED

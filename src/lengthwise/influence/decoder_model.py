@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lengthwise.checkpoint import weights_digest
 from lengthwise.decoder import Cache, Decoder
 from lengthwise.devices import tokens_at_once
 from lengthwise.errors import ModelError
@@ -36,6 +37,7 @@ class DecoderModel:
         self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
+        self.weights_digest = weights_digest(decoder)
         self.device = decoder.embedding.device
         self.forward_tokens = tokens_at_once(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         carried = {

@@ -25,6 +25,7 @@ class Counting:
 
     def __init__(self, model: NextTokenModel) -> None:
         self.name, self.dtype, self.num_parameters = model.name, model.dtype, model.num_parameters
+        self.weights_digest = model.weights_digest
         self.vocabulary_size, self.num_positions = model.vocabulary_size, model.num_positions
         self.trained_distance, self.forward_tokens = model.trained_distance, model.forward_tokens
         self.tokens = 0

@@ -12,9 +12,9 @@ class NextTokenModel(Protocol):
     """A causal model that takes position IDs, and lets single far tokens be hidden from the near ones.
 
     ``num_positions``: IDs stay below it; None where there is no limit. ``trained_distance``: the largest distance
-    of two IDs in training; None where it is not known. ``dtype``: the name of its precision. ``states`` below is
-    whatever the model keeps of tokens that it has read: only the model looks into it. ``forward_tokens``: about as many
-    tokens as it reads at once.
+    of two IDs in training; None where it is not known. ``dtype``: the name of its precision. ``weights_digest``:
+    differs where weights differ. ``states`` below is whatever the model keeps of tokens it has read: only the model
+    looks into it. ``forward_tokens``: about as many tokens as it reads at once.
     """
 
     name: str
@@ -22,6 +22,7 @@ class NextTokenModel(Protocol):
     num_positions: int | None
     trained_distance: int | float | None
     num_parameters: int
+    weights_digest: str
     dtype: str
     forward_tokens: int
 

@@ -19,6 +19,7 @@ class Stoppable:
     def __init__(self, model: NextTokenModel, stop: Callable[[], bool]) -> None:
         self._model, self._stop = model, stop
         self.name, self.dtype, self.num_parameters = model.name, model.dtype, model.num_parameters
+        self.weights_digest = model.weights_digest
         self.vocabulary_size, self.num_positions = model.vocabulary_size, model.num_positions
         self.trained_distance, self.forward_tokens = model.trained_distance, model.forward_tokens
 
