@@ -32,8 +32,21 @@ ROUND = [
     ["train", "addition_coupled", *TRAIN, "--out", "addition"],
     ["evaluate", "addition", "--lengths", "5,20", "--num-examples", "32"],
     ["prepare", "texts", "--vocabulary-size", "300", "--out", "corpus"],
-    ["train", "language_model", "--corpus", "corpus", "--train-lengths", "100:100", *TRAIN, "--out", "text"],
-    ["influence", "text", "texts/0.txt", "texts/1.txt", "--far", "64", "--near", "8", "--targets", "8", "--out", "study"],
+    ["train", "language_model", *TRAIN, "--corpus", "corpus", "--train-lengths", "100:100", "--out", "text"],
+    [
+        "influence",
+        "text",
+        "texts/0.txt",
+        "texts/1.txt",
+        "--far",
+        "64",
+        "--near",
+        "8",
+        "--targets",
+        "8",
+        "--out",
+        "study",
+    ],
     ["export", "parity", "--format", "hf", "--out", "hf"],
 ]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from lengthwise.errors import RunFolderError
 from lengthwise.files import write_atomically
@@ -52,10 +52,10 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[s
             )
 
 
-def weights_digest(model: nn.Module) -> str:
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Digest of the form and of up to ``SAMPLED`` evenly spaced numbers of each weight: fast for any size of model."""
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
+    for name, weight in sorted(weights.items()):
         digest.update(f"{name} {_form(weight)}".encode())
         if weight.device.type != "meta":
             flat = weight.detach().reshape(-1)

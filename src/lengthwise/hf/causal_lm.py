@@ -64,7 +64,7 @@ class CausalLM:
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.weights_digest = weights_digest(model)
+        self.weights_digest = weights_digest(model.state_dict())
         heads = getattr(config, "num_attention_heads", 1)
         self.forward_tokens = tokens_at_once(device_of(model), int(config.hidden_size), heads)
         self.packed = 1 if masks_by_index(model) else PACKED

@@ -1,5 +1,7 @@
 """Our own decoder's configuration as `transformers` keeps it."""
 
+import hashlib
+import json
 from dataclasses import asdict
 from typing import Any, no_type_check
 
@@ -12,6 +14,18 @@ from lengthwise.errors import ModelError
 from lengthwise.experiment import Experiment, entry_of, num_levels, to_dict
 from lengthwise.hf.prompt_rule import counted_from
 
+# What a saved configuration and its weights are bound by.
+BOUND = (
+    "decoder_settings",
+    "encoding_settings",
+    "symbols",
+    "separators",
+    "num_predicted_ids",
+    "num_levels",
+    "count_prompt_from",
+    "run",
+)
+
 
 # What is saved has more than the fields, and the class takes it all.
 @no_type_check
@@ -20,7 +34,8 @@ class LengthwiseConfig(PreTrainedConfig):
     """All that builds a `Decoder`, and the run it came from.
 
     ``symbols`` is the vocabulary in the order of its token numbers. ``run`` holds the experiment, the facts and the
-    kept files of a run folder, for the way back; it is empty for a decoder that came from none.
+    kept files of a run folder, for the way back; it is empty for a decoder that came from none. ``belongs_to`` is the
+    digest of these and of the saved weights.
     ``count_prompt_from`` is the first ID of a prompt whose IDs count up at evaluation; None: a prompt has other IDs.
     """
 
@@ -36,6 +51,7 @@ class LengthwiseConfig(PreTrainedConfig):
     id_weight: float = 1.0
     count_prompt_from: int | None = None
     run: dict[str, Any] | None = None
+    belongs_to: str | None = None
     vocab_size: int = 0
     hidden_size: int = 0
     num_hidden_layers: int = 0
@@ -44,6 +60,11 @@ class LengthwiseConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
+
+    def digest_with(self, weights: str) -> str:
+        """Digest of all that says how weights are read, and of theirs."""
+        bound = {name: getattr(self, name) for name in BOUND} | {"weights": weights}
+        return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
     @property
     def predicts_ids(self) -> bool:

@@ -1,5 +1,6 @@
 """Our own decoder as a model of `transformers`."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
+from lengthwise.checkpoint import weights_digest
 from lengthwise.decoder import Cache as DecoderCache
-from lengthwise.errors import SettingError
+from lengthwise.errors import ModelError, SettingError
 from lengthwise.hf.call_checks import (
     check_all_given,
     check_has_head,
@@ -51,6 +53,28 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
         super().__init__(config)
         self.decoder = decoder_of(config)
         self.post_init()
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in `transformers`; the configuration names what its weights are."""
+        weights = kwargs.get("state_dict")
+        self.config.belongs_to = self._digest(self.state_dict() if weights is None else weights)
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As in `transformers`; ``ModelError`` where weights and configuration were not saved together."""
+        model, found = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        # What is not in memory cannot be looked at.
+        in_memory = not any(weight.is_meta for weight in model.parameters())
+        if in_memory and model.config.belongs_to != model._digest(model.state_dict()):
+            raise ModelError(
+                f"the weights in {model.config.name_or_path} are not those that its config.json was saved with, or "
+                "one of them was changed; export the run again, or save the model again"
+            )
+        return (model, found) if output_loading_info else model
+
+    def _digest(self, weights: Mapping[str, Tensor]) -> str:
+        return self.config.digest_with(weights_digest(weights))
 
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917

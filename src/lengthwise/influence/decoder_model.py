@@ -37,7 +37,7 @@ class DecoderModel:
         self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        self.weights_digest = weights_digest(decoder)
+        self.weights_digest = weights_digest(decoder.state_dict())
         self.device = decoder.embedding.device
         self.forward_tokens = tokens_at_once(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         carried = {

@@ -1,0 +1,138 @@
+"""One small folder of every kind that lengthwise writes, each beside another one of the same kind."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lengthwise as lw
+from faults.attack import Call
+from lengthwise.checkpoint import load_tensors
+from lengthwise.experiment import Experiment
+from lengthwise.folder import read_rows
+from small_runs import small_experiment, stop_after
+from text_runs import small_corpus, text_experiment
+
+WORDS = ("a", "ab", "cab", "bcd", "dabc", "acbd", "bd", "da", "c", "d", "abd", "cbad")
+LENGTHS = ["--lengths", "2,4", "--num-examples", "8", "--json"]
+STUDY = ["--far", "16", "--near", "4", "--targets", "40", "--k", "1,2", "--rest", "1", "--json"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of folder, what makes it in the working folder from a seed, and the commands that use it."""
+
+    name: str
+    make: Callable[[int], None]
+    uses: tuple[Call, ...]
+
+
+def parity(seed: int) -> Experiment:
+    """A PPC run of a dozen steps, with a checkpoint every four."""
+    return replace(small_experiment(), seed=seed, evaluation=lw.EvaluationSettings(lengths=(2, 4), num_examples=(8,)))
+
+
+def make_run(seed: int) -> None:
+    run = lw.train(parity(seed), "run", device="cpu")
+    lw.evaluate(run, parity(seed).evaluation)
+
+
+def make_begun(seed: int) -> None:
+    lw.train(parity(seed), "run", device="cpu", stop=stop_after(6))
+
+
+def resume() -> str:
+    """Train a begun run to its end; its weights as text."""
+    run = lw.train(parity(0), "run", device="cpu", resume=True)
+    return str({name: tensor.tolist() for name, tensor in run.decoder.state_dict().items()})
+
+
+def make_rows(seed: int) -> None:
+    rows = [
+        {"prompt": [*word], "response": [*word[::-1]], "coupling": [*range(len(word)), *range(len(word))[::-1]]}
+        for word in (WORDS[::-1] if seed else WORDS)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = lw.Rows(file="rows.jsonl")
+    lw.train(replace(small_experiment(task), train_lengths=(1, 4), seed=seed), "run", device="cpu")
+    Path("rows.jsonl").rename("asked.jsonl")
+
+
+def make_corpus(seed: int) -> None:
+    small_corpus(Path(), documents=3 + seed)
+
+
+def train_on_corpus() -> dict[str, Any]:
+    """Train a few steps on the corpus, and measure it."""
+    task = lw.Text(corpus="corpus")
+    run = lw.train(text_experiment(task, steps=2), "run", device="cpu")
+    return {"rows": lw.evaluate(run, run.experiment.evaluation)}
+
+
+def make_text(seed: int) -> None:
+    make_corpus(seed)
+    train_on_corpus()
+
+
+def compare_again() -> dict[str, Any]:
+    """Two rows of two seeds, or what is left of them to run."""
+    rows = {"PPC": parity(0), "increment": replace(small_experiment(head="increment"), evaluation=parity(0).evaluation)}
+    answer = lw.compare(rows, "both", num_seeds=2, jobs=1, device="cpu")
+    return {"rows": answer.rows, "diverged": answer.diverged}
+
+
+def make_comparison(seed: int) -> None:
+    if seed:
+        rows = {"PPC": parity(2), "increment": replace(small_experiment(head="increment"), seed=2)}
+        lw.compare(rows, "both", num_seeds=2, jobs=1, device="cpu")
+    else:
+        compare_again()
+
+
+def make_study(seed: int) -> None:
+    make_text(seed)
+    measure()
+
+
+def measure() -> dict[str, Any]:
+    """A study of a run on text, or what is left of it to measure."""
+    model = lw.load_language_model("run", device="cpu")
+    texts = [lw.Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
+    settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, block=4)
+    tokenized = list(lw.tokenized(model.codec, texts, model.model.vocabulary_size))
+    study = lw.InfluenceStudy(model=model.model, codec=model.codec, texts=tokenized, settings=settings)
+    lw.measure_influence(study, "study", resume=Path("study").exists())
+    return {"rows": read_rows(Path("study/influence.jsonl"))}
+
+
+def make_export(seed: int) -> None:
+    lw.train(replace(small_experiment(scheme=lw.Sequential()), seed=seed), "run", device="cpu")
+    lw.export_hf("run", "hf")
+
+
+def import_again() -> dict[str, Any]:
+    """Write the run folder that an export came from."""
+    lw.import_hf("hf", "back")
+    tensors, facts = load_tensors(Path("back/model.safetensors"))
+    return {"facts": facts, "weights": str({name: tensor.tolist() for name, tensor in tensors.items()})}
+
+
+EVALUATE = ("evaluate", "run", *LENGTHS)
+KINDS = (
+    Kind(name="run", make=make_run, uses=(EVALUATE, ("generate", "run", "--prompt", "0110", "--json"))),
+    Kind(name="begun run", make=make_begun, uses=(resume,)),
+    Kind(name="run on rows", make=make_rows, uses=(("evaluate", "run", "--task", "asked.jsonl", *LENGTHS),)),
+    Kind(name="corpus", make=make_corpus, uses=(train_on_corpus,)),
+    Kind(name="run on text", make=make_text, uses=(("evaluate", "run", "--lengths", "8,16", "--json"),)),
+    Kind(name="comparison", make=make_comparison, uses=(compare_again,)),
+    Kind(name="study", make=make_study, uses=(measure,)),
+    Kind(
+        name="export",
+        make=make_export,
+        uses=(
+            ("evaluate", "./hf", "--task", "parity", "--lengths", "2", "--num-examples", "4", "--json"),
+            import_again,
+        ),
+    ),
+)
