@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 import transformers  # noqa: F401  (every attack forks from here, so that none has to import it)
 
-from faults import mutations
+from faults import lies, mutations
 from lengthwise.folder import append_rows
 from lengthwise.provenance import now, provenance
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-ATTACKS = {"mutations": (mutations.attack, 480)}
+ATTACKS = {"mutations": (mutations.attack, 480), "lies": (lies.attack, 420)}
 
 
 def main() -> None:

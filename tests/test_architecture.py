@@ -24,7 +24,7 @@ ROWS = (
     ("grading", "training_state"),
     ("evaluation", "forecast", "training"),
     ("experiment", "report", "interruption", "progress", "terminal", "context_loss", "harness"),
-    ("conformance", "folder", "worker_pool", "study_rows"),
+    ("conformance", "folder", "worker_pool", "study_rows", "result_rows"),
     ("recipes", "run", "study", "hf"),
     (
         "answer",

@@ -11,7 +11,14 @@ import torch
 
 from lengthwise.conformance import check_evaluation, check_experiment
 from lengthwise.devices import pick_device
-from lengthwise.errors import DivergedError, SeenRowsWarning, SettingError, UntrainedDistanceWarning, unknown_name
+from lengthwise.errors import (
+    DivergedError,
+    RunFolderError,
+    SeenRowsWarning,
+    SettingError,
+    UntrainedDistanceWarning,
+    unknown_name,
+)
 from lengthwise.evaluation import compares_distances
 from lengthwise.experiment import Experiment, build_decoder, to_dict
 from lengthwise.folder import (
@@ -29,7 +36,8 @@ from lengthwise.interruption import interruptible
 from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.report import label_of, outcome
-from lengthwise.run import HELD_OUT, measured_rows, seen_lengths, train
+from lengthwise.result_rows import HELD_OUT, check_row, seen_lengths
+from lengthwise.run import measured_rows, train
 from lengthwise.tasks import GradedByLoss, task_facts
 from lengthwise.worker_pool import refuse_in_a_workers_import, run_in_processes
 
@@ -257,6 +265,11 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
 def _compared(job: _Job) -> _Cell | None:
     """What an earlier call measured; rows of the run's own results.jsonl may come from other evaluations."""
     rows = read_sealed(job.folder / COMPARED)
+    try:
+        for row in rows:
+            check_row(row, by_loss=isinstance(job.experiment.task, GradedByLoss))
+    except SettingError as error:
+        raise RunFolderError(f"{job.folder / COMPARED} has other rows ({error}); delete it to measure again") from None
     return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
 

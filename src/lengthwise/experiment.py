@@ -194,6 +194,8 @@ def from_dict(
     try:
         for part in fields(Experiment):
             value = tree[part.name]
+            if (part.name in TABLES or part.name in PARTS) and not isinstance(value, Mapping):
+                raise TypeError(f"{part.name} is {value!r:.40}, and no object")
             if part.name in brought:
                 values[part.name] = _brought(brought[part.name], value)
             elif part.name in TABLES:

@@ -3,6 +3,7 @@
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -21,13 +22,25 @@ def check_types(settings: Any) -> None:
     Call it first in ``__post_init__``, before values are compared.
     """
     for field in fields(settings):
-        value = getattr(settings, field.name)
-        if not _fits(value, field.type):
-            raise SettingError(f"{field.name} {value!r} has the wrong type; give {_name(field.type)}")
-        if not _in_range(value):
-            raise SettingError(f"{field.name} {value!r} is too large; use a number below 2^53")
-        if not _finite(value):
-            raise SettingError(f"{field.name} {value!r} is no finite number; use one")
+        check_value(field.name, getattr(settings, field.name), field.type)
+
+
+def check_values(declared: type, values: Mapping[str, Any]) -> None:
+    """Raise ``SettingError`` unless there is a value for each field of a dataclass, as ``check_types`` wants it."""
+    for field in fields(declared):
+        if field.name not in values:
+            raise SettingError(f"{field.name} is missing")
+        check_value(field.name, values[field.name], field.type)
+
+
+def check_value(name: str, value: Any, declared: Any) -> None:
+    """Raise ``SettingError`` unless a value is of its declared type, not too large and finite."""
+    if not _fits(value, declared):
+        raise SettingError(f"{name} {value!r} has the wrong type; give {_name(declared)}")
+    if not _in_range(value):
+        raise SettingError(f"{name} {value!r} is too large; use a number below 2^53")
+    if not _finite(value):
+        raise SettingError(f"{name} {value!r} is no finite number; use one")
 
 
 def _fits(value: Any, declared: Any) -> bool:

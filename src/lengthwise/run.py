@@ -18,9 +18,11 @@ from lengthwise.errors import (
     LengthwiseError,
     RunFolderError,
     SeenRowsWarning,
+    SettingError,
 )
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, results_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder, build_sampler, to_dict
+from lengthwise.field_types import check_values
 from lengthwise.folder import (
     MODEL,
     RESULTS,
@@ -39,10 +41,10 @@ from lengthwise.locks import alone_in
 from lengthwise.paths import StrPath
 from lengthwise.provenance import now
 from lengthwise.randomness import stream
+from lengthwise.result_rows import HELD_OUT, seen_lengths
 from lengthwise.tasks import GradedByLoss, HasRows, Task, num_shared_rows, row_facts, task_facts
 from lengthwise.training import Trainer
 
-HELD_OUT = "name rows that were held out, with --task FILE.jsonl"
 # Examples that decide whether the training range is fitted.
 FIT_EXAMPLES = 256
 # Examples of the exact match that is shown while training.
@@ -62,6 +64,17 @@ class Run:
     experiment: Experiment
     decoder: Decoder
     facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """The types of ``Run.facts``."""
+
+    steps: int
+    fitted: float | None
+    id_range: tuple[float, float]
+    trained_distance: float
+    train_seconds: float
 
 
 def train(
@@ -142,6 +155,7 @@ def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, devic
     folder, target = Path(folder), pick_device(device)
     experiment = read_experiment(folder, brought=brought)
     tensors, facts = read_model(folder)
+    _check_facts(facts, folder / MODEL)
     tried = check_scheme(experiment) if brought else []
     decoder = build_decoder(experiment)
     if brought:
@@ -156,6 +170,14 @@ def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, devic
             ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
+
+
+def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    try:
+        check_values(TrainingFacts, values)
+    except SettingError as error:
+        raise RunFolderError(f"{path} has facts of no training ({error}); train the run again") from None
 
 
 def evaluate(
@@ -183,11 +205,6 @@ def measured_rows(
     for variant, task in chosen_variants(run.experiment.task, settings).items():
         for result in _measured(run, task, settings, report):
             yield _row(run, result, variant)
-
-
-def seen_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lengths of rows of which some examples were trained on, with commas between them."""
-    return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))
 
 
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:

@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,7 +203,11 @@ def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
 
 def named_alike(study: dict[str, Any]) -> dict[str, Any]:
     """However its path is written, a model is the same one."""
-    return {**study, "model": {**study["model"], "name": os.path.realpath(study["model"]["name"])}}
+    model = study.get("model")
+    if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
+        # Not what a study writes, so the same as none.
+        return study
+    return {**study, "model": {**model, "name": os.path.realpath(model["name"])}}
 
 
 def _digest(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:

@@ -181,7 +181,9 @@ class Trainer:
                 tensors, facts = load_tensors(path)
             except RunFolderError:
                 continue
-            self.progress = read_progress(path, facts, self.progress.belongs_to, len(self.samplers))
+            self.progress = read_progress(
+                path, facts, self.progress.belongs_to, len(self.samplers), self.settings.steps
+            )
             load_training(path, tensors, self.decoder, self.optimizer)
             self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
             return True

@@ -49,8 +49,8 @@ class Progress:
         self.largest_distance = max(self.largest_distance, (largest - smallest).max().item())
 
 
-def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int) -> Progress:
-    """Read the facts of a checkpoint; ``RunFolderError`` for those that no training of so many stages could write."""
+def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int, steps: int) -> Progress:
+    """Read the facts of a checkpoint; ``RunFolderError`` for those that no training of so many stages and steps could write."""
     progress = Progress()
     named = {part.name for part in fields(progress)}
     try:
@@ -60,8 +60,8 @@ def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages:
             setattr(progress, name, value)
         check_types(progress)
         counts = (progress.step, progress.metrics_bytes, progress.summed_steps, progress.stage)
-        if min(counts) < 0 or progress.stage >= stages:
-            raise SettingError(f"{counts} are no counts")
+        if min(counts) < 0 or progress.stage >= stages or max(progress.step, progress.end or 0) > steps:
+            raise SettingError(f"{counts} and the end {progress.end} are none of {steps} steps")
         sums: Any = progress.sums
         if not isinstance(sums, list) or [type(each) for each in sums] != [float] * len(fields(AnswerLoss)):
             raise SettingError(f"sums {sums!r}")

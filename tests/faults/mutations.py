@@ -65,8 +65,11 @@ CHANGES: tuple[Change, ...] = (cut, flipped, digit, swapped, emptied, removed, d
 def attack(number: int, seed: int, scratch: Path) -> Tally:
     """Damage so many files, and use their folders."""
     tally = Tally("mutations")
-    made = {kind.name: _made(kind, scratch) for kind in KINDS}
-    files = {name: sorted(path for path in folder.rglob("*") if path.is_file()) for name, (folder, *_) in made.items()}
+    made = made_of(scratch)
+    files = {
+        name: sorted(path for path in folder.rglob("*") if path.is_file() and not _given(path))
+        for name, (folder, *_) in made.items()
+    }
     for each in range(number):
         rng = rng_of(seed, "mutation", each)
         kind = KINDS[each % len(KINDS)]
@@ -96,11 +99,20 @@ def attack(number: int, seed: int, scratch: Path) -> Tally:
     return tally
 
 
+def made_of(scratch: Path) -> dict[str, tuple[Path, Path, list[object]]]:
+    """By kind: a folder, another one, and what its uses answer when nothing is wrong."""
+    return {kind.name: _made(kind, scratch) for kind in KINDS}
+
+
+def _given(path: Path) -> bool:
+    """Whether a file is what a user gives, which may hold anything."""
+    return path.suffix == ".txt" or path.name == "asked.jsonl"
+
+
 _SECONDS: dict[tuple[str, int], float] = {}
 
 
 def _made(kind: Kind, scratch: Path) -> tuple[Path, Path, list[object]]:
-    """A folder, another one, and what its uses answer when nothing is wrong."""
     folders = [scratch / f"{kind.name.replace(' ', '-')}-{seed}" for seed in (0, 1)]
     for seed, folder in enumerate(folders):
         folder.mkdir(parents=True)
