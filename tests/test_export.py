@@ -246,6 +246,16 @@ def test_the_public_names_of_hf_are_found():
         hf.Predictive  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Trainer", "pipeline", "GenerationMixin", "PreTrainedModel"])
+def test_our_models_are_known_whatever_is_imported_from_transformers_first(name):
+    asked = (
+        f"import lengthwise; from transformers import {name}, AutoModelForCausalLM; "
+        "from lengthwise.hf import LengthwiseConfig; print(LengthwiseConfig in AutoModelForCausalLM._model_mapping)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "True"
+
+
 def test_a_transformers_that_is_too_old_is_imported_all_the_same():
     asked = (
         "import lengthwise, transformers.configuration_utils as old; del old.SubConfigSpec; "

@@ -9,10 +9,14 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-# What is registered when a module of `transformers` has been imported.
+MODELS = "transformers.models.auto.modeling_auto"
+# What is registered when a module of `transformers` has been imported. The Auto classes of models are often imported
+# in the middle of the other two, on which our models are built: these are tried again when they are whole.
 AFTER = {
     "transformers.models.auto.configuration_auto": "register_configs",
-    "transformers.models.auto.modeling_auto": "register_models",
+    MODELS: "register_models",
+    "transformers.modeling_utils": "register_models",
+    "transformers.generation.utils": "register_models",
 }
 
 
@@ -49,6 +53,8 @@ def register_when_imported() -> None:
 
 
 def _register(name: str) -> None:
+    if AFTER[name] == "register_models" and MODELS not in sys.modules:
+        return
     # A transformers that is too old for our models is no reason to import neither.
     with suppress(ImportError):
         getattr(import_module("lengthwise.hf.registration"), AFTER[name])()
