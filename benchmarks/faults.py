@@ -13,12 +13,23 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 import transformers  # noqa: F401  (every attack forks from here, so that none has to import it)
 
-from faults import lies, mutations
+from attacks import command_lines, kills, lies, machine, mutations
 from lengthwise.folder import append_rows
 from lengthwise.provenance import now, provenance
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-ATTACKS = {"mutations": (mutations.attack, 480), "lies": (lies.attack, 420)}
+# Each with how many are made, all in a quarter of an hour.
+ATTACKS = {
+    "kills": (kills.attack, 204),
+    "workers": (kills.attack_workers, 12),
+    "mutations": (mutations.attack, 480),
+    "lies": (lies.attack, 420),
+    "disk": (machine.attack_disk, 40),
+    "rights": (machine.attack_rights, 40),
+    "pairs": (machine.attack_pairs, 40),
+    "commands": (command_lines.attack, 1000),
+    "types": (command_lines.attack_types, 200),
+}
 
 
 def main() -> None:

@@ -193,17 +193,7 @@ def from_dict(
     values: dict[str, Any] = {}
     try:
         for part in fields(Experiment):
-            value = tree[part.name]
-            if (part.name in TABLES or part.name in PARTS) and not isinstance(value, Mapping):
-                raise TypeError(f"{part.name} is {value!r:.40}, and no object")
-            if part.name in brought:
-                values[part.name] = _brought(brought[part.name], value)
-            elif part.name in TABLES:
-                values[part.name] = _entry(part.name, value)
-            elif part.name in PARTS:
-                values[part.name] = PARTS[part.name](**_settings(value))
-            else:
-                values[part.name] = tuple(value) if isinstance(value, list) else value
+            values[part.name] = _part(part.name, tree[part.name], brought)
         if folder is not None and isinstance(values["task"], KeepsFiles):
             values["task"] = values["task"].kept_in(folder)
         return Experiment(**values)
@@ -211,6 +201,19 @@ def from_dict(
         raise
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
+
+
+def _part(name: str, value: Any, brought: Mapping[str, Any]) -> Any:
+    """A part of an experiment, as it was saved or as it is brought."""
+    if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
+        raise TypeError(f"{name} is {value!r:.40}, and no object")
+    if name in brought:
+        return _brought(brought[name], value)
+    if name in TABLES:
+        return _entry(name, value)
+    if name in PARTS:
+        return PARTS[name](**_settings(value))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def entry_of(kind: str, tree: Mapping[str, Any]) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from lengthwise.errors import RunFolderError
 from lengthwise.locks import alone_in
 
@@ -49,11 +51,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
             yield unfinished
             check_free(out)
             unfinished.replace(out)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise RunFolderError(
-                f"cannot write {out} ({error.strerror}); choose a folder that can be written"
-            ) from None
+            why = getattr(error, "strerror", None) or error
+            raise RunFolderError(f"cannot write {out} ({why}); choose a folder that can be written") from None
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise

@@ -50,7 +50,7 @@ class Progress:
 
 
 def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int, steps: int) -> Progress:
-    """Read the facts of a checkpoint; ``RunFolderError`` for those that no training of so many stages and steps could write."""
+    """Read the facts of a checkpoint; ``RunFolderError`` for those of no training of so many stages and steps."""
     progress = Progress()
     named = {part.name for part in fields(progress)}
     try:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from faults.attack import Call, Tally, copy_of, leftovers, rng_of, run
-from faults.folders import KINDS, resume
+from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
+from attacks.folders import KINDS, resume
 from lengthwise.checkpoint import load_tensors, save_tensors
 from lengthwise.folder import BOUND, SEAL, bound_to
 
@@ -196,7 +196,7 @@ LIES: tuple[tuple[str, Callable[[Path, random.Random], str], tuple[Call, ...]], 
 
 def attack(number: int, seed: int, scratch: Path) -> Tally:
     """Tell so many lies, and use what holds them: they are refused in one line, or harmless."""
-    from faults.mutations import made_of  # noqa: PLC0415
+    from attacks.mutations import made_of  # noqa: PLC0415
 
     tally, made = Tally("lies"), made_of(scratch)
     for each in range(number):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from faults.attack import Outcome, Tally, answer_of, copy_of, leftovers, rng_of, run
-from faults.folders import KINDS, Kind
+from attacks.attack import Outcome, Tally, answer_of, copy_of, leftovers, rng_of, run
+from attacks.folders import KINDS, Kind
 
 Change = Callable[[bytes, bytes, random.Random], bytes | None]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lengthwise as lw
-from faults.attack import Call
+from attacks.attack import Call
 from lengthwise.checkpoint import load_tensors
 from lengthwise.experiment import Experiment
 from lengthwise.folder import read_rows

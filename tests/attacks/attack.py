@@ -4,6 +4,7 @@ A fork costs milliseconds where a new interpreter costs seconds. Nothing may com
 do not survive it.
 """
 
+import itertools
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -36,6 +38,7 @@ from lengthwise.errors import LengthwiseError
 # A command that refuses has to do so in this time, and to stop in it when asked to.
 HANG_SECONDS = 5.0
 MEMORY_MIB = 2048
+_NUMBERS = itertools.count()
 # What differs between two measurements of the same.
 CLOCKS = {"wall_s", "train_seconds", "time", "provenance"}
 
@@ -105,7 +108,13 @@ def run(
     limits: dict[int, int] | None = None,
 ) -> Outcome:
     """Run a command line, or a function, in a folder; kill it after ``kill_after`` seconds, or when it hangs."""
-    printed = {name: folder.parent / f"{folder.name}.{os.getpid()}.{name}" for name in ("out", "err")}
+    number = next(_NUMBERS)
+    # Not beside the folder: its disk may be full.
+    printed = {name: Path(tempfile.gettempdir()) / f"attack-{os.getpid()}-{number}.{name}" for name in ("out", "err")}
+    for path in printed.values():
+        # Killed at once, a child opens nothing.
+        path.write_bytes(b"")
+        path.chmod(0o666)
     started = time.monotonic()
     child = os.fork()
     if not child:

@@ -1,0 +1,289 @@
+"""Command lines and calls in Python that nobody would write: answered in one line, without a traceback or a hang."""
+
+import inspect
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import lengthwise as lw
+from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
+from attacks.folders import make_corpus, make_export, make_rows, make_run
+from lengthwise import cli
+
+NUMBERS = (
+    "-1",
+    "0",
+    "1",
+    "2",
+    "3",
+    "7",
+    "100",
+    "2147483648",
+    "4611686018427387904",
+    "9223372036854775808",
+    "1" + "0" * 30,
+)
+WORDS = (
+    "",
+    " ",
+    "x",
+    "1e3",
+    "½",
+    "NaN",
+    "inf",
+    "0.1",
+    "1:2",
+    "2:1",
+    "1:",
+    "1,2",
+    "1,,2",
+    ",",
+    "1:2:3",
+    "0x10",
+    "--",
+    "-",
+)
+NAMES = (
+    "parity",
+    "copy",
+    "addition",
+    "text",
+    "sequential",
+    "predicted",
+    "rotary",
+    "nope",
+    "alibi",
+    "pointer",
+    "greedy",
+)
+ODD = (
+    "[/b]",
+    "[red]",
+    ":key:",
+    "\x1b[31m",
+    "a\nb",
+    "\udcff",
+    "漢字",
+    "x" * 300,
+    "x" * 5000,
+    "../../x",
+    "a/b/c",
+    "{}",
+    "%s",
+    "null",
+)
+PATHS = (
+    "run", "run/model.safetensors", "run/experiment.json", "corpus", "hf", "./hf", "rows.jsonl", "asked.jsonl", "tales", "missing",
+    "/", "/dev/null", "/dev/full", "/proc/self", ".", "module:Name", "os:path", "lengthwise:Parity", "dataset:x", "fifo",
+)  # fmt: skip
+POOLS = (NUMBERS, WORDS, NAMES, ODD, PATHS)
+# What keeps a command that is right after all from taking long.
+SMALL = {
+    "steps": "2",
+    "num_examples": "4",
+    "lengths": "4,8",
+    "size": "quick",
+    "targets": "4",
+    "seeds": "1",
+    "jobs": "1",
+}
+# Arguments that a verb can use.
+RIGHT = {
+    "list": ("tasks", "recipes"),
+    "prepare": ("tales", "kind=notes", "tales/0.txt"),
+    "train": ("parity", "addition_coupled"),
+    "evaluate": ("run", "rows", "plain"),
+    "compare": ("parity", "demo"),
+    "generate": ("run", "plain"),
+    "influence": ("hf", "run"),
+    "certify": ("run", "parity"),
+    "diagnose": ("run", "plain"),
+    "reproduce": ("parity_ppc",),
+    "export": ("run", "plain", "hf", "parity"),
+}
+
+
+def make() -> None:
+    """A folder with one of everything."""
+    make_run(0)
+    Path("run").rename("kept")
+    make_rows(0)
+    Path("run").rename("rows")
+    make_export(0)
+    Path("run").rename("plain")
+    make_corpus(0)
+    Path("kept").rename("run")
+    os.mkfifo("fifo")
+
+
+def command(rng: random.Random) -> list[str]:
+    """A verb with an argument that is often right, and values of all kinds for some of its options."""
+    verb, parameters = rng.choice(sorted(_parameters().items()))
+    line, odd = [verb], rng.choice((0.03, 0.1, 0.3))
+    for parameter in parameters:
+        name, value = str(parameter.name), rng.choice(rng.choice(POOLS))
+        if parameter.param_type_name == "argument":
+            line += [rng.choice(RIGHT[verb]) if rng.random() < 0.7 else value] if rng.random() < 0.95 else []
+        elif rng.random() < odd:
+            line += [parameter.opts[0]] if getattr(parameter, "is_flag", False) else [parameter.opts[0], value]
+        elif name in SMALL:
+            line += [parameter.opts[0], SMALL[name]]
+        elif name == "out":
+            line += ["--out", f"out-{rng.randrange(3)}"]
+        elif name == "form":
+            line += ["--format", rng.choice(("hf", "run", "lm-eval"))]
+    return line
+
+
+def _parameters() -> dict[str, Any]:
+    group = typer.main.get_command(cli.app)
+    return {
+        name: [each for each in verb.params if each.name != "help"]
+        for name, verb in group.commands.items()  # type: ignore[attr-defined]
+    }
+
+
+def attack(number: int, seed: int, scratch: Path) -> Tally:
+    """Give so many command lines; what is right and takes long has to stop when it is asked to."""
+    tally, begin = Tally("command lines"), scratch / "begin"
+    begin.mkdir()
+    made = run(make, begin, seconds=60)
+    assert made.status == 0, made.err
+    folder = scratch / "work"
+    for each in range(number):
+        rng = rng_of(seed, "command", each)
+        if each % 25 == 0:
+            copy_of_all(begin, folder)
+        line = command(rng)
+        outcome = run(partial(interrupted, line), folder, seconds=2 * HANG_SECONDS + 2)
+        faults = outcome.faults(allowed=(0, 1, 2)) + [f"leaves {left}" for left in leftovers(folder)]
+        tally.add(f"{each}: {' '.join(line)[:300]!r}", faults, outcome)
+    return tally
+
+
+def interrupted(line: list[str]) -> None:
+    """Give a command line and, should it take long, interrupt it once."""
+    signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+    signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
+    cli.main(line)
+
+
+def copy_of_all(begin: Path, folder: Path) -> None:
+    """A copy, its pipe aside."""
+    if (begin / "fifo").exists():
+        (begin / "fifo").unlink()
+    copy_of(begin, folder)
+    os.mkfifo(folder / "fifo")
+
+
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    "",
+    "x",
+    b"x",
+    [],
+    {},
+    (),
+    object(),
+    int,
+    float("nan"),
+    ["x"],
+    {"x": 1},
+    Path("missing"),
+)
+
+
+def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """Public functions with arguments that are right."""
+    experiment = lw.experiment_for("parity", "sequential", "nope")
+    loaded = lw.load_run("run")
+    return {
+        "train": (lw.train, {"experiment": experiment, "out": "new", "resume": False, "device": "cpu"}),
+        "load_run": (lw.load_run, {"folder": "run", "device": "cpu"}),
+        "evaluate": (lw.evaluate, {"run": loaded, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))}),
+        "certify_run": (lw.certify_run, {"run": loaded, "lengths": [8], "seed": 0}),
+        "diagnose_run": (lw.diagnose_run, {"run": loaded, "length": 8, "num_examples": 4, "seed": 0}),
+        "compare": (
+            lw.compare,
+            {"experiments": {"a": experiment}, "out": "both", "num_seeds": 1, "jobs": 1, "device": "cpu"},
+        ),
+        "prepare_corpus": (
+            lw.prepare_corpus,
+            {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
+        ),
+        "export_hf": (lw.export_hf, {"run": "run", "out": "exported"}),
+        "import_hf": (lw.import_hf, {"folder": "hf", "out": "imported"}),
+        "experiment_for": (lw.experiment_for, {"task": "parity", "scheme": "sequential", "encoding": "nope"}),
+        "recipe": (lw.recipe, {"name": "parity"}),
+        "load_language_model": (lw.load_language_model, {"name": "hf", "device": "cpu"}),
+        "EvaluationSettings": (
+            lw.EvaluationSettings,
+            {"lengths": (2,), "num_examples": (2,), "seed": 0, "decode": "free"},
+        ),
+        "TrainingSettings": (
+            lw.TrainingSettings,
+            {"steps": 3, "batch_size": 2, "betas": (0.9, 0.9), "precision": "auto"},
+        ),
+        "DecoderSettings": (lw.DecoderSettings, {"num_layers": 1, "d_model": 8, "num_heads": 2, "weights": "softmax"}),
+        "InfluenceSettings": (lw.InfluenceSettings, {"near": 2, "far": 4, "ks": (1,), "num_targets": 3, "seed": 0}),
+        "Experiment": (
+            lw.Experiment,
+            {"task": lw.Parity(), "scheme": lw.Sequential(), "train_lengths": (1, 4), "seed": 0},
+        ),
+        "Predicted": (lw.Predicted, {"num_position_ids": 9}),
+        "Rotary": (lw.Rotary, {"base": 100.0}),
+        "Addition": (lw.Addition, {}),
+        "Rows": (lw.Rows, {"file": "rows.jsonl"}),
+    }
+
+
+def call_wrongly(name: str, parameter: str, place: int) -> None:
+    """Call a function with one argument of another type; refused by us, or by Python for its signature."""
+    function, right = calls()[name]
+    started = time.monotonic()
+    try:
+        function(**{**right, parameter: WRONG[place]})
+    except lw.LengthwiseError:
+        raise
+    except TypeError as error:
+        # Python itself, for an argument that is missing or unknown.
+        if "argument" not in str(error):
+            raise
+    assert time.monotonic() - started < HANG_SECONDS
+
+
+def attack_types(number: int, seed: int, scratch: Path) -> Tally:
+    """Give public functions arguments of wrong types, each a few times."""
+    tally, begin = Tally("types"), scratch / "begin"
+    begin.mkdir()
+    made = run(make, begin, seconds=60)
+    assert made.status == 0, made.err
+    names = {name: list(inspect.signature(function).parameters) for name, (function, _) in _named().items()}
+    asked = [(name, parameter) for name, parameters in names.items() for parameter in parameters]
+    for each in range(number):
+        rng = rng_of(seed, "type", each)
+        name, parameter = asked[each % len(asked)]
+        copy_of_all(begin, scratch / "work")
+        place = rng.randrange(len(WRONG))
+        outcome = run(partial(call_wrongly, name, parameter, place), scratch / "work", seconds=3 * HANG_SECONDS)
+        tally.add(f"{each}: {name}({parameter}={WRONG[place]!r})", outcome.faults(), outcome)
+    return tally
+
+
+def _named() -> dict[str, tuple[Any, Any]]:
+    names = "train load_run evaluate certify_run diagnose_run compare prepare_corpus export_hf import_hf experiment_for recipe "
+    names += "load_language_model EvaluationSettings TrainingSettings DecoderSettings InfluenceSettings Experiment Predicted "
+    names += "Rotary Addition Rows"
+    return {name: (getattr(lw, name), None) for name in names.split()}

@@ -1,0 +1,151 @@
+"""A full disk, folders that cannot be written, and two processes at once: every verb that writes."""
+
+import os
+import resource
+import subprocess
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import lengthwise as lw
+from attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
+from attacks.folders import LENGTHS, make_export, make_run, make_text
+from attacks.kills import compare, prepare, train
+
+# As small as a disk can be whose files still begin; in bytes.
+SIZES = (4096, 20_000, 60_000, 150_000)
+
+
+def make() -> None:
+    """A run, an export, a corpus and a run on text."""
+    make_text(0)
+    Path("run").rename("text")
+    make_export(0)
+    Path("run").rename("plain")
+    make_run(0)
+
+
+WRITERS: dict[str, Call] = {
+    "train": lambda: train("trained"),
+    "evaluate": ("evaluate", "run", *LENGTHS),
+    "compare": compare,
+    "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", "--far", "16", "--near", "4", "--targets", "8", "--k", "1", "--out", "study"),
+    "prepare": prepare,
+    "export": lambda: lw.export_hf("plain", "exported"),
+    "import": lambda: lw.import_hf("hf", "imported"),
+    "certify": ("certify", "run", "--lengths", "8", "--out", "certified"),
+    "diagnose": ("diagnose", "run", "--length", "8", "--num-examples", "4", "--out", "diagnosed"),
+    "lm-eval": ("export", "parity", "--format", "lm-eval", "--lengths", "4", "--num-examples", "4", "--out", "harness"),
+}  # fmt: skip
+
+
+def _begun(scratch: Path) -> Path:
+    begin = scratch / "begin"
+    begin.mkdir()
+    made = run(make, begin, seconds=120)
+    assert made.status == 0, made.err
+    return begin
+
+
+def mounted(folder: Path, size: int) -> bool:
+    """A disk of its own of so many bytes over what is in a folder; False where only the system may mount."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+
+def attack_disk(number: int, seed: int, scratch: Path) -> Tally:
+    """Every verb on a disk that is nearly full, and with a limit on the size of its files."""
+    tally, begin = Tally("full disk"), _begun(scratch)
+    size = sum(path.stat().st_size for path in begin.rglob("*") if path.is_file())
+    for each in range(number):
+        rng, (name, call) = rng_of(seed, "disk", each), list(WRITERS.items())[each % len(WRITERS)]
+        folder = scratch / "work"
+        limits, free = {}, rng.choice(SIZES)
+        disk = each // len(WRITERS) % 2 == 0 and mounted(scratch / "disk", size + 600_000 + free)
+        if disk:
+            folder = scratch / "disk" / "work"
+        else:
+            limits = {resource.RLIMIT_FSIZE: free}
+        copy_of(begin, folder)
+        if disk:
+            _fill(scratch / "disk", free)
+        outcome = run(call, folder, seconds=20, limits=limits)
+        faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
+        if disk:
+            (scratch / "disk" / "filler").unlink()
+        again = run(call, folder, seconds=20)
+        if outcome.status == 2 and again.status == 2 and " already" not in again.err:
+            faults += [f"cannot be repeated with room: {again.err[-300:]}"]
+        faults += again.faults()
+        tally.add(f"{each}: {name}, {free:,} bytes {'on disk' if disk else 'a file'}", faults, outcome)
+        if disk:
+            subprocess.run(["umount", str(scratch / "disk")], check=True)
+            (scratch / "disk").rmdir()
+    return tally
+
+
+def _fill(disk: Path, free: int) -> None:
+    there = os.statvfs(disk)
+    with (disk / "filler").open("wb") as filler:
+        filler.write(bytes(max(0, there.f_bavail * there.f_frsize - free - 4096)))
+
+
+def attack_rights(number: int, seed: int, scratch: Path) -> Tally:
+    """Every verb as a user who may not write there, or not even read."""
+    tally, begin = Tally("rights"), _begun(scratch)
+    for path in (scratch, *scratch.parents):
+        if path != Path("/") and not path.stat().st_mode & 0o1:
+            path.chmod(path.stat().st_mode | 0o5)
+    for each in range(number):
+        rng, (name, call) = rng_of(seed, "rights", each), list(WRITERS.items())[each % len(WRITERS)]
+        folder = copy_of(begin, scratch / "work")
+        unread = each // len(WRITERS) % 2 == 1
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        path = rng.choice(files)
+        if unread:
+            path.chmod(0)
+            for each_folder in (folder, *(inner for inner in folder.rglob("*") if inner.is_dir())):
+                each_folder.chmod(0o777)
+        outcome = run(call, folder, seconds=20, as_nobody=os.getuid() == 0)
+        faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
+        if not unread and outcome.status != 2:
+            faults.append("writes where it may not")
+        what = f"cannot read {path.relative_to(folder)}" if unread else "cannot write"
+        tally.add(f"{each}: {name}, {what}", faults, outcome)
+    return tally
+
+
+def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
+    """Every verb twice at once: one is refused, or both end well; the result is that of one."""
+    tally, begin = Tally("two at once"), _begun(scratch)
+    for each in range(number):
+        rng, (name, call) = rng_of(seed, "pair", each), list(WRITERS.items())[each % len(WRITERS)]
+        folder = copy_of(begin, scratch / "work")
+        outcomes: list[Outcome] = []
+        delay = rng.uniform(0, 0.2)
+
+        def second(
+            call: Call = call, folder: Path = folder, delay: float = delay, ended: list[Outcome] = outcomes
+        ) -> None:
+            time.sleep(delay)
+            ended.append(run(call, folder, seconds=30))
+
+        both = [threading.Thread(target=partial(_into, outcomes, call, folder)), threading.Thread(target=second)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        faults = [fault for outcome in outcomes for fault in outcome.faults()]
+        if all(outcome.status for outcome in outcomes):
+            faults.append("neither ends well")
+        faults += [f"leaves {left}" for left in leftovers(folder)]
+        again = run(call, folder, seconds=30)
+        faults += again.faults()
+        tally.add(f"{each}: {name}, {delay:.2f} s apart", faults, outcomes[-1])
+    return tally
+
+
+def _into(ended: list[Outcome], call: Call, folder: Path) -> None:
+    ended.append(run(call, folder, seconds=30))
