@@ -1,7 +1,7 @@
 """Tokenizers: text to token numbers, and what each of them stands for."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from lengthwise.errors import TextError
@@ -65,15 +65,8 @@ class BytePairTokenizer:
 
     def encode(self, text: str) -> Sequence[int]:
         """The tokens of the text; ``TextError`` when the library is missing."""
-        found: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        found: list[int] = _library_of(self.content).encode(text, add_special_tokens=False).ids
         return found
-
-    @cached_property
-    def _library(self) -> Any:
-        made = tokenizers_library().Tokenizer.from_buffer(self.content)
-        # Text that looks like the end token is no end.
-        made.encode_special_tokens = True
-        return made
 
 
 def tokenizers_library() -> Any:
@@ -108,3 +101,12 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_of_character()
+
+
+@lru_cache(maxsize=8)
+def _library_of(content: bytes) -> Any:
+    """The library's tokenizer, one for the same content: it keeps the memory of its caches when it is dropped."""
+    made = tokenizers_library().Tokenizer.from_buffer(content)
+    # Text that looks like the end token is no end.
+    made.encode_special_tokens = True
+    return made
