@@ -33,7 +33,8 @@ import lengthwise.hf.text_evaluation  # noqa: F401
 from lengthwise import cli
 from lengthwise.errors import LengthwiseError
 
-# What is imported above and used nowhere here would be imported by every attack.
+# What is imported above and used nowhere here would be imported by every attack, and a user without rights cannot.
+"".encode("utf-8-sig")
 
 # A command that refuses has to do so in this time, and to stop in it when asked to.
 HANG_SECONDS = 5.0
