@@ -7,6 +7,7 @@ import torch
 
 from lengthwise.batch import to_batch
 from lengthwise.errors import PromptError
+from lengthwise.field_types import typed
 from lengthwise.generate import generate
 from lengthwise.randomness import stream
 from lengthwise.run import Run
@@ -27,6 +28,7 @@ class Answer:
     right: bool | None
 
 
+@typed
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
     """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
 

@@ -21,6 +21,7 @@ from lengthwise.errors import (
 )
 from lengthwise.evaluation import compares_distances
 from lengthwise.experiment import Experiment, build_decoder, to_dict
+from lengthwise.field_types import typed
 from lengthwise.folder import (
     COMPARISON_FOLDER,
     RESULTS,
@@ -84,6 +85,7 @@ class _Cell:
     diverged: str | None = None
 
 
+@typed
 def compare(  # noqa: PLR0913  (a setting of the call each)
     experiments: Mapping[str, Experiment],
     out: StrPath,

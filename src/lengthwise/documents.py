@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from lengthwise.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.field_types import typed
 from lengthwise.text_rows import DATASET, FORM, ROW_SUFFIXES, RowSource, has_rows, row_source, rows_of
 
 # What is read of a folder; a file that is named itself may be called anything.
@@ -48,6 +49,7 @@ class Document:
     text: str
 
 
+@typed
 def read_documents(
     sources: Iterable[str | Path], *, most: int | None = None, known: dict[bytes, str] | None = None
 ) -> Iterator[Document]:

@@ -7,6 +7,7 @@ from typing import Any
 from lengthwise.corpus import TOKENIZER
 from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import ModelError, RunFolderError
+from lengthwise.field_types import typed
 from lengthwise.files import check_free, whole_folder
 from lengthwise.folder import RUN_FOLDER, read_asked, read_experiment, read_model, write_claimed, write_model
 from lengthwise.paths import StrPath
@@ -15,6 +16,7 @@ from lengthwise.tasks import KeepsFiles
 CONFIG = "config.json"
 
 
+@typed
 def export_hf(run: StrPath, out: StrPath, *, brought: Mapping[str, Any] | None = None) -> None:
     """Write a finished run as a folder that ``AutoModelForCausalLM.from_pretrained`` loads, with a tokenizer.
 
@@ -46,6 +48,7 @@ def export_hf(run: StrPath, out: StrPath, *, brought: Mapping[str, Any] | None =
         tokenizer.save_pretrained(folder)
 
 
+@typed
 def import_hf(folder: StrPath, out: StrPath) -> None:
     """Write the run folder that an exported folder came from; its weights are those of the model now.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings, tested_blocks
+from lengthwise.field_types import typed
 from lengthwise.files import write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
@@ -17,6 +18,7 @@ from lengthwise.text_form import SHOTS, TextExample, shots_of, texts_of
 POOL = 32
 
 
+@typed
 def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = SHOTS) -> str:
     """Write a group ``lengthwise_<task>`` of one task per length into ``out``; the name of the group.
 

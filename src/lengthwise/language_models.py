@@ -10,6 +10,7 @@ from lengthwise.conformance import chosen_variants
 from lengthwise.devices import pick_device
 from lengthwise.errors import ModelError, unknown_name
 from lengthwise.evaluation import EvaluationSettings
+from lengthwise.field_types import typed
 from lengthwise.folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.influence.decoder_model import DecoderModel
 from lengthwise.influence.next_token_model import NextTokenModel
@@ -52,6 +53,7 @@ class Asking:
     dtype: str = "float32"
 
 
+@typed
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
@@ -71,6 +73,7 @@ def load_language_model(
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
 
 
+@typed
 def evaluate_language_model(
     name: str,
     task: Task,

@@ -14,6 +14,7 @@ import numpy as np
 from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
 from lengthwise.documents import Document, read_documents
 from lengthwise.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.field_types import typed
 from lengthwise.files import check_free, whole_folder, write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.randomness import stream
@@ -42,6 +43,7 @@ class _Kind:
     cut: int | None
 
 
+@typed
 def prepare_corpus(
     sources: Sequence[str],
     out: StrPath,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import RowError
+from lengthwise.field_types import typed
 from lengthwise.files import write_atomically
 from lengthwise.paths import StrPath
 from lengthwise.row_file import ENDING, read_table
@@ -15,6 +16,7 @@ Item = Mapping[str, Any]
 Length = str | Callable[[Item], int]
 
 
+@typed
 def reasoning_rows(
     items: Iterable[Item], *, length: Length | None = None, tokens: Callable[[str], Sequence[str]] = str.split
 ) -> Iterator[dict[str, Any]]:
@@ -39,6 +41,7 @@ def reasoning_rows(
         yield row if found is None else {**row, "length": found}
 
 
+@typed
 def write_reasoning_rows(
     items: Iterable[Item],
     file: StrPath,

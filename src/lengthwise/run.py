@@ -22,7 +22,7 @@ from lengthwise.errors import (
 )
 from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length, results_by_length
 from lengthwise.experiment import TABLES, Experiment, build_decoder, build_sampler, to_dict
-from lengthwise.field_types import check_values
+from lengthwise.field_types import check_values, typed
 from lengthwise.folder import (
     MODEL,
     RESULTS,
@@ -77,6 +77,7 @@ class TrainingFacts:
     train_seconds: float
 
 
+@typed
 def train(
     experiment: Experiment,
     out: StrPath,
@@ -146,6 +147,7 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
 
 
+@typed
 def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Read a finished run.
 
@@ -180,6 +182,7 @@ def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
         raise RunFolderError(f"{path} has facts of no training ({error}); train the run again") from None
 
 
+@typed
 def evaluate(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
@@ -207,6 +210,7 @@ def measured_rows(
             yield _row(run, result, variant)
 
 
+@typed
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Which assumptions of the theory a run keeps, and how accurate it will be at ``lengths``; see ``RunCertificate``.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
+from lengthwise.field_types import typed
 from lengthwise.folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence import AttentionWeight, Gradient, Screened
 from lengthwise.influence.estimate import estimated_seconds
@@ -92,6 +93,7 @@ class InfluenceStudy:
         return plain
 
 
+@typed
 def measure_influence(
     study: InfluenceStudy,
     out: StrPath,

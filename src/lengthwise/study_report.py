@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.errors import RunFolderError
+from lengthwise.field_types import typed
 from lengthwise.files import write_atomically
 from lengthwise.influence.figures import draw_distances, draw_recovery
 from lengthwise.influence.page import page
@@ -22,6 +23,7 @@ EXCERPTS, EXCERPT_TOKENS = 12, 3000
 BEHIND = 16
 
 
+@typed
 def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     """Write summary.json, the figures and the page of a study whose rows are complete; return the summary."""
     folder, settings = Path(folder), study.settings

@@ -119,7 +119,7 @@ def run(
     started = time.monotonic()
     child = os.fork()
     if not child:
-        _be_child(call, folder, printed, as_nobody=as_nobody, limits=limits or {})
+        be_child(call, folder, printed, as_nobody=as_nobody, limits=limits)
     hung, status, used = _wait(child, seconds if kill_after is None else kill_after)
     if hung:
         with_group(child, signal.SIGKILL)
@@ -156,8 +156,15 @@ def _wait(child: int, seconds: float) -> tuple[bool, int, Any]:
         time.sleep(0.002)
 
 
-def _be_child(call: Call, folder: Path, printed: dict[str, Path], *, as_nobody: bool, limits: dict[int, int]) -> None:
-    """Never returns."""
+def be_child(
+    call: Call,
+    folder: Path,
+    printed: dict[str, Path],
+    *,
+    as_nobody: bool = False,
+    limits: dict[int, int] | None = None,
+) -> None:
+    """Work in the child of a fork, in a session of its own; never returns."""
     status = 70
     try:
         os.setsid()
@@ -167,7 +174,7 @@ def _be_child(call: Call, folder: Path, printed: dict[str, Path], *, as_nobody: 
             descriptor = os.open(printed[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for limit, value in limits.items():
+        for limit, value in (limits or {}).items():
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(limit, (value, value))
         if as_nobody:

@@ -14,86 +14,34 @@ import typer
 
 import lengthwise as lw
 from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
-from attacks.folders import make_corpus, make_export, make_rows, make_run
+from attacks.folders import make_corpus, make_export, make_rows, make_run, parity
 from lengthwise import cli
 
 NUMBERS = (
-    "-1",
-    "0",
-    "1",
-    "2",
-    "3",
-    "7",
-    "100",
-    "2147483648",
-    "4611686018427387904",
-    "9223372036854775808",
-    "1" + "0" * 30,
+    *("-1", "0", "1", "2", "3", "7", "100"),
+    *("2147483648", "4611686018427387904", "9223372036854775808", "1" + "0" * 30),
 )
 WORDS = (
-    "",
-    " ",
-    "x",
-    "1e3",
-    "½",
-    "NaN",
-    "inf",
-    "0.1",
-    "1:2",
-    "2:1",
-    "1:",
-    "1,2",
-    "1,,2",
-    ",",
-    "1:2:3",
-    "0x10",
-    "--",
-    "-",
+    *("", " ", "x", "1e3", "½", "NaN", "inf", "0.1", "1:2"),
+    *("2:1", "1:", "1,2", "1,,2", ",", "1:2:3", "0x10", "--", "-"),
 )
 NAMES = (
-    "parity",
-    "copy",
-    "addition",
-    "text",
-    "sequential",
-    "predicted",
-    "rotary",
-    "nope",
-    "alibi",
-    "pointer",
-    "greedy",
+    *("parity", "copy", "addition", "text", "sequential", "predicted"),
+    *("rotary", "nope", "alibi", "pointer", "greedy"),
 )
 ODD = (
-    "[/b]",
-    "[red]",
-    ":key:",
-    "\x1b[31m",
-    "a\nb",
-    "\udcff",
-    "漢字",
-    "x" * 300,
-    "x" * 5000,
-    "../../x",
-    "a/b/c",
-    "{}",
-    "%s",
-    "null",
+    *("[/b]", "[red]", ":key:", "\x1b[31m", "a\nb", "\udcff", "漢字", "x" * 300, "x" * 5000),
+    *("../../x", "a/b/c", "{}", "%s", "null"),
 )
 PATHS = (
-    "run", "run/model.safetensors", "run/experiment.json", "corpus", "hf", "./hf", "rows.jsonl", "asked.jsonl", "tales", "missing",
-    "/", "/dev/null", "/dev/full", "/proc/self", ".", "module:Name", "os:path", "lengthwise:Parity", "dataset:x", "fifo",
-)  # fmt: skip
+    *("run", "run/model.safetensors", "run/experiment.json", "corpus", "hf", "./hf", "rows.jsonl", "asked.jsonl"),
+    *("tales", "missing", "/", "/dev/null", "/dev/full", "/proc/self", ".", "module:Name", "os:path"),
+    *("lengthwise:Parity", "dataset:x", "fifo"),
+)
 POOLS = (NUMBERS, WORDS, NAMES, ODD, PATHS)
 # What keeps a command that is right after all from taking long.
-SMALL = {
-    "steps": "2",
-    "num_examples": "4",
-    "lengths": "4,8",
-    "size": "quick",
-    "targets": "4",
-    "seeds": "1",
-    "jobs": "1",
-}
+SMALL = {"steps": "2", "num_examples": "4", "lengths": "4,8", "size": "quick"}
+SMALL |= {"targets": "4", "seeds": "1", "jobs": "1"}
 # Arguments that a verb can use.
 RIGHT = {
     "list": ("tasks", "recipes"),
@@ -184,30 +132,14 @@ def copy_of_all(begin: Path, folder: Path) -> None:
 
 
 WRONG: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    2**70,
-    1.5,
-    "",
-    "x",
-    b"x",
-    [],
-    {},
-    (),
-    object(),
-    int,
-    float("nan"),
-    ["x"],
-    {"x": 1},
-    Path("missing"),
+    *(None, True, -1, 0, 2**70, 1.5, float("nan"), object(), int, Path("missing")),
+    *("", "x", b"x", [], {}, (), ["x"], {"x": 1}),
 )
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Public functions with arguments that are right."""
-    experiment = lw.experiment_for("parity", "sequential", "nope")
+    experiment = parity(0)
     loaded = lw.load_run("run")
     return {
         "train": (lw.train, {"experiment": experiment, "out": "new", "resume": False, "device": "cpu"}),
@@ -249,6 +181,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
 
 
+CALLED = (
+    *("train", "load_run", "evaluate", "certify_run", "diagnose_run", "compare", "prepare_corpus", "export_hf"),
+    *("import_hf", "experiment_for", "recipe", "load_language_model", "EvaluationSettings", "TrainingSettings"),
+    *("DecoderSettings", "InfluenceSettings", "Experiment", "Predicted", "Rotary", "Addition", "Rows"),
+)
+
+
 def call_wrongly(name: str, parameter: str, place: int) -> None:
     """Call a function with one argument of another type; refused by us, or by Python for its signature."""
     function, right = calls()[name]
@@ -270,8 +209,7 @@ def attack_types(number: int, seed: int, scratch: Path) -> Tally:
     begin.mkdir()
     made = run(make, begin, seconds=60)
     assert made.status == 0, made.err
-    names = {name: list(inspect.signature(function).parameters) for name, (function, _) in _named().items()}
-    asked = [(name, parameter) for name, parameters in names.items() for parameter in parameters]
+    asked = [(name, parameter) for name in CALLED for parameter in inspect.signature(getattr(lw, name)).parameters]
     for each in range(number):
         rng = rng_of(seed, "type", each)
         name, parameter = asked[each % len(asked)]
@@ -280,10 +218,3 @@ def attack_types(number: int, seed: int, scratch: Path) -> Tally:
         outcome = run(partial(call_wrongly, name, parameter, place), scratch / "work", seconds=3 * HANG_SECONDS)
         tally.add(f"{each}: {name}({parameter}={WRONG[place]!r})", outcome.faults(), outcome)
     return tally
-
-
-def _named() -> dict[str, tuple[Any, Any]]:
-    names = "train load_run evaluate certify_run diagnose_run compare prepare_corpus export_hf import_hf experiment_for recipe "
-    names += "load_language_model EvaluationSettings TrainingSettings DecoderSettings InfluenceSettings Experiment Predicted "
-    names += "Rotary Addition Rows"
-    return {name: (getattr(lw, name), None) for name in names.split()}

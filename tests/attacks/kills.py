@@ -1,6 +1,7 @@
 """SIGKILL at random moments: the same command again ends as if nothing had been, and leaves nothing behind."""
 
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -154,35 +155,37 @@ def attack_workers(number: int, seed: int, scratch: Path) -> Tally:
     for each in range(number):
         rng, folder = rng_of(seed, "worker", each), copy_of(begin, scratch / "work")
         whom, after = ("parent", "worker", "all")[each % 3], rng.uniform(2.0, 9.0)
-        for name in ("o", "e"):
-            (scratch / name).write_bytes(b"")
-        parent = os.fork()
-        if not parent:
-            attacking._be_child(
-                victim.work, folder, {"out": scratch / "o", "err": scratch / "e"}, as_nobody=False, limits={}
-            )
-        time.sleep(after)
-        workers = [process for process in in_session(parent) if process != parent]
-        if whom == "all":
-            with_group(parent, signal.SIGKILL)
-        elif whom == "parent" or not workers:
-            os.kill(parent, signal.SIGKILL)
-        else:
-            os.kill(rng.choice(workers), signal.SIGKILL)
-        _, status = os.waitpid(parent, 0)
-        until = time.monotonic() + 15
-        while (left := in_session(parent)) and time.monotonic() < until:
-            time.sleep(0.1)
-        printed = (scratch / "e").read_text()
-        faults = [f"leaves {len(left)} processes"] if left else []
-        if "Traceback" in printed:
-            faults.append(f"prints a traceback: {printed[-800:]}")
-        for process in left:
-            os.kill(process, signal.SIGKILL)
+        status, faults = _kill_one_of(victim.work, folder, scratch, whom, after, rng)
         again = run(victim.work, folder, seconds=120)
         faults += again.faults(allowed=(0,)) or _differences(victim, folder, whole)
-        tally.add(f"{each}: {whom} after {after:.1f} s (status {os.waitstatus_to_exitcode(status)})", faults, again)
+        tally.add(f"{each}: {whom} after {after:.1f} s (status {status})", faults, again)
     return tally
+
+
+def _kill_one_of(
+    work: Callable[[], Any], folder: Path, scratch: Path, whom: str, after: float, rng: random.Random
+) -> tuple[int, list[str]]:
+    """The status of a parent that was killed, or lost a worker, and what is wrong with its end."""
+    printed = {name: scratch / name for name in ("out", "err")}
+    parent = os.fork()
+    if not parent:
+        attacking.be_child(work, folder, printed)
+    time.sleep(after)
+    workers = [process for process in in_session(parent) if process != parent]
+    if whom == "all":
+        with_group(parent, signal.SIGKILL)
+    else:
+        os.kill(rng.choice(workers) if workers and whom == "worker" else parent, signal.SIGKILL)
+    _, status = os.waitpid(parent, 0)
+    until = time.monotonic() + 15
+    while (left := in_session(parent)) and time.monotonic() < until:
+        time.sleep(0.1)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    faults = [f"leaves {len(left)} processes"] if left else []
+    if "Traceback" in (said := printed["err"].read_text(errors="replace")):
+        faults.append(f"prints a traceback: {said[-800:]}")
+    return os.waitstatus_to_exitcode(status), faults
 
 
 def in_session(leader: int) -> list[int]:

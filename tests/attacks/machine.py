@@ -26,18 +26,19 @@ def make() -> None:
     make_run(0)
 
 
+FEW = ["--far", "16", "--near", "4", "--targets", "8", "--k", "1"]
 WRITERS: dict[str, Call] = {
     "train": lambda: train("trained"),
     "evaluate": ("evaluate", "run", *LENGTHS),
     "compare": compare,
-    "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", "--far", "16", "--near", "4", "--targets", "8", "--k", "1", "--out", "study"),
+    "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", *FEW, "--out", "study"),
     "prepare": prepare,
     "export": lambda: lw.export_hf("plain", "exported"),
     "import": lambda: lw.import_hf("hf", "imported"),
     "certify": ("certify", "run", "--lengths", "8", "--out", "certified"),
     "diagnose": ("diagnose", "run", "--length", "8", "--num-examples", "4", "--out", "diagnosed"),
     "lm-eval": ("export", "parity", "--format", "lm-eval", "--lengths", "4", "--num-examples", "4", "--out", "harness"),
-}  # fmt: skip
+}
 
 
 def _begun(scratch: Path) -> Path:

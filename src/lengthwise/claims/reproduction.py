@@ -8,6 +8,7 @@ from typing import Any
 from lengthwise.claims.claim import FIRST_SEED, Claim, Table
 from lengthwise.comparison import COMPARED, Comparison, compare
 from lengthwise.experiment import Experiment
+from lengthwise.field_types import typed
 from lengthwise.folder import read_sealed, run_folder, seal_rows, write_rows
 from lengthwise.paths import StrPath
 from lengthwise.report import Rows, heading, table
@@ -30,6 +31,7 @@ class Reproduction:
     figure: Path | None
 
 
+@typed
 def reproduce(  # noqa: PLR0913  (a setting of the call each)
     claim: Claim,
     size: str,

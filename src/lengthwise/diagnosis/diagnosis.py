@@ -13,6 +13,7 @@ from lengthwise.diagnosis.support_mass import support_mass
 from lengthwise.diagnosis.verdict import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings, drawn, num_tested
+from lengthwise.field_types import typed
 from lengthwise.forecast.asking import random_answers
 from lengthwise.forecast.assumptions import REACHED
 from lengthwise.forecast.subject import Subject
@@ -68,6 +69,7 @@ class Diagnosis:
         return self.by_length[0].exact_match >= REACHED
 
 
+@typed
 def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
     """Why a run fails at a length, on the examples that ``evaluate`` draws of the same seed.
 

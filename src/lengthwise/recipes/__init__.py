@@ -7,6 +7,7 @@ from typing import Any
 from lengthwise.encodings import Learned
 from lengthwise.errors import unknown_name
 from lengthwise.experiment import Experiment, look_up, task_named
+from lengthwise.field_types import typed
 from lengthwise.recipes.addition import addition, addition_carry, addition_coupled
 from lengthwise.recipes.language_model import (
     context_length,
@@ -61,6 +62,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
 }
 
 
+@typed
 def recipe(name: str) -> Experiment:
     """The experiment of a recipe; ``UnknownNameError`` names the nearest."""
     if name not in RECIPES:
@@ -68,6 +70,7 @@ def recipe(name: str) -> Experiment:
     return RECIPES[name]()
 
 
+@typed
 def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
     """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
 

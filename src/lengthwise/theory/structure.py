@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lengthwise.errors import SettingError
+from lengthwise.field_types import typed
 from lengthwise.randomness import stream
 from lengthwise.tasks.task import Task
 from lengthwise.theory.certificate import Assumption
@@ -51,6 +52,7 @@ class TaskCertificate:
     verdict: str
 
 
+@typed
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
     """Look at examples of every length; ``SettingError`` for a task that does not say what its answers depend on."""
     short = [length for length in lengths if length <= trained]
