@@ -2,7 +2,9 @@
 
 import inspect
 import math
+import os
 import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from lengthwise.encodings import ENCODINGS
 from lengthwise.errors import SettingError
 from lengthwise.evaluation import EvaluationSettings
 from lengthwise.experiment import Experiment
-from lengthwise.field_types import check_types
+from lengthwise.field_types import check_types, typed
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, Parity
@@ -137,3 +139,69 @@ def test_training_loading_and_comparing_take_texts_as_paths(tmp_path, monkeypatc
     assert run.folder == Path("runs/x")
     assert lw.load_run("runs/x", device="cpu").facts == run.facts
     assert lw.compare({"a": small_experiment(steps=1)}, "runs/y", jobs=1, device="cpu").folder == Path("runs/y")
+
+
+# What takes tensors, and is checked with their shapes; and what does no more than hand its argument on.
+OF_TENSORS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenized"}
+SIMPLE = {"build_decoder", "certify_law", "quick", "scored_everywhere", "stream", "texts_of", "without_copies"}
+VERBS = sorted(name for name in lw.__all__ if inspect.isfunction(getattr(lw, name)) and name not in OF_TENSORS | SIMPLE)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_public_function_refuses_arguments_of_another_type(name):
+    function = getattr(lw, name)
+    arguments = {parameter: object() for parameter in inspect.signature(function).parameters}
+    first = next(iter(arguments))
+    with pytest.raises(SettingError, match=f"^{first} <object .*has the wrong type; give "):
+        function(**arguments)
+
+
+ARGUMENTS = [
+    (str | os.PathLike[str], 3, "give a text or a path"),
+    (Sequence[int], "12", "give a list, each of it a whole number"),
+    (Sequence[int], [1, "2"], "give a list, each of it a whole number"),
+    (Sequence[str], "tales", "give a list, each of it a text"),
+    (Iterable[str | Path], "tales", "give a list, each of it a text or Path"),
+    (Mapping[str, Any] | None, [], "give a dict or None"),
+    (Callable[[int], None], None, "give a function"),
+    (Experiment, "parity", "give Experiment"),
+    (lw.Task, Parity, "give Task"),
+    (bool, 1, "give True or False"),
+    (tuple[int, ...], (1, 2.5), r"give a tuple of \(a whole number, ...\)"),
+]
+
+
+@pytest.mark.parametrize(("declared", "value", "ending"), ARGUMENTS)
+def test_an_argument_of_the_wrong_type_is_refused_by_its_name(declared, value, ending):
+    def function(given):
+        return given
+
+    function.__annotations__["given"] = declared
+    with pytest.raises(SettingError, match=f"^given .* has the wrong type; {ending}$"):
+        typed(function)(value)
+
+
+RIGHT = [
+    (str | os.PathLike[str], Path("x")),
+    (Sequence[int], range(3)),
+    (Iterable[str], iter(["x"])),
+    (Mapping[str, Any], {}),
+    (Callable[[int], None], print),
+    (lw.Task, Parity()),
+    (float, 1),
+    (Any, object()),
+]
+
+
+@pytest.mark.parametrize(("declared", "value"), RIGHT)
+def test_an_argument_of_the_right_type_is_taken(declared, value):
+    def function(given):
+        return given
+
+    function.__annotations__["given"] = declared
+    assert typed(function)(value) is value
+
+
+def test_python_itself_says_which_argument_is_missing():
+    with pytest.raises(TypeError, match="missing a required argument: 'out'"):
+        lw.export_hf("run")

@@ -15,6 +15,7 @@ from lengthwise.errors import (
     SeenRowsWarning,
     SkippedTextWarning,
     UntrainedDistanceWarning,
+    shortened,
     unknown_name,
 )
 from lengthwise.interruption import StoppedError
@@ -40,9 +41,6 @@ class Verbs(TyperGroup):
             raise unknown_name("verb", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
-
-# More of a file's name is not shown.
-LONGEST_NAME = 120
 
 app = typer.Typer(
     name="lengthwise",
@@ -97,7 +95,8 @@ def _told(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 1
     if isinstance(error, OSError):
-        return f"{_short(error.filename)}{error.strerror or error}; give a path that can be used", 2
+        name = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+        return f"{name}{error.strerror or error}; give a path that can be used", 2
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "out of memory; use shorter lengths, smaller batches or fewer examples at once", 1
     # What the argument parser raises carries its own message.
@@ -108,12 +107,6 @@ def _fail(message: str, status: int) -> None:
     line = f"error: {' '.join(message.split())}" if status == 2 else message
     print(printable(line), file=sys.stderr)
     sys.exit(status)
-
-
-def _short(name: object) -> str:
-    """Return the name of a file in front of what is wrong with it, without its middle where it is long."""
-    text = "" if name is None else f"{name}: "
-    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME // 2]}...{text[-LONGEST_NAME // 2 :]}"
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+# More of a name is not shown.
+LONGEST_NAME = 120
+
 
 class LengthwiseError(Exception):
     """Something the user asked for cannot be done; the message is one line and says what to change."""
@@ -89,4 +92,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-    return UnknownNameError(f"unknown {kind} '{name}'; {hint}known: {', '.join(names)}")
+    return UnknownNameError(f"unknown {kind} '{shortened(name)}'; {hint}known: {', '.join(names)}")
+
+
+def shortened(name: str) -> str:
+    """Return a name that may be of any length without its middle."""
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
