@@ -4,7 +4,7 @@ GPU_PYTHON ?= python3
 BUDGET_S ?= 540
 BIN := .venv/bin
 
-.PHONY: setup demo test coverage check slow bench gpu clean
+.PHONY: setup demo test coverage check slow faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -32,6 +32,14 @@ check: setup
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# Attacks on files, processes and the command line, in a quarter of an hour: see benchmarks/faults.md.
+faults: setup
+	$(BIN)/python benchmarks/faults.py
+
+# A million inputs for the readers of files and prompts.
+fuzz: setup
+	$(BIN)/python benchmarks/fuzz.py
 
 bench: setup
 	$(BIN)/python benchmarks/step_speed.py

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lengthwise.errors import RunFolderError
 from lengthwise.files import write_atomically
+from lengthwise.json_text import parse_json
 
 # Numbers of a weight that its digest is made of.
 SAMPLED = 4096
@@ -39,7 +40,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
         raise RunFolderError(f"{path} is not what training wrote (its digest differs); train or --resume the run again")
-    return tensors, json.loads(text)
+    try:
+        return tensors, parse_json(text)
+    except ValueError as error:
+        raise RunFolderError(f"{path} has facts that cannot be read ({error}); train the run again") from None
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -72,5 +76,6 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.numpy().tobytes())
+        # As bytes: numpy has not every type of torch.
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

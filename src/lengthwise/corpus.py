@@ -1,6 +1,7 @@
 """A corpus: tokenized documents in two splits, as a prepared folder holds them or as made from a few texts."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,8 @@ TRAIN, HELD_OUT = SPLITS = ("train", "held_out")
 Tokens = UInt[np.ndarray, " tokens"]
 # A file says which of these its numbers are, and nothing else: a type of objects would be pointers out of a file.
 TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
+# The digest of corpus.json within it.
+SIGNATURE = "sha256"
 # Tokens that are checked at a time.
 CHECKED_AT_ONCE = 1 << 22
 
@@ -144,7 +147,15 @@ def read_facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
+    if facts.get(SIGNATURE) != signed(facts)[SIGNATURE]:
+        raise TextError(f"{path} is not what prepare wrote (its digest differs); prepare the corpus again")
     return facts
+
+
+def signed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a corpus, and their digest with them."""
+    bare = {name: value for name, value in facts.items() if name != SIGNATURE}
+    return {**bare, SIGNATURE: hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()}
 
 
 def _entries(path: Path) -> list[Entry]:

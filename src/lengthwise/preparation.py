@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry
+from lengthwise.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, signed
 from lengthwise.documents import Document, read_documents
 from lengthwise.errors import SettingError, SkippedTextWarning, TextError
 from lengthwise.field_types import typed
@@ -86,7 +86,7 @@ def prepare_corpus(
             "tokenizers": str(tokenizers_library().__version__),
             **_write_tokens(_told(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
         }
-        write_atomically(folder / FACTS, json.dumps(facts, indent=2).encode() + b"\n")
+        write_atomically(folder / FACTS, json.dumps(signed(facts), indent=2).encode() + b"\n")
     return facts
 
 

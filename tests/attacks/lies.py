@@ -14,6 +14,7 @@ import torch
 from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import KINDS, resume
 from lengthwise.checkpoint import load_tensors, save_tensors
+from lengthwise.corpus import signed
 from lengthwise.folder import BOUND, SEAL, bound_to
 
 DEEP: Any = []
@@ -137,7 +138,7 @@ def lie_in_corpus(folder: Path, rng: random.Random) -> str:
         path.write_text("\n".join([json.dumps(lied), *lines[1:]]) + "\n")
     if name != "corpus.json":
         facts["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "corpus" / "corpus.json").write_text(json.dumps(facts))
+    (folder / "corpus" / "corpus.json").write_text(json.dumps(signed(facts)))
     return f"{name}: {what}"
 
 
