@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from lengthwise.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer
+from lengthwise.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer, signed
 from lengthwise.errors import (
     LengthwiseError,
     RunFolderError,
@@ -23,7 +23,7 @@ from lengthwise.errors import (
     UnknownNameError,
 )
 from lengthwise.preparation import prepare_corpus, token_type
-from lengthwise.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, shown
+from lengthwise.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, _library_of, shown
 from small_runs import tree
 
 PROSE = {
@@ -354,6 +354,8 @@ def test_what_cannot_be_prepared_is_refused_in_one_line_and_nothing_is_written(n
 def test_the_library_of_tokenizers_is_asked_for_where_it_is_missing(texts, monkeypatch):
     folder = prepared()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
+    # It keeps what it read.
+    _library_of.cache_clear()
     text = r"text needs the tokenizers library; pip install 'lengthwise\[text\]'"
     with pytest.raises(TextError, match=text):
         prepared(out="other")
@@ -367,6 +369,11 @@ def changed(path: Path, change: Any) -> None:
     path.write_bytes(change(path.read_bytes()))
 
 
+def signed_again(content: bytes) -> bytes:
+    """Facts that were changed by somebody who knows how they are signed."""
+    return json.dumps(signed(json.loads(content))).encode()
+
+
 DAMAGE: dict[str, tuple[str, Any, str]] = {
     "facts missing": ("corpus.json", None, r"is no corpus \(it has no corpus.json\); make one with lengthwise prepare"),
     "facts cut": (
@@ -374,7 +381,16 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         lambda content: content[:99],
         r"corpus.json cannot be read .*; prepare the corpus again",
     ),
-    "facts of something else": ("corpus.json", lambda content: b"{}", r"corpus corpus is damaged .*; prepare it again"),
+    "facts of something else": (
+        "corpus.json",
+        lambda content: signed_again(b"{}"),
+        r"corpus corpus is damaged .*; prep",
+    ),
+    "facts edited": (
+        "corpus.json",
+        lambda content: re.sub(rb'"bytes": \d', b'"bytes": 9', content),
+        r"corpus.json is not what prepare wrote \(its digest differs\); prepare the corpus again",
+    ),
     "a list missing": ("train.jsonl", None, r"corpus corpus is damaged .*; prepare it again"),
     "a list cut": ("train.jsonl", lambda content: content[:-9], r"corpus corpus is damaged .*; prepare it again"),
     "a document lost": (
@@ -400,12 +416,12 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     ),
     "a type of objects": (
         "corpus.json",
-        lambda content: content.replace(b'"<u2"', b'"|O"'),
+        lambda content: signed_again(content.replace(b'"<u2"', b'"|O"')),
         r"corpus corpus is damaged \(KeyError\('\|O'\)\); prepare it again",
     ),
     "another type of the same size": (
         "corpus.json",
-        lambda content: content.replace(b'"<u2"', b'">u2"'),
+        lambda content: signed_again(content.replace(b'"<u2"', b'">u2"')),
         r"corpus corpus is damaged \(KeyError\('>u2'\)\); prepare it again",
     ),
     "facts without end": (
@@ -462,7 +478,7 @@ def test_tokens_beyond_the_tokenizer_are_refused_whatever_their_digest(texts):
     (folder / "train.tokens").write_bytes(content)
     facts = json.loads((folder / "corpus.json").read_text())
     facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / "corpus.json").write_text(json.dumps(facts))
+    (folder / "corpus.json").write_text(json.dumps(signed(facts)))
     with pytest.raises(TextError, match=r"train.tokens has token 65535 and its tokenizer \d+ tokens; prepare"):
         open_corpus(folder).stream(TRAIN)
 

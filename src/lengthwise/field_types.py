@@ -25,7 +25,7 @@ NAMES = {
     types.NoneType: "None",
     os.PathLike: "a path",
     collections.abc.Callable: "a function",
-    collections.abc.Mapping: "a dict",
+    Any: "anything",
 }
 # Each of whose values is of one type. A text is none of these here, though Python would go through its letters.
 SEVERAL = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
@@ -104,6 +104,8 @@ def _is(value: Any, declared: Any) -> bool:
     if origin in SEVERAL:
         whole = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
         return whole and all(_fits(each, parts[0], _is) for each in value if isinstance(value, list | tuple))
+    if origin is collections.abc.Mapping:
+        return isinstance(value, Mapping) and all(_fit_each(item, parts, _is) for item in value.items())
     asked = origin or declared
     if not isinstance(asked, type) or asked in (Any, inspect.Parameter.empty):
         return True
@@ -142,5 +144,7 @@ def _name(declared: Any) -> str:
         return f"a tuple of ({kinds})"
     if origin in SEVERAL:
         return f"a list, each of it {_name(parts[0])}"
+    if origin is collections.abc.Mapping:
+        return f"a dict from {_name(parts[0])} to {_name(parts[1])}"
     asked = origin or declared
     return NAMES.get(asked, getattr(asked, "__name__", str(asked)))

@@ -79,14 +79,16 @@ def prepare_corpus(
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_told(_parts(kinds), "learning tokens", total, report), vocabulary_size)
         write_atomically(folder / TOKENIZER, tokenizer.content)
-        facts = {
-            "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
-            "sources": {kind: list(planned.sources) for kind, planned in kinds.items()},
-            "vocabulary_size": len(tokenizer.pieces),
-            "tokenizers": str(tokenizers_library().__version__),
-            **_write_tokens(_told(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
-        }
-        write_atomically(folder / FACTS, json.dumps(signed(facts), indent=2).encode() + b"\n")
+        facts = signed(
+            {
+                "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
+                "sources": {kind: list(planned.sources) for kind, planned in kinds.items()},
+                "vocabulary_size": len(tokenizer.pieces),
+                "tokenizers": str(tokenizers_library().__version__),
+                **_write_tokens(_told(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
+            }
+        )
+        write_atomically(folder / FACTS, json.dumps(facts, indent=2).encode() + b"\n")
     return facts
 
 
