@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -219,10 +220,15 @@ def read_weights(content: bytes) -> None:
 
 
 def _written(content: bytes) -> Path:
-    folder = SHARED if SHARED.is_dir() else Path(tempfile.gettempdir())
-    path = folder / f"lengthwise-input-{id(Reader)}"
+    path = Path(_file().name)
     path.write_bytes(content)
     return path
+
+
+@cache
+def _file() -> Any:
+    """One file for all inputs, in memory where the system has such a place; it goes with the process."""
+    return tempfile.NamedTemporaryFile(dir=SHARED if SHARED.is_dir() else None)
 
 
 def read_progress_of(content: bytes) -> None:
