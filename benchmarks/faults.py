@@ -29,9 +29,9 @@ ATTACKS = {
     "mutations": (mutations.attack, 480),
     "workers": (kills.attack_workers, 9),
     "lies": (lies.attack, 420),
-    "disk": (machine.attack_disk, 40),
-    "pairs": (machine.attack_pairs, 40),
-    "rights": (machine.attack_rights, 40),
+    "disk": (machine.attack_disk, 44),
+    "pairs": (machine.attack_pairs, 33),
+    "rights": (machine.attack_rights, 44),
     "types": (command_lines.attack_types, 200),
 }
 

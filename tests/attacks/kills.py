@@ -78,6 +78,17 @@ def compared(folder: Path) -> Any:
     }
 
 
+def reproduce() -> None:
+    """One row of a claim, with what is read off it and its figure."""
+    lw.reproduce(lw.CLAIMS["ppc"], "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
+
+
+def reproduced(folder: Path) -> Any:
+    """The rows of the claim and what was read off them; that there is a figure."""
+    rows = {name: untimed(read_rows(folder / "claimed" / f"{name}.jsonl")) for name in ("results", "readings")}
+    return rows, (folder / "claimed" / "figure.png").is_file()
+
+
 def files(*names: str) -> Callable[[Path], Any]:
     """The content of all files in a folder, to the byte."""
 
@@ -102,6 +113,7 @@ VICTIMS = (
     Victim(name="train", make=nothing, work=train, result=trained, share=4),
     Victim(name="evaluate", make=partial(make_run, 0), work=evaluate, result=evaluated, share=3),
     Victim(name="compare", make=nothing, work=compare, result=compared, share=3),
+    Victim(name="reproduce", make=nothing, work=reproduce, result=reproduced),
     Victim(name="influence", make=partial(make_text, 0), work=measure, result=files("study"), share=3),
     Victim(name="prepare", make=partial(make_corpus, 0), work=prepare, result=files("again"), share=2),
     Victim(name="export", make=partial(make_run, 0), work=export, result=files("hf"), share=2),

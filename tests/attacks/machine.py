@@ -11,10 +11,14 @@ from pathlib import Path
 import lengthwise as lw
 from attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import LENGTHS, make_export, make_run, make_text
-from attacks.kills import compare, prepare, train
+from attacks.kills import compare, prepare, reproduce, train
 
+# Work that succeeds may take as long on a busy machine.
+LONG_SECONDS = 60
 # As small as a disk can be whose files still begin; in bytes.
 SIZES = (4096, 20_000, 60_000, 150_000)
+# What the same work needs when it is repeated with room, in bytes.
+ROOM = 16_000_000
 
 
 def make() -> None:
@@ -31,6 +35,7 @@ WRITERS: dict[str, Call] = {
     "train": lambda: train("trained"),
     "evaluate": ("evaluate", "run", *LENGTHS),
     "compare": compare,
+    "reproduce": reproduce,
     "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", *FEW, "--out", "study"),
     "prepare": prepare,
     "export": lambda: lw.export_hf("plain", "exported"),
@@ -64,7 +69,7 @@ def attack_disk(number: int, seed: int, scratch: Path) -> Tally:
         rng, (name, call) = rng_of(seed, "disk", each), list(WRITERS.items())[each % len(WRITERS)]
         folder = scratch / "work"
         limits, free = {}, rng.choice(SIZES)
-        disk = each // len(WRITERS) % 2 == 0 and mounted(scratch / "disk", size + 600_000 + free)
+        disk = each // len(WRITERS) % 2 == 0 and mounted(scratch / "disk", size + ROOM)
         if disk:
             folder = scratch / "disk" / "work"
         else:
@@ -72,11 +77,11 @@ def attack_disk(number: int, seed: int, scratch: Path) -> Tally:
         copy_of(begin, folder)
         if disk:
             _fill(scratch / "disk", free)
-        outcome = run(call, folder, seconds=20, limits=limits)
+        outcome = run(call, folder, seconds=LONG_SECONDS, limits=limits)
         faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
         if disk:
             (scratch / "disk" / "filler").unlink()
-        again = run(call, folder, seconds=20)
+        again = run(call, folder, seconds=LONG_SECONDS)
         if outcome.status == 2 and again.status == 2 and " already" not in again.err:
             faults += [f"cannot be repeated with room: {again.err[-300:]}"]
         faults += again.faults()
@@ -109,7 +114,7 @@ def attack_rights(number: int, seed: int, scratch: Path) -> Tally:
             path.chmod(0)
             for each_folder in (folder, *(inner for inner in folder.rglob("*") if inner.is_dir())):
                 each_folder.chmod(0o777)
-        outcome = run(call, folder, seconds=20, as_nobody=os.getuid() == 0)
+        outcome = run(call, folder, seconds=LONG_SECONDS, as_nobody=os.getuid() == 0)
         faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
         if not unread and outcome.status != 2:
             faults.append("writes where it may not")
@@ -131,7 +136,7 @@ def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
             call: Call = call, folder: Path = folder, delay: float = delay, ended: list[Outcome] = outcomes
         ) -> None:
             time.sleep(delay)
-            ended.append(run(call, folder, seconds=30))
+            ended.append(run(call, folder, seconds=LONG_SECONDS))
 
         both = [threading.Thread(target=partial(_into, outcomes, call, folder)), threading.Thread(target=second)]
         for thread in both:
@@ -142,11 +147,11 @@ def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
         if all(outcome.status for outcome in outcomes):
             faults.append("neither ends well")
         faults += [f"leaves {left}" for left in leftovers(folder)]
-        again = run(call, folder, seconds=30)
+        again = run(call, folder, seconds=LONG_SECONDS)
         faults += again.faults()
         tally.add(f"{each}: {name}, {delay:.2f} s apart", faults, outcomes[-1])
     return tally
 
 
 def _into(ended: list[Outcome], call: Call, folder: Path) -> None:
-    ended.append(run(call, folder, seconds=30))
+    ended.append(run(call, folder, seconds=LONG_SECONDS))
