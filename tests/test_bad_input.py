@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,27 @@ def test_facts_of_a_run_are_checked_when_it_is_loaded(here):
         with pytest.raises(LengthwiseError, match=r"model.safetensors") as error:
             lw.load_run("run", device="cpu")
         assert "\n" not in str(error.value)
+
+
+def test_a_tensor_of_a_type_that_torch_lacks_is_damage(tmp_path):
+    header = json.dumps({"weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(1))
+    with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
+        load_tensors(tmp_path / "model.safetensors")
+
+
+def test_tensors_that_are_read_again_and_again_leave_nothing_in_memory(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {f"a weight of number {number}": torch.zeros(1) for number in range(50)}, {})
+    load_tensors(path)
+    tracemalloc.start()
+    try:
+        for _ in range(40):
+            load_tensors(path)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 40 * 50 * 16
 
 
 def test_a_row_behind_one_that_was_cut_is_whole_and_the_cut_one_is_told_of(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from lengthwise.errors import RunFolderError
@@ -29,13 +29,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``save_tensors`` wrote; ``RunFolderError`` when the file is missing, truncated or altered."""
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            # Copies: what is read must outlive the file as it is now.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  (no mapping)
+        with safe_open(path, framework="pt"):
+            pass  # Its header and its size are right: all of it can be read.
+        content = path.read_bytes()
+        # Not with get_tensor, which keeps the name of each tensor for ever (safetensors 0.8.0).
+        tensors, metadata = load(content), _metadata(content)
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, KeyError) as error:  # A KeyError is a type that torch does not have.
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
@@ -44,6 +45,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, parse_json(text)
     except ValueError as error:
         raise RunFolderError(f"{path} has facts that cannot be read ({error}); train the run again") from None
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    size = int.from_bytes(content[:8], "little")
+    return dict(json.loads(content[8 : 8 + size]).get("__metadata__", {}))
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
