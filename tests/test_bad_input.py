@@ -264,6 +264,13 @@ def test_a_tensor_of_a_type_that_torch_lacks_is_damage(tmp_path):
         load_tensors(tmp_path / "model.safetensors")
 
 
+def test_a_file_of_tensors_without_facts_is_refused(tmp_path):
+    header = b'{"__metadata__": null}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(RunFolderError, match="is not what training wrote"):
+        load_tensors(tmp_path / "model.safetensors")
+
+
 def test_tensors_that_are_read_again_and_again_leave_nothing_in_memory(tmp_path):
     path = tmp_path / "model.safetensors"
     save_tensors(path, {f"a weight of number {number}": torch.zeros(1) for number in range(50)}, {})

@@ -49,7 +49,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _metadata(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
-    return dict(json.loads(content[8 : 8 + size]).get("__metadata__", {}))
+    # A null there is no fault to safetensors.
+    return dict(json.loads(content[8 : 8 + size]).get("__metadata__") or {})
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
