@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.checkpoint import write_atomically
-from lengthwise.claims import CLAIMS
-from lengthwise.claims.claim import Claim
-from lengthwise.claims.reproduction import READINGS, tables_of
-from lengthwise.folder import COMPARISON, RESULTS, read_rows
-from lengthwise.report import examples_at, label_of
+from lengthwise.core.checkpoint import write_atomically
+from lengthwise.evaluation.tables_and_figures import examples_at, label_of
+from lengthwise.experiments.reproductions import CLAIMS
+from lengthwise.experiments.reproductions.claim import Claim
+from lengthwise.experiments.reproductions.reproduction import READINGS, tables_of
+from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows
 
 Rows = list[dict[str, Any]]
 KEPT, FIGURES = Path("benchmarks/results"), Path("docs")

@@ -16,9 +16,9 @@ from step_speed import timed
 from torch import nn
 
 import lengthwise as lw
+from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
-from lengthwise.folder import append_rows
-from lengthwise.provenance import provenance
+from lengthwise.experiments.run_folder import append_rows
 
 BATCH, SEQ, LAYERS, D_MODEL, HEADS, VOCABULARY = 8, 512, 2, 128, 4, 16
 FIRST_ID_BELOW = 512

@@ -18,8 +18,8 @@ import torch
 import transformers  # noqa: F401  (every attack forks from here, so that none has to import it)
 
 from attacks import command_lines, kills, lies, machine, mutations
-from lengthwise.folder import append_rows
-from lengthwise.provenance import now, provenance
+from lengthwise.core.provenance import now, provenance
+from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
 # Each with how many are made, all in a quarter of an hour on two cores; the longest first.

@@ -24,19 +24,19 @@ from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lengthwise.batch import to_batch
+from lengthwise.core.intervals import student, wilson_interval
+from lengthwise.core.provenance import provenance
+from lengthwise.core.randomness import stream
 from lengthwise.encodings import KERPLELog, Rotary
-from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, read_rows
-from lengthwise.forecast.verdict import run_verdict
-from lengthwise.grading import first_errors, grade
-from lengthwise.intervals import student, wilson_interval
-from lengthwise.provenance import provenance
-from lengthwise.randomness import stream
-from lengthwise.recipes import COMPARISONS, recipe
-from lengthwise.run import Run, certify_run, train
+from lengthwise.evaluation.forecast.verdict import run_verdict
+from lengthwise.evaluation.grading import first_errors, grade
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.recipes import COMPARISONS, recipe
+from lengthwise.experiments.run import Run, certify_run, train
+from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Planted
-from lengthwise.tasks.placement import Local, Placement
+from lengthwise.tasks.planted.placement import Local, Placement
+from lengthwise.training.batch import to_batch
 
 RESULTS = Path(__file__).parent / "results" / "forecast.jsonl"
 FIGURE = Path("docs/forecast.png")

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from attacks.inputs import READERS, input_of, refused
-from lengthwise.folder import append_rows
-from lengthwise.provenance import now, provenance
+from lengthwise.core.provenance import now, provenance
+from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 ATHERIS = Path(__file__).with_name("fuzz_atheris.py")

@@ -24,13 +24,13 @@ import torch
 from step_speed import measure
 
 import lengthwise as lw
-from lengthwise.claims import CLAIMS, Claim
+from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
-from lengthwise.folder import append_rows, read_rows, run_folder
-from lengthwise.influence import LeaveOneOut
-from lengthwise.provenance import provenance
-from lengthwise.recipes.language_model import context_length
-from lengthwise.recipes.which import which_rest
+from lengthwise.experiments.recipes.language_model import context_length
+from lengthwise.experiments.recipes.which import which_rest
+from lengthwise.experiments.reproductions import CLAIMS, Claim
+from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
+from lengthwise.influence.measures import LeaveOneOut
 
 KEPT = Path("runs/gpu")
 ROWS = KEPT / "gpu.jsonl"
@@ -40,7 +40,17 @@ Part = Callable[[float], dict[str, Any]]
 def tests(left: float) -> dict[str, Any]:
     """The tests marked gpu."""
     # Without the project's options: beartype may be missing there.
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", "filterwarnings=", "tests/test_gpu.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "addopts=",
+        "-o",
+        "filterwarnings=",
+        "tests/project/test_gpu.py",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
     (KEPT / "tests.txt").write_text(ended.stdout + ended.stderr)
     return {

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import transformers
 
-from lengthwise.folder import append_rows
+from lengthwise.core.provenance import provenance
+from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf import PredictivePositionModel
 from lengthwise.hf.predictive_config import LENGTH_SCALINGS
-from lengthwise.provenance import provenance
 
 SIZES = {
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024},

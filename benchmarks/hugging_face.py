@@ -19,8 +19,8 @@ import torch
 import transformers
 
 import lengthwise as lw
+from lengthwise.core.provenance import provenance
 from lengthwise.hf import EvaluateByLength, PositionCollator, PredictivePositionModel, symbol_tokenizer, to_dataset
-from lengthwise.provenance import provenance
 
 MODELS = {
     "Llama": transformers.LlamaConfig,

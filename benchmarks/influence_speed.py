@@ -26,16 +26,16 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lengthwise.folder import append_rows
+from lengthwise.core.provenance import provenance
+from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence import Greedy, LeaveOneOut, Screened
-from lengthwise.influence.objective import TargetLoss
-from lengthwise.influence.probe import Probe, Reading
+from lengthwise.hf.language_models import load_language_model
+from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
+from lengthwise.influence.probing.objective import TargetLoss
+from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.window import Window
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.targets import choose_targets
-from lengthwise.influence.window import Window
-from lengthwise.language_models import load_language_model
-from lengthwise.provenance import provenance
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
 VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256

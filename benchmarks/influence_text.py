@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lengthwise.influence.summary_tables import shown, summary_tables
+from lengthwise.influence.report.summary_tables import shown, summary_tables
 
 KEPT = Path(__file__).parent / "results" / "influence_text"
 

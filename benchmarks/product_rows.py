@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from lengthwise.evaluation import drawn
-from lengthwise.grading import first_errors, grade
-from lengthwise.run import load_run
+from lengthwise.evaluation.exact_match import drawn
+from lengthwise.evaluation.grading import first_errors, grade
+from lengthwise.experiments.run import load_run
 from lengthwise.tasks import Multiplication
 
 

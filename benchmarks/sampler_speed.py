@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import lengthwise as lw
-from lengthwise.provenance import provenance
+from lengthwise.core.provenance import provenance
 
 # The length that gives 43 to 45 tokens.
 LENGTHS = {"parity": 20, "copy": 20, "reverse": 20, "addition": 13}

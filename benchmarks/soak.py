@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lengthwise import cli
-from lengthwise.folder import append_rows
-from lengthwise.provenance import provenance
+from lengthwise.cli.app import app as cli
+from lengthwise.core.provenance import provenance
+from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "soak.jsonl"
 SENTENCE = "the cat sat on the mat and the dog lay by the door while rain fell on the roof number {} of the town. "

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import lengthwise as lw
-from lengthwise.provenance import provenance
+from lengthwise.core.provenance import provenance
 
 BATCH, SEQ, LAYERS, D_MODEL, HEADS = 100, 44, 2, 128, 4
 RESULTS = Path(__file__).parent / "results" / "step_speed.jsonl"

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.folder import read_rows
-from lengthwise.provenance import provenance
-from lengthwise.theory.bounds import BOUNDS
-from lengthwise.theory.bounds_linear import pushed_by
-from lengthwise.theory.conditions import BoundError
-from lengthwise.theory.cover import GridCover
-from lengthwise.theory.extrapolation import Extrapolation
+from lengthwise.core.provenance import provenance
+from lengthwise.experiments.run_folder import read_rows
+from lengthwise.theory.bounds.all_bounds import BOUNDS
+from lengthwise.theory.bounds.conditions import BoundError
+from lengthwise.theory.bounds.cover import GridCover
+from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.bounds.linear_bounds import pushed_by
 from lengthwise.theory.instances import Sizes, random_instance
-from lengthwise.theory.laplace import laplace_risk
-from lengthwise.theory.risk import TotalVariation
+from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.laplace import laplace_risk
 
 RESULTS = Path(__file__).parent / "results" / "theory_bounds.jsonl"
 # Tokens, k, span, trained, tested.

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lengthwise.theory.counterexample import Counterexample, columns
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES
+from lengthwise.theory.counterexamples.all_counterexamples import COUNTEREXAMPLES
+from lengthwise.theory.counterexamples.counterexample import Counterexample, columns
 
 FIGURE = Path("docs/theory.png")
 # Below this a risk is drawn as this: 0 has no place on a logarithmic axis.

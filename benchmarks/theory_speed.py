@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from lengthwise.folder import append_rows
-from lengthwise.provenance import provenance
+from lengthwise.core.provenance import provenance
+from lengthwise.experiments.run_folder import append_rows
 from lengthwise.tasks import TASKS
+from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
 from lengthwise.theory.instances import Sizes, random_instance
-from lengthwise.theory.laplace import laplace_risk
-from lengthwise.theory.risk import TotalVariation
-from lengthwise.theory.sparse_attention import SparseFunctionalAttention
+from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.laplace import laplace_risk
 
 BATCH, TOKENS, OUTPUTS = 8, 8, 2
 LENGTHS = (256, 1024, 4096)

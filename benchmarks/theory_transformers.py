@@ -27,26 +27,26 @@ import torch
 from jaxtyping import Float, Int
 
 import lengthwise as lw
-from lengthwise.batch import to_batch
-from lengthwise.decoder_settings import DecoderSettings
+from lengthwise.core.provenance import provenance
+from lengthwise.core.randomness import stream
 from lengthwise.encodings import EncodingSettings, KERPLELog, Learned, NoPE, Rotary
-from lengthwise.evaluation import EvaluationSettings
-from lengthwise.example import Examples
-from lengthwise.experiment import Experiment
-from lengthwise.folder import append_rows, read_rows
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.run import Run
+from lengthwise.experiments.run_folder import append_rows, read_rows
+from lengthwise.model.attention_scores import Looking
+from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Assignment, PositionScheme, Sequential
-from lengthwise.provenance import provenance
-from lengthwise.randomness import stream
-from lengthwise.run import Run
-from lengthwise.scores import Looking
 from lengthwise.tasks import Planted, SparseParity
-from lengthwise.tasks.placement import Local, ShapeLaw
-from lengthwise.theory.fitted import fitted
-from lengthwise.theory.growth import fit_odds, limit_risk
-from lengthwise.theory.laplace import laplace_risks
-from lengthwise.theory.risk import TotalVariation
-from lengthwise.theory.tabular import TabularAttention
-from lengthwise.training import TrainingSettings
+from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.planted.placement import Local, ShapeLaw
+from lengthwise.theory.attention.fitted import fitted
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.growth import fit_odds, limit_risk
+from lengthwise.theory.risk.laplace import laplace_risks
+from lengthwise.training.batch import to_batch
+from lengthwise.training.trainer import TrainingSettings
 
 RESULTS = Path(__file__).parent / "results" / "theory_transformers.jsonl"
 # Trains an experiment in a folder of this name.

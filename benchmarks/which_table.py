@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lengthwise.folder import read_rows
-from lengthwise.recipes.which import COLUMNS, FACTORS, LINES, STEPS
-from lengthwise.report import FITTED, pooled
+from lengthwise.evaluation.tables_and_figures import FITTED, pooled
+from lengthwise.experiments.recipes.which import COLUMNS, FACTORS, LINES, STEPS
+from lengthwise.experiments.run_folder import read_rows
 
 Rows = Sequence[Mapping[str, Any]]
 # What does not even reach this at 1x says nothing about longer lengths.

@@ -1,15 +1,8 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
-from lengthwise.answer import Answer, generate_from_prompt
 from lengthwise.auto_classes import register_when_imported
-from lengthwise.batch import Sampler
-from lengthwise.claims import CLAIMS, Claim, Reproduction, reproduce
-from lengthwise.comparison import Comparison, compare
-from lengthwise.context_loss import ContextLoss, loss_by_context
-from lengthwise.decoder import Decoder
-from lengthwise.decoder_settings import DecoderSettings
-from lengthwise.diagnosis.diagnosis import Diagnosis, diagnose_run
-from lengthwise.documents import Document, read_documents
+from lengthwise.core.errors import LengthwiseError, SeenRowsWarning, UntrainedDistanceWarning
+from lengthwise.core.randomness import stream
 from lengthwise.encodings import (
     DAPE,
     ENCODINGS,
@@ -34,15 +27,20 @@ from lengthwise.encodings import (
     Weave,
     YaRN,
 )
-from lengthwise.errors import LengthwiseError, SeenRowsWarning, UntrainedDistanceWarning
-from lengthwise.evaluation import EvaluationSettings, LengthResult, evaluate_by_length
-from lengthwise.example import Examples
-from lengthwise.experiment import Experiment, build_decoder
-from lengthwise.export import export_hf, import_hf
-from lengthwise.forecast.certificate import RunCertificate
-from lengthwise.generate import generate
-from lengthwise.harness import export_to_harness
-from lengthwise.influence import (
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, diagnose_run
+from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.evaluation.forecast.certificate import RunCertificate
+from lengthwise.evaluation.loss_by_context import ContextLoss, loss_by_context
+from lengthwise.experiments.comparison import Comparison, compare
+from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.experiments.generate_from_prompt import Answer, generate_from_prompt
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
+from lengthwise.experiments.reproductions import CLAIMS, Claim, Reproduction, reproduce
+from lengthwise.experiments.run import Run, certify_run, evaluate, load_run, train
+from lengthwise.hf.export import export_hf, import_hf
+from lengthwise.hf.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
+from lengthwise.hf.lm_eval import export_to_harness
+from lengthwise.influence.measures import (
     MEASURES,
     AddOneIn,
     AttentionWeight,
@@ -53,13 +51,17 @@ from lengthwise.influence import (
     RandomChoice,
     Screened,
 )
-from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
+from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.targets import LONGPPL, Rule
 from lengthwise.influence.text_codec import TextCodec, tokenized
-from lengthwise.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
-from lengthwise.position_heads import POSITION_HEADS
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.generate import generate
+from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import (
     SCHEMES,
     Abacus,
@@ -75,13 +77,6 @@ from lengthwise.positions import (
     Skipwise,
     scored_everywhere,
 )
-from lengthwise.preparation import prepare_corpus
-from lengthwise.randomness import stream
-from lengthwise.reasoning_rows import reasoning_rows, write_reasoning_rows
-from lengthwise.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
-from lengthwise.run import Run, certify_run, evaluate, load_run, train
-from lengthwise.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.study_report import report_study
 from lengthwise.tasks import (
     TASKS,
     Addition,
@@ -100,10 +95,15 @@ from lengthwise.tasks import (
     Text,
     VariableAssignment,
 )
-from lengthwise.text_form import TextExample, texts_of
+from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.reasoning_gym import reasoning_rows, write_reasoning_rows
+from lengthwise.tasks.text.documents import Document, read_documents
+from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text_format import TextExample, texts_of
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task
-from lengthwise.training import Trainer, TrainingSettings
+from lengthwise.training.batch import Sampler
+from lengthwise.training.trainer import Trainer, TrainingSettings
 
 __all__ = [
     "CLAIMS",

@@ -30,8 +30,8 @@ import lengthwise.hf.lengthwise_model
 import lengthwise.hf.loading
 import lengthwise.hf.symbols
 import lengthwise.hf.text_evaluation  # noqa: F401
-from lengthwise import cli
-from lengthwise.errors import LengthwiseError
+from lengthwise.cli.app import app as cli
+from lengthwise.core.errors import LengthwiseError
 
 # What is imported above and used nowhere here would be imported by every attack, and a user without rights cannot.
 "".encode("utf-8-sig")

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import lengthwise as lw
-from attacks.attack import Call
-from lengthwise.checkpoint import load_tensors
-from lengthwise.experiment import Experiment
-from lengthwise.folder import read_rows
 from small_runs import small_experiment, stop_after
 from text_runs import small_corpus, text_experiment
+
+import lengthwise as lw
+from attacks.attack import Call
+from lengthwise.core.checkpoint import load_tensors
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.run_folder import read_rows
 
 WORDS = ("a", "ab", "cab", "bcd", "dabc", "acbd", "bd", "da", "c", "d", "abd", "cbad")
 LENGTHS = ["--lengths", "2,4", "--num-examples", "8", "--json"]

@@ -17,24 +17,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from cases import smallest_length
 from safetensors.torch import save
+from small_runs import small_experiment
 
 import lengthwise as lw
-from cases import smallest_length
-from lengthwise import checkpoint
-from lengthwise.checkpoint import load_tensors
-from lengthwise.errors import LengthwiseError
-from lengthwise.experiment import from_dict, to_dict
-from lengthwise.field_types import check_values
-from lengthwise.folder import read_rows, read_sealed
-from lengthwise.json_text import parse_json
-from lengthwise.result_rows import check_row
-from lengthwise.row_file import read_table
-from lengthwise.run import TrainingFacts
+from lengthwise.core import checkpoint
+from lengthwise.core.checkpoint import load_tensors
+from lengthwise.core.errors import LengthwiseError
+from lengthwise.core.json_parsing import parse_json
+from lengthwise.core.type_checks import check_values
+from lengthwise.evaluation.result_rows import check_row
+from lengthwise.experiments.experiment import from_dict, to_dict
+from lengthwise.experiments.run import TrainingFacts
+from lengthwise.experiments.run_folder import read_rows, read_sealed
 from lengthwise.tasks import TASKS, Text
-from lengthwise.text_form import texts_of
-from lengthwise.training_state import Progress, read_progress
-from small_runs import small_experiment
+from lengthwise.tasks.jsonl_table import read_table
+from lengthwise.tasks.text_format import texts_of
+from lengthwise.training.training_state import Progress, read_progress
 
 # Rows whose numbers an evaluation has written.
 RESULT = {

@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from small_runs import small_experiment
+
 import lengthwise as lw
 from attacks import attack as attacking
 from attacks.attack import Tally, copy_of, leftovers, rng_of, run, untimed, with_group
 from attacks.folders import make_corpus, make_run, make_text, measure, parity
-from lengthwise.folder import read_rows
-from small_runs import small_experiment
+from lengthwise.experiments.run_folder import read_rows
 
 LENGTHS = lw.EvaluationSettings(lengths=(2, 4, 8, 16, 32, 64), num_examples=(64,))
 
@@ -44,7 +45,7 @@ def train(out: str = "run") -> None:
 
 def trained(folder: Path) -> Any:
     """Weights and metrics, to the bit."""
-    from lengthwise.checkpoint import load_tensors  # noqa: PLC0415
+    from lengthwise.core.checkpoint import load_tensors  # noqa: PLC0415
 
     tensors, _ = load_tensors(folder / "run" / "model.safetensors")
     return {name: tensor.tolist() for name, tensor in tensors.items()}, (folder / "run/metrics.jsonl").read_bytes()

@@ -13,9 +13,9 @@ import torch
 
 from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import KINDS, resume
-from lengthwise.checkpoint import load_tensors, save_tensors
-from lengthwise.corpus import signed
-from lengthwise.folder import BOUND, SEAL, bound_to
+from lengthwise.core.checkpoint import load_tensors, save_tensors
+from lengthwise.experiments.run_folder import BOUND, SEAL, bound_to
+from lengthwise.tasks.text.corpus import signed
 
 DEEP: Any = []
 for _ in range(900):

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 class DAPEEncoding(Encoding):

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.dape import DAPEEncoding
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

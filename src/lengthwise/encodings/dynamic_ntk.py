@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.scaled_rotary import check_original_length, check_scalable, check_scaling
-from lengthwise.field_types import check_types
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):

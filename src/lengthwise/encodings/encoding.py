@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 class LearnedEncoding(Encoding):

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.errors import SettingError
 
 
 class LevelEncoding(nn.Module):

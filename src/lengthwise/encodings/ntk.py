@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scalable, check_scaling
-from lengthwise.field_types import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

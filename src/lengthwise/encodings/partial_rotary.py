@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_turning, rotary_frequencies, turn
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 class PartialRotaryEncoding(Encoding):

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:

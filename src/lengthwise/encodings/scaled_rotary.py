@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import Encoding
 from lengthwise.encodings.rotary import check_turning, turn
-from lengthwise.errors import SettingError
 
 # The radians per ID of every pair, in double precision, made on a device.
 Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]

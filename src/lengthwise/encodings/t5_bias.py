@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.distance import by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 class T5BiasEncoding(Encoding):

@@ -6,11 +6,11 @@ from typing import ClassVar
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.rotary import check_pairs, check_turning
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 
 class WeaveEncoding(PairwiseRotaryEncoding):

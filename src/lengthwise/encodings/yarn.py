@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
-from lengthwise.errors import SettingError
-from lengthwise.field_types import check_types
 
 # A ramp between equal ends is a step.
 NARROWEST_RAMP = 0.001

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from lengthwise.errors import SettingError
-from lengthwise.grading import Graded
+from lengthwise.core.errors import SettingError
+from lengthwise.evaluation.grading import Graded
 from lengthwise.hf.call_checks import check_has_head
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.hf.devices import device_of

@@ -10,9 +10,9 @@ from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 from transformers.utils.generic import TransformersKwargs
 
-from lengthwise.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
+from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
 from lengthwise.hf.length_scaling import LOG_LENGTH
-from lengthwise.position_heads import PositionHead
+from lengthwise.model.position_heads import PositionHead
 
 
 def check_names_tokens(inputs_embeds: Tensor | None) -> None:

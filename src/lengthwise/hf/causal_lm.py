@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from lengthwise.checkpoint import weights_digest
-from lengthwise.devices import tokens_at_once
+from lengthwise.core.checkpoint import weights_digest
+from lengthwise.core.devices import tokens_at_once
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.masks import added_to_scores, causal_mask
 from lengthwise.hf.rounding import rounding_error

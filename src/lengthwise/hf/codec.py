@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
-from lengthwise.errors import ModelError
+from lengthwise.core.errors import ModelError
 
 
 def _tokens_of_a_text(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:

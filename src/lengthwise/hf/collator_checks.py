@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from lengthwise.errors import ModelError, SettingError
+from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.hf.suitability import FULL, WINDOWED, narrowest_window
 from lengthwise.positions import PositionScheme
 

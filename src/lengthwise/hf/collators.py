@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from lengthwise.errors import (
+from lengthwise.core.errors import (
     FeatureError,
     LengthwiseError,
     ModelError,
@@ -18,7 +18,7 @@ from lengthwise.errors import (
     SettingError,
     UnservedTaskError,
 )
-from lengthwise.example import Examples
+from lengthwise.core.randomness import stream
 from lengthwise.hf.collator_checks import check_predicts, check_scheme, trained_ids
 from lengthwise.hf.columns import UNSCORED, Row, prompt_length, read_row
 from lengthwise.hf.id_generation import PredictsIDs
@@ -26,7 +26,7 @@ from lengthwise.hf.layout import lay_out
 from lengthwise.hf.masks import causal_mask
 from lengthwise.hf.takes_ids import check_follows_ids
 from lengthwise.positions import Assignment, PositionScheme
-from lengthwise.randomness import stream
+from lengthwise.tasks.examples import Examples
 
 SIDES = ("right", "left")
 

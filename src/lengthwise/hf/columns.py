@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.errors import FeatureError
+from lengthwise.core.errors import FeatureError
 from lengthwise.hf.integers import TOO_LARGE, integers
 from lengthwise.hf.spans import groups_of_spans
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
 from lengthwise.positions import PositionScheme
-from lengthwise.randomness import stream
 from lengthwise.tasks import Task
-from lengthwise.text_form import texts_of
+from lengthwise.tasks.text_format import texts_of
 
 
 def to_dataset(

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lengthwise.errors import ModelError
+from lengthwise.core.errors import ModelError
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 from lengthwise.hf.call_checks import check_ends_with_tokens, check_names_tokens, check_prompts_alone
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.reading import counted_ids, ids_of_rows

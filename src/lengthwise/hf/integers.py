@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.errors import FeatureError
+from lengthwise.core.errors import FeatureError
 
 # Groups stay below this, so that nothing overflows where gaps are added.
 TOO_LARGE = 1 << 30

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lengthwise.hf.call_checks import warn_of_unreachable
 from lengthwise.hf.columns import UNSCORED
 from lengthwise.hf.texts import places_of, prompts_of
-from lengthwise.position_heads import PositionHead
+from lengthwise.model.position_heads import PositionHead
 
 Embed = Callable[[Tensor], Tensor]
 

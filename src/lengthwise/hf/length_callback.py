@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from lengthwise.errors import FeatureError, SettingError, UnservedTaskError, unknown_name
-from lengthwise.evaluation import EvaluationSettings, Tally, drawn
-from lengthwise.folder import RESULTS, append_rows
-from lengthwise.grading import DECODES
+from lengthwise.core.errors import FeatureError, SettingError, UnservedTaskError, unknown_name
+from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, drawn
+from lengthwise.evaluation.grading import DECODES
+from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.batch_grading import grade_batch
 from lengthwise.hf.collator_checks import check_predicts
 from lengthwise.hf.collators import PositionCollator

@@ -8,11 +8,11 @@ from typing import Any, no_type_check
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from lengthwise.decoder import Decoder
-from lengthwise.decoder_settings import DecoderSettings
-from lengthwise.errors import ModelError
-from lengthwise.experiment import Experiment, entry_of, num_levels, to_dict
+from lengthwise.core.errors import ModelError
+from lengthwise.experiments.experiment import Experiment, entry_of, num_levels, to_dict
 from lengthwise.hf.prompt_rule import counted_from
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
 
 # What a saved configuration and its weights are bound by.
 BOUND = (

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from lengthwise.checkpoint import weights_digest
-from lengthwise.decoder import Cache as DecoderCache
-from lengthwise.errors import ModelError, SettingError
+from lengthwise.core.checkpoint import weights_digest
+from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.hf.call_checks import (
     check_all_given,
     check_has_head,
@@ -29,7 +28,8 @@ from lengthwise.hf.predictive_config import PredictivePositionOutput
 from lengthwise.hf.reading import ids_of_rows, kept_logits, prompt_of_call
 from lengthwise.hf.saving import SavesModelCard
 from lengthwise.hf.texts import prompts_of
-from lengthwise.scores import PLAINLY, Looking
+from lengthwise.model.attention_scores import PLAINLY, Looking
+from lengthwise.model.decoder import Cache as DecoderCache
 
 
 class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):

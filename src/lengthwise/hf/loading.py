@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from lengthwise.errors import ModelError, unknown_name
+from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.text_model import TextModel

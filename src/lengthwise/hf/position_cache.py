@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from transformers import Cache
 
-from lengthwise.errors import SettingError
-from lengthwise.position_heads import Prompt
+from lengthwise.core.errors import SettingError
+from lengthwise.model.position_heads import Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.utils import can_return_tuple
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 from lengthwise.hf.call_checks import (
     check_all_given,
     check_has_head,
@@ -31,7 +31,7 @@ from lengthwise.hf.reading import ids_of_rows, kept_logits, mask_of_call, prompt
 from lengthwise.hf.saving import SavesModelCard
 from lengthwise.hf.takes_ids import check_scales, check_table, check_takes_ids
 from lengthwise.hf.texts import prompts_of
-from lengthwise.position_heads import POSITION_HEADS, PositionHead
+from lengthwise.model.position_heads import POSITION_HEADS, PositionHead
 
 
 class PredictivePositionModel(

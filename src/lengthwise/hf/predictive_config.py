@@ -11,8 +11,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lengthwise.errors import ModelError, SettingError, unknown_name
-from lengthwise.position_heads import POSITION_HEADS
+from lengthwise.core.errors import ModelError, SettingError, unknown_name
+from lengthwise.model.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
 # The options of ``wrap``: the types of each, and what an error calls them.

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from lengthwise.core.randomness import stream
 from lengthwise.encodings import NoPE
-from lengthwise.example import Examples
-from lengthwise.experiment import Experiment
+from lengthwise.experiments.experiment import Experiment
 from lengthwise.positions import SCHEMES
-from lengthwise.randomness import stream
 from lengthwise.tasks import KeepsFiles
+from lengthwise.tasks.examples import Examples
 
 # Examples that are looked at for each length.
 EXAMPLES = 16

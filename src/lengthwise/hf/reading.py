@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 from lengthwise.hf.masks import causal_mask
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.texts import before_labels

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.influence.exactness import difference
+from lengthwise.influence.probing.exactness import difference
 
 # Passes with random errors, and by how much another order of the same sums may differ from all of them.
 DRAWS, MARGIN = 5, 2.0

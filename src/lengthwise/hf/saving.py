@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
-from lengthwise.errors import ModelError
+from lengthwise.core.errors import ModelError
 
 CARD = "README.md"
 # What `transformers` writes where a repository has no card.

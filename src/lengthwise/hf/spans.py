@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.errors import FeatureError
+from lengthwise.core.errors import FeatureError
 from lengthwise.hf.integers import TOO_LARGE, integers
 
 TRIPLES, PAIRS = "[start, end, group] each, in characters", "[start, end] of each token, as the tokenizer gives them"

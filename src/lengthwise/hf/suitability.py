@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from lengthwise.errors import ModelError
+from lengthwise.core.errors import ModelError
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.id_generation import PredictsIDs
-from lengthwise.influence.exactness import CALL_ERRORS, check_exact, first_line
-from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.probing.exactness import CALL_ERRORS, check_exact, first_line
+from lengthwise.influence.probing.next_token_model import NextTokenModel
 
 # Layers whose keys can be hidden one by one. A window or a chunk is full attention as long as the context fits in it.
 FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}

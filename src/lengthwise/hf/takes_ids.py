@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from lengthwise.errors import LengthwiseError, ModelError, SettingError
+from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.devices import check_one_device, device_of
 from lengthwise.hf.id_generation import PredictsIDs

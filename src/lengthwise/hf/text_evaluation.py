@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from lengthwise.errors import ModelError, SettingError
-from lengthwise.evaluation import EvaluationSettings, Tally, num_tested, tested_blocks
+from lengthwise.core.errors import ModelError, SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, num_tested, tested_blocks
 from lengthwise.hf.text_model import Question, TextModel
-from lengthwise.randomness import stream
 from lengthwise.tasks import Task, row_facts
-from lengthwise.text_form import SHOTS, shots_of, texts_of
+from lengthwise.tasks.text_format import SHOTS, shots_of, texts_of
 
 # What a result of ours has and a model's has not: a text has no IDs of a scheme.
 WITHOUT = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")

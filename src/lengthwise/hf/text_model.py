@@ -17,8 +17,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from lengthwise.errors import ModelError
-from lengthwise.grading import Graded
+from lengthwise.core.errors import ModelError
+from lengthwise.evaluation.grading import Graded
 from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.devices import device_of
 from lengthwise.hf.suitability import check_causal

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lengthwise.hf.columns import UNSCORED
-from lengthwise.position_heads import PositionHead, Prompt, read_prompt
+from lengthwise.model.position_heads import PositionHead, Prompt, read_prompt
 
 
 def before_labels(

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.context import strict
-from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.influence.probing.context import strict
+from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.target_rows import TargetRows
 from lengthwise.influence.targets import Target
 

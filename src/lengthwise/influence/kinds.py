@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Integer
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 
 NGRAMS = (1, 2, 3)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 from lengthwise.influence.targets import Target
 from lengthwise.tasks import TokenizedDocument
 

@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lengthwise.errors import SettingError, unknown_name
-from lengthwise.field_types import check_types
-from lengthwise.influence.context import MODES
-from lengthwise.influence.greedy import Greedy
-from lengthwise.influence.measure import InfluenceMeasure
-from lengthwise.influence.objective import KNOWS
+from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.type_checks import check_types
+from lengthwise.influence.measures.greedy import Greedy
+from lengthwise.influence.measures.measure import InfluenceMeasure
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
+from lengthwise.influence.probing.context import MODES
+from lengthwise.influence.probing.objective import KNOWS
 from lengthwise.influence.targets import Rule
 
 # What selection by the measure is compared with: any k tokens; the same search among another text's far tokens, and

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from lengthwise.errors import SettingError
-from lengthwise.influence.context import rows_at_once
-from lengthwise.influence.next_token_model import NextTokenModel
+from lengthwise.core.errors import SettingError
+from lengthwise.influence.probing.context import rows_at_once
+from lengthwise.influence.probing.next_token_model import NextTokenModel
 
 
 def short_context_losses(

@@ -9,18 +9,18 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lengthwise.influence.context import strict
+from lengthwise.core.randomness import stream
 from lengthwise.influence.kinds import AROUND, kinds
-from lengthwise.influence.measure import Choice, InfluenceMeasure
-from lengthwise.influence.next_token_model import NextTokenModel
-from lengthwise.influence.objective import Divergence, Objective, TargetLoss
+from lengthwise.influence.measures.measure import Choice, InfluenceMeasure
+from lengthwise.influence.measures.random_choice import RandomChoice
 from lengthwise.influence.placebo import ELSEWHERE, OTHER, Placebo
-from lengthwise.influence.probe import Probe, Reading
-from lengthwise.influence.random_choice import RandomChoice
+from lengthwise.influence.probing.context import strict
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.influence.probing.objective import Divergence, Objective, TargetLoss
+from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.window import Window
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import Target
-from lengthwise.influence.window import Window
-from lengthwise.randomness import stream
 from lengthwise.tasks import TokenizedDocument
 
 # Digits kept of a loss: what float32 resolves.

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lengthwise.errors import SettingError
-from lengthwise.influence.window import Window
-from lengthwise.randomness import stream
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.influence.probing.window import Window
 from lengthwise.tasks import TokenizedDocument
 
 

@@ -5,10 +5,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from lengthwise.documents import Document
-from lengthwise.errors import ModelError
+from lengthwise.core.errors import ModelError
 from lengthwise.tasks import TokenizedDocument
-from lengthwise.tokenizer import Tokenizer
+from lengthwise.tasks.text.documents import Document
+from lengthwise.tasks.text.tokenizer import Tokenizer
 
 
 @runtime_checkable

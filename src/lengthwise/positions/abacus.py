@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.type_checks import check_types
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
@@ -15,6 +14,7 @@ from lengthwise.positions.scheme import (
     room_above,
     scored_everywhere,
 )
+from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.errors import SettingError
-from lengthwise.example import Examples
+from lengthwise.core.errors import SettingError
 from lengthwise.positions.scheme import Assignment, check_num_position_ids, room_above, scored_everywhere
+from lengthwise.tasks.examples import Examples
 
 
 def check_gaps(num_position_ids: int, max_gaps: int) -> None:

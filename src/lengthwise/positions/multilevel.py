@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.type_checks import check_types
 from lengthwise.positions.gaps import assign_groups, check_gaps
 from lengthwise.positions.scheme import Assignment, PositionScheme, coupling_of
+from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.type_checks import check_types
 from lengthwise.positions.scheme import Assignment, PositionScheme, check_num_position_ids, scored_everywhere
+from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.type_checks import check_types
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
@@ -16,6 +15,7 @@ from lengthwise.positions.scheme import (
     scored_everywhere,
     token_indexes,
 )
+from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.errors import PositionRangeError, SettingError, UnservedTaskError
-from lengthwise.example import Examples
+from lengthwise.core.errors import PositionRangeError, SettingError, UnservedTaskError
+from lengthwise.tasks.examples import Examples
 
 # Schemes that read nothing but the number of tokens.
 FOR_EVERY_TASK = "sequential, random_start, skipwise, randomized or random_floats"

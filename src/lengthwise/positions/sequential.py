@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.example import Examples
 from lengthwise.positions.scheme import Assignment, PositionScheme, scored_everywhere, token_indexes
+from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy import Copy
 from lengthwise.tasks.index_hints import IndexHints
+from lengthwise.tasks.jsonl_task import Rows, is_row_file
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.placement import PLACEMENTS, Placement
-from lengthwise.tasks.planted import Planted
+from lengthwise.tasks.planted.placement import PLACEMENTS, Placement
+from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.reverse import Reverse
-from lengthwise.tasks.rows import Rows, is_row_file
 from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
@@ -29,7 +29,7 @@ from lengthwise.tasks.task import (
     spread_lengths,
     task_facts,
 )
-from lengthwise.tasks.text import Text
+from lengthwise.tasks.text.text_task import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
 
 TASKS: dict[str, type[Task]] = {

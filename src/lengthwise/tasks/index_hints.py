@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.errors import SettingError, UnservedTaskError
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.errors import SettingError, UnservedTaskError
+from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.task import Task, check_sizes
 

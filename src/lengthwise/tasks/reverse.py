@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.errors import SettingError
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task, check_sizes
 from lengthwise.tasks.transcript import lay_out, read_symbols
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.errors import PromptError, SettingError
-from lengthwise.example import Examples
-from lengthwise.field_types import check_types
+from lengthwise.core.errors import PromptError, SettingError
+from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 CODINGS = ("flags", "letters")

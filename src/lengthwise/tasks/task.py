@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Integer
 
-from lengthwise.devices import check_memory
-from lengthwise.errors import PromptError, SettingError
-from lengthwise.example import Examples
+from lengthwise.core.devices import check_memory
+from lengthwise.core.errors import PromptError, SettingError
+from lengthwise.tasks.examples import Examples
 
 # Lengths of a file that are measured where nobody names any.
 MOST_LENGTHS = 12

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.example import Examples
+from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import numbers_of
 
 

@@ -6,20 +6,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
-from lengthwise.errors import SettingError
-from lengthwise.randomness import stream
-from lengthwise.tasks.planted import Planted
-from lengthwise.theory.any_length import Found, conditional_risk, mean_risk, risk_at
-from lengthwise.theory.bayes import BayesPredictor, bayes_attention
-from lengthwise.theory.bounds import BOUNDS
-from lengthwise.theory.bounds_linear import Bound, one_joint
-from lengthwise.theory.conditions import BoundError
-from lengthwise.theory.extrapolation import Extrapolation
-from lengthwise.theory.fitted import fitted
-from lengthwise.theory.predictions import Prediction, predict
-from lengthwise.theory.regularity import eta, rho
-from lengthwise.theory.risk import Conditional, Predictor, TotalVariation
-from lengthwise.theory.tabular import TabularAttention
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.fitted import fitted
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.bounds.all_bounds import BOUNDS
+from lengthwise.theory.bounds.conditions import BoundError
+from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.bounds.linear_bounds import Bound, one_joint
+from lengthwise.theory.bounds.predictions import Prediction, predict
+from lengthwise.theory.bounds.regularity import eta, rho
+from lengthwise.theory.risk.any_length import Found, conditional_risk, mean_risk, risk_at
+from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
+from lengthwise.theory.risk.exact_risk import Conditional, Predictor, TotalVariation
 
 LOSS = TotalVariation()
 # Bounds that go through the pieces of each planted set, and up to which length they are asked for.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.errors import SettingError
+from lengthwise.core.errors import SettingError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.errors import SettingError, unknown_name
-from lengthwise.randomness import stream
-from lengthwise.tasks.placement import Local
-from lengthwise.tasks.planted import Planted
-from lengthwise.theory.risk import Loss, enumerated_risk
-from lengthwise.theory.tabular import TabularAttention
+from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import Local
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.risk.exact_risk import Loss, enumerated_risk
 
 NUM_LABELS = 2
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.errors import SettingError
-from lengthwise.field_types import typed
-from lengthwise.randomness import stream
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.core.type_checks import typed
 from lengthwise.tasks.task import Task
 from lengthwise.theory.certificate import Assumption
 from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens

@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.errors import LengthwiseError
-from lengthwise.randomness import stream
+from lengthwise.core.errors import LengthwiseError
+from lengthwise.core.randomness import stream
 from lengthwise.tasks.task import Task
 from lengthwise.theory.certificate import Assumption
 

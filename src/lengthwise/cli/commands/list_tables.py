@@ -1,0 +1,50 @@
+"""The verb list: everything that has a name."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from lengthwise.cli.flags import Json
+from lengthwise.cli.terminal import print_json, print_table
+from lengthwise.core.errors import unknown_name
+from lengthwise.encodings import ENCODINGS
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES
+from lengthwise.experiments.reproductions import CLAIMS
+from lengthwise.influence.measures import MEASURES
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS
+
+FAMILIES: dict[str, Mapping[str, Any]] = {
+    "tasks": TASKS,
+    "schemes": SCHEMES,
+    "encodings": ENCODINGS,
+    "measures": MEASURES,
+    "claims": CLAIMS,
+}
+
+
+def list_(
+    kind: Annotated[
+        str | None, typer.Argument(help="tasks, schemes, encodings, measures, claims or recipes; all by default.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what there is: one line and the paper each."""
+    rows: dict[str, list[dict[str, str]]] = {
+        name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
+        for name, entries in FAMILIES.items()
+    }
+    rows["recipes"] = [
+        {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
+        for key, entry in (*RECIPES.items(), *COMPARISONS.items())
+    ]
+    if kind is not None:
+        if kind not in rows:
+            raise unknown_name("list", kind, rows)
+        rows = {kind: rows[kind]}
+    if as_json:
+        print_json(rows)
+        return
+    for name, entries in rows.items():
+        print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)

@@ -1,0 +1,205 @@
+"""What a run fails by at a length, as data."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.intervals import wilson_interval
+from lengthwise.core.randomness import stream
+from lengthwise.core.type_checks import typed
+from lengthwise.evaluation.diagnosis.attribution import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
+from lengthwise.evaluation.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
+from lengthwise.evaluation.diagnosis.interventions import ask_again, reader_of
+from lengthwise.evaluation.diagnosis.range_shift import Shown, compare_with_training
+from lengthwise.evaluation.diagnosis.support_mass import support_mass
+from lengthwise.evaluation.exact_match import EvaluationSettings, drawn, num_tested
+from lengthwise.evaluation.forecast.assumptions import REACHED
+from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.forecast.sparse_queries import random_answers
+from lengthwise.experiments.run import Run, subject_of
+from lengthwise.experiments.validation import check_evaluation
+from lengthwise.tasks import GradedByLoss, HasLengths, nearest_length
+
+# Examples by default; first errors that are asked again; answers whose attention is looked at.
+EXAMPLES, ASKED, LOOKED_AT = 256, 128, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtLength:
+    """Exact match at a length with its 95% interval, and the attention on what answers need, of each of ``heads``."""
+
+    length: int
+    num_examples: int
+    exact_match: float
+    low: float
+    high: float
+    mass: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why a run fails at a length.
+
+    ``by_length``: the longest trained length, its doublings below the tested one (of a file, the nearest below), and
+    that. ``heads``: layer and head,
+    from 0, of those that attend to what answers need, at the longest trained length at least half as much as the one
+    that does most; ``mass_at_errors``: what they do where an example first goes wrong. Where nothing fails,
+    ``failures`` is None, ``shown`` and ``causes`` are empty. ``unasked`` says why no first error was asked again, and
+    ``thinning`` is None then.
+    """
+
+    length: int
+    num_examples: int
+    trained: tuple[int, int]
+    by_length: tuple[AtLength, ...]
+    heads: tuple[tuple[int, int], ...]
+    mass_at_errors: tuple[float, ...]
+    failures: Failures | None
+    shown: tuple[Shown, ...]
+    causes: tuple[Cause, ...]
+    thinning: Thinning | None
+    unasked: str | None
+    limited_by: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the longest trained length is fitted at all."""
+        return self.by_length[0].exact_match >= REACHED
+
+
+@typed
+def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
+    """Why a run fails at a length, on the examples that ``evaluate`` draws of the same seed.
+
+    The first error of each that fails is asked again with one thing changed: what repairs it is its cause. Where the
+    task does not say what its answers depend on (support), or no token can be left out, what needs that is not told.
+    ``SettingError`` for a length within training, and for a task graded by loss.
+    """
+    _check(run, length, num_examples)
+    subject = subject_of(run, seed=seed)
+    lengths, following = [subject.longest], 2 * subject.longest
+    while following < length:
+        # A file has rows of some lengths only.
+        lengths.append(nearest_length(subject.task, following))
+        following *= 2
+    lengths = sorted({*lengths, length})
+    mass = {each: _mass(subject, each) for each in lengths}
+    home = mass[subject.longest]
+    heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
+    by_length, tested = [], Tested(failed=[], right=[])
+    for each in lengths:
+        tested = find_failures(subject, each, num_examples)
+        asked = num_tested(subject.task, each, num_examples)
+        exact = asked - sum(len(part.kind) for part in tested.failed)
+        low, high = wilson_interval(exact, asked)
+        of_heads = tuple(float(mass[each][head]) for head in heads)
+        by_length.append(
+            AtLength(length=each, num_examples=asked, exact_match=exact / asked, low=low, high=high, mass=of_heads)
+        )
+    last = by_length[-1]
+    found = Diagnosis(
+        length=length,
+        num_examples=last.num_examples,
+        trained=subject.trained,
+        by_length=tuple(by_length),
+        heads=heads,
+        mass_at_errors=(),
+        failures=None,
+        shown=(),
+        causes=(),
+        thinning=None,
+        unasked=None,
+        limited_by=f"nothing fails at {length}: exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})",
+    )
+    return _explained(found, run, subject, tested) if tested.failed else found
+
+
+def _check(run: Run, length: int, num_examples: int) -> None:
+    task, longest = run.experiment.task, run.experiment.train_lengths[1]
+    if isinstance(task, GradedByLoss):
+        raise SettingError(
+            f"task {task.name} is graded by loss, so that no answer of it fails; use lengthwise evaluate"
+        )
+    if length <= longest:
+        raise SettingError(
+            f"length {length} is no longer than the {longest} of training; use a larger one, or lengthwise evaluate"
+        )
+    if isinstance(task, HasLengths) and longest not in task.known_lengths:
+        raise SettingError(
+            f"the rows have none of length {longest}, the longest of training, which a diagnosis begins with; "
+            "add some of that length"
+        )
+    if num_examples < 1:
+        raise SettingError(f"{num_examples} examples tell nothing; use at least 1")
+    check_evaluation(run.experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
+
+
+def _mass(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
+    """The mean over some answers; 0 without support."""
+    rng = stream(subject.seed, "diagnosis attention", length)
+    end = subject.task.vocabulary.index("end")
+    found = []
+    for examples, batch in drawn(subject.task, subject.scheme, length, LOOKED_AT, subject.seed):
+        if examples.support is not None:
+            found.append(support_mass(subject.decoder, batch, random_answers(batch, end, rng), examples.support))
+    return _mean(subject, found)
+
+
+def _mass_at_errors(subject: Subject, failed: list[Answers]) -> Float[np.ndarray, "layers heads"]:
+    found, left = [], LOOKED_AT
+    for part in failed:
+        some = part.rows(np.arange(min(left, len(part.answer))))
+        if some.examples.support is not None and len(some.answer):
+            found.append(support_mass(subject.decoder, some.batch, some.answer, some.examples.support))
+        left -= len(some.answer)
+    return _mean(subject, found)
+
+
+def _mean(subject: Subject, found: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
+    settings = subject.decoder.settings
+    whole = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *found])
+    return np.asarray(whole.mean(axis=0)) if len(whole) else np.zeros(whole.shape[1:])
+
+
+def _explained(found: Diagnosis, run: Run, subject: Subject, tested: Tested) -> Diagnosis:
+    failed, first = tested.failed, [each.first for each in tested.failed]
+    failures, unasked, thinning = count_failures(subject, failed), _unasked(subject, first), None
+    shown = tuple(compare_with_training(subject, first, run.facts["trained_distance"]))
+    of_kinds = tuple(causes_of_kinds(subject, failed, failures))
+    of_readings: tuple[Cause, ...] = ()
+    if unasked is None:
+        reader = reader_of(subject)
+        readings = ask_again(reader, first, ASKED)
+        unchanged, short = float(readings.unchanged.mean()), float(readings.short.mean())
+        thinning = Thinning(unchanged=unchanged, kept=reader.kept_at_home(), short=short)
+        right = [part for part in tested.right if len(part.answer)]
+        control = ask_again(reader, right, ASKED) if right else None
+        beyond = any(each.beyond > 0 for each in shown)
+        of_readings = tuple(causes_of_readings(readings, control, found.length, beyond=beyond))
+    at_errors = _mass_at_errors(subject, first)
+    return replace(
+        found,
+        mass_at_errors=tuple(float(at_errors[head]) for head in found.heads),
+        failures=failures,
+        shown=shown,
+        causes=of_readings + of_kinds,
+        thinning=thinning,
+        unasked=unasked,
+        limited_by=limited_by(failures, of_kinds, of_readings, thinning) if found.fits else _unfit(found),
+    )
+
+
+def _unasked(subject: Subject, failed: list[Answers]) -> str | None:
+    if failed[0].examples.support is None:
+        return f"task {subject.task.name} does not say which tokens its answers depend on (support)"
+    return subject.unthinnable
+
+
+def _unfit(found: Diagnosis) -> str:
+    home = found.by_length[0]
+    return (
+        f"limited by its training: exact match {home.exact_match:.3f} at length {home.length}, which it was trained "
+        "on; train until it fits"
+    )

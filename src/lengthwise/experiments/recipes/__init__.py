@@ -1,0 +1,130 @@
+"""What is known to work: functions that return experiments, and one table of all."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from lengthwise.core.errors import unknown_name
+from lengthwise.core.type_checks import typed
+from lengthwise.encodings import Learned
+from lengthwise.experiments.experiment import Experiment, look_up, task_named
+from lengthwise.experiments.recipes.addition import addition, addition_carry, addition_coupled
+from lengthwise.experiments.recipes.copy_reverse import copy, reverse
+from lengthwise.experiments.recipes.language_model import (
+    context_length,
+    language_model,
+    language_model_large,
+    language_model_small,
+)
+from lengthwise.experiments.recipes.multi_addition import multi_addition, multi_addition_given
+from lengthwise.experiments.recipes.multiplication import multiplication, multiplication_given
+from lengthwise.experiments.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
+from lengthwise.experiments.recipes.planted import planted
+from lengthwise.experiments.recipes.recall import recall
+from lengthwise.experiments.recipes.sort import sort, sort_given
+from lengthwise.experiments.recipes.sparse_parity import sparse_parity, sparse_parity_8
+from lengthwise.experiments.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
+from lengthwise.experiments.recipes.which import which_addition, which_copy, which_parity
+from lengthwise.tasks import HasLengths, Task, nearest_length, spread_lengths
+
+RECIPES: dict[str, Callable[[], Experiment]] = {
+    recipe.__name__: recipe
+    for recipe in (
+        parity,
+        parity_rank,
+        parity_coupled,
+        copy,
+        reverse,
+        addition,
+        addition_coupled,
+        addition_carry,
+        multi_addition,
+        multi_addition_given,
+        variable_assignment,
+        variable_assignment_coupled,
+        multiplication,
+        multiplication_given,
+        planted,
+        sparse_parity,
+        sparse_parity_8,
+        recall,
+        sort,
+        sort_given,
+        language_model,
+        language_model_small,
+        language_model_large,
+    )
+}
+# A comparison is several experiments, each with the label of its row.
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
+    comparison.__name__: comparison
+    for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition, context_length)
+}
+
+
+@typed
+def recipe(name: str) -> Experiment:
+    """The experiment of a recipe; ``UnknownNameError`` names the nearest."""
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    return RECIPES[name]()
+
+
+@typed
+def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
+    """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
+
+    A task can also be a file of rows by its path, or a task itself. What the recipe settled (the range of IDs, the
+    gaps, the angles of rotary) stays where it applies.
+    """
+    name = task if isinstance(task, str) else task.name
+    base = next((made for made in (make() for make in RECIPES.values()) if made.task.name == name), None)
+    if base is None or not isinstance(task, str):
+        own = task_named(task) if isinstance(task, str) else task
+        base = _at_its_lengths(replace(parity() if base is None else base, task=own))
+    scheme_class = look_up("scheme", scheme)
+    experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
+    if encoding is None or encoding == base.encoding.name:
+        return experiment
+    encoding_class = look_up("encoding", encoding)
+    if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
+        return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
+    return replace(experiment, encoding=encoding_class(**_settled(encoding_class, base.encoding)))
+
+
+def _at_its_lengths(experiment: Experiment) -> Experiment:
+    """Train on all lengths of a file and test at some of them; other tasks have every length."""
+    task = experiment.task
+    if not isinstance(task, HasLengths):
+        return experiment
+    lengths = spread_lengths(task)
+    evaluation = replace(experiment.evaluation, lengths=lengths, num_examples=experiment.evaluation.num_examples[:1])
+    return replace(experiment, train_lengths=(lengths[0], lengths[-1]), evaluation=evaluation)
+
+
+def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
+    """The settings that both have."""
+    names = {part.name for part in fields(wanted)} if is_dataclass(wanted) else set()
+    return {part.name: getattr(settled, part.name) for part in fields(settled) if part.name in names}
+
+
+def quick(experiment: Experiment) -> Experiment:
+    """The same recipe at a size that only shows that everything runs."""
+    task = experiment.task
+    known = task.known_lengths if isinstance(task, HasLengths) else None
+    # Some tasks have no sequence of length 1, a file has rows of some lengths only.
+    first = min(experiment.train_lengths[0], 2) if known is None else known[0]
+    return replace(
+        experiment,
+        training=replace(
+            experiment.training,
+            steps=20,
+            batch_size=8,
+            warmup_steps=5,
+            log_every=5,
+            checkpoint_every=10,
+            cooldown_steps=min(experiment.training.cooldown_steps, 10),
+        ),
+        evaluation=replace(experiment.evaluation, lengths=(4, 8) if known is None else known[:2], num_examples=(16,)),
+        train_lengths=(first, nearest_length(task, 4)),
+    )

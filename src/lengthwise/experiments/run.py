@@ -1,0 +1,288 @@
+"""The verbs as functions that return data: train, load, evaluate and certify."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lengthwise.core.devices import pick_device
+from lengthwise.core.errors import (
+    LengthwiseError,
+    RunFolderError,
+    SeenRowsWarning,
+    SettingError,
+)
+from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.paths import StrPath
+from lengthwise.core.provenance import now
+from lengthwise.core.randomness import stream
+from lengthwise.core.type_checks import check_values, typed
+from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length, results_by_length
+from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
+from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.loss_by_context import ContextLoss, losses_by_context
+from lengthwise.evaluation.result_rows import HELD_OUT, seen_lengths
+from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, build_sampler, to_dict
+from lengthwise.experiments.run_folder import (
+    MODEL,
+    RESULTS,
+    RUN_FOLDER,
+    append_rows,
+    bound_to,
+    claim_run,
+    read_asked,
+    read_experiment,
+    read_model,
+    write_model,
+)
+from lengthwise.experiments.validation import (
+    check_encoding,
+    check_evaluation,
+    check_experiment,
+    check_scheme,
+    chosen_variants,
+)
+from lengthwise.model.decoder import Decoder
+from lengthwise.tasks import GradedByLoss, HasRows, Task, num_shared_rows, row_facts, task_facts
+from lengthwise.training.trainer import Trainer
+
+# Examples that decide whether the training range is fitted.
+FIT_EXAMPLES = 256
+# Examples of the exact match that is shown while training.
+PROGRESS_EXAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A trained decoder with its experiment and what training showed it.
+
+    ``facts``: ``steps``, ``fitted`` (exact match at the longest training length, None of a task graded by loss),
+    ``id_range`` (smallest and largest ID met in training), ``trained_distance`` (widest range of IDs within one
+    example), ``train_seconds``.
+    """
+
+    folder: Path
+    experiment: Experiment
+    decoder: Decoder
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """The types of ``Run.facts``."""
+
+    steps: int
+    fitted: float | None
+    id_range: tuple[float, float]
+    trained_distance: float
+    train_seconds: float
+
+
+@typed
+def train(
+    experiment: Experiment,
+    out: StrPath,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    report: Callable[[dict[str, Any]], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Run | None:
+    """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
+
+    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one, and when another process is
+    training into it. ``DivergedError`` when the loss is no number any more; what was logged before stays. Every other
+    ``LengthwiseError`` comes before anything is written.
+    """
+    out, target = Path(out), pick_device(device)
+    check_experiment(experiment)
+    with alone_in(out):
+        claim_run(out, experiment, resume=resume)
+        return _train(experiment, out, target, report, stop)
+
+
+def _train(
+    experiment: Experiment,
+    out: Path,
+    device: torch.device,
+    report: Callable[[dict[str, Any]], None] | None,
+    stop: Callable[[], bool],
+) -> Run | None:
+    """In a folder that is claimed."""
+    if (out / MODEL).exists():
+        # A damaged model is made again from the newest checkpoint.
+        with suppress(RunFolderError):
+            return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
+    decoder = build_decoder(experiment).to(device)
+    trainer = Trainer(
+        decoder, build_sampler(experiment, experiment.train_lengths), experiment.training, out, bound_to(out)
+    )
+    trainer.restore()
+    threshold, by_loss = experiment.training.fit_threshold, isinstance(experiment.task, GradedByLoss)
+    if not trainer.run(
+        report=report,
+        stop=stop,
+        fitted=lambda: fit(experiment, decoder).exact_match >= threshold,
+        exact_match=None if by_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
+    ):
+        return None
+    progress = trainer.progress
+    facts = {
+        "steps": progress.step,
+        "fitted": None if by_loss else fit(experiment, decoder).exact_match,
+        "id_range": [progress.smallest_id, progress.largest_id],
+        "trained_distance": progress.largest_distance,
+        "train_seconds": round(progress.train_seconds, 3),
+    }
+    write_model(out, decoder.state_dict(), facts)
+    return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
+
+
+def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
+    """Measure exact match at the longest training length, on examples that no other purpose draws."""
+    settings = EvaluationSettings(
+        lengths=experiment.train_lengths[1:],
+        num_examples=(FIT_EXAMPLES if num_examples is None else num_examples,),
+        seed=int(stream(experiment.seed, "fit").integers(2**31)),
+    )
+    return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
+
+
+@typed
+def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
+    """Read a finished run.
+
+    ``brought`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
+    brought again; another encoding with the same weights shows what it changes at evaluation alone.
+    """
+    folder, target = Path(folder), pick_device(device)
+    experiment = read_experiment(folder, brought=brought)
+    tensors, facts = read_model(folder)
+    _check_facts(facts, folder / MODEL)
+    tried = check_scheme(experiment) if brought else []
+    decoder = build_decoder(experiment)
+    if brought:
+        check_encoding(decoder, tried)
+    try:
+        decoder.load_state_dict(tensors)
+    except RuntimeError:
+        if brought:
+            raise RunFolderError(
+                f"the weights in {folder} are not those of the {' and '.join(brought)} brought to it; "
+                "only what has the same weights can take a place"
+            ) from None
+        raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
+    return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
+
+
+def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    try:
+        check_values(TrainingFacts, values)
+    except SettingError as error:
+        raise RunFolderError(f"{path} has facts of no training ({error}); train the run again") from None
+
+
+@typed
+def evaluate(
+    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
+) -> list[dict[str, Any]]:
+    """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``.
+
+    Rows hold exact matches, or losses by context length where the task is graded by these. Each is added as soon as its
+    length is measured: what ends an evaluation early loses none of them.
+    """
+    rows = []
+    for row in measured_rows(run, settings, report=report):
+        append_rows(run.folder / RESULTS, [row])
+        rows.append(row)
+    if seen := seen_lengths(rows):
+        warnings.warn(f"rows of length {seen} were trained on, some or all; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
+    return rows
+
+
+def measured_rows(
+    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The rows that ``evaluate`` adds, one by one; what cannot be measured is refused before the first."""
+    check_evaluation(run.experiment, settings)
+    for variant, task in chosen_variants(run.experiment.task, settings).items():
+        for result in _measured(run, task, settings, report):
+            yield _row(run, result, variant)
+
+
+@typed
+def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
+    """Which assumptions of the theory a run keeps, and how accurate it will be at ``lengths``; see ``RunCertificate``.
+
+    ``SettingError`` for a task that does not say what its answers depend on, and for a decoder in whose attention no
+    token can stand for several.
+    """
+    return certify_decoder(subject_of(run, seed=seed), lengths)
+
+
+def subject_of(run: Run, *, seed: int) -> Subject:
+    """The run as one that is asked, on the CPU: the passes are many and small."""
+    experiment = run.experiment
+    first, last = run.facts["id_range"]
+    on_cpu = run.decoder.embedding.device.type == "cpu"
+    return Subject(
+        decoder=run.decoder if on_cpu else copy.deepcopy(run.decoder).cpu(),
+        task=experiment.task,
+        scheme=experiment.scheme,
+        encoding=experiment.encoding,
+        trained=experiment.train_lengths,
+        id_range=(first, last),
+        trained_distance=run.facts["trained_distance"],
+        fitted=run.facts["fitted"],
+        seed=seed,
+    )
+
+
+def _measured(
+    run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
+) -> Iterator[LengthResult | ContextLoss]:
+    scheme, trained = run.experiment.scheme, run.facts["trained_distance"]
+    if isinstance(task, GradedByLoss):
+        return losses_by_context(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+    return results_by_length(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+
+
+def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
+    experiment = run.experiment
+    head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
+    seen = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRows) else {}
+    return {
+        **task_facts(experiment.task),
+        "scheme": experiment.scheme.name,
+        "encoding": experiment.encoding.name,
+        "seed": experiment.seed,
+        "variant": variant,
+        **asdict(result),
+        "train_lengths": list(experiment.train_lengths),
+        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_seconds")},
+        **head,
+        **row_facts(experiment.task, result.length),
+        **seen,
+        "time": now(),
+    }
+
+
+def _seen(run: Run, length: int) -> bool:
+    """Whether the run was trained on rows of this length that it is asked; of a file that is gone, on all of them."""
+    (first, last), asked = run.experiment.train_lengths, run.experiment.task
+    if not first <= length <= last:
+        return False
+    if read_asked(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(asked).get("digest"):
+        return True
+    with suppress(LengthwiseError):
+        trained = read_experiment(run.folder).task
+        return (
+            isinstance(asked, HasRows) and isinstance(trained, HasRows) and num_shared_rows(asked, trained, length) > 0
+        )
+    return False

@@ -1,0 +1,89 @@
+"""A model that asks before each pass whether to go on: long work stops within one pass of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+
+
+class StopAskedError(Exception):
+    """Somebody asked to stop before the next pass."""
+
+
+class Stoppable:
+    """The model itself, but each pass raises ``StopAskedError`` instead once ``stop`` says so."""
+
+    def __init__(self, model: NextTokenModel, stop: Callable[[], bool]) -> None:
+        self._model, self._stop = model, stop
+        self.name, self.dtype, self.num_parameters = model.name, model.dtype, model.num_parameters
+        self.weights_digest = model.weights_digest
+        self.vocabulary_size, self.num_positions = model.vocabulary_size, model.num_positions
+        self.trained_distance, self.forward_tokens = model.trained_distance, model.forward_tokens
+
+    @property
+    def _going_on(self) -> NextTokenModel:
+        if self._stop():
+            raise StopAskedError
+        return self._model
+
+    def log_probs(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """As the model's."""
+        return self._going_on.log_probs(tokens, position_ids)
+
+    def losses(
+        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], targets: Int[Tensor, "rows last"]
+    ) -> Float[Tensor, "rows last"]:
+        """As the model's."""
+        return self._going_on.losses(tokens, position_ids, targets)
+
+    def whole(
+        self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
+    ) -> Float[Tensor, " vocab"]:
+        """As the model's."""
+        return self._going_on.whole(tokens, seen)
+
+    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+        """As the model's."""
+        return self._going_on.rounding(tokens)
+
+    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
+        """As the model's."""
+        return self._going_on.read(tokens, position_ids, num_read)
+
+    def log_probs_behind(
+        self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
+    ) -> Float[Tensor, "rows vocab"]:
+        """As the model's."""
+        return self._going_on.log_probs_behind(states, tokens, position_ids)
+
+    def log_probs_after(
+        self,
+        states: Any,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        visible: Bool[Tensor, "rows read"],
+    ) -> Float[Tensor, "rows vocab"]:
+        """As the model's."""
+        return self._going_on.log_probs_after(states, near, position_ids, visible)
+
+    def gate_gradient(
+        self,
+        states: Any,
+        near: Int[Tensor, " near"],
+        position_ids: Int[Tensor, " near"],
+        log_gates: Float[Tensor, " read"],
+        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
+    ) -> Float[Tensor, " read"]:
+        """As the model's."""
+        return self._going_on.gate_gradient(states, near, position_ids, log_gates, objective)
+
+    def attention(
+        self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+    ) -> Float[Tensor, " read"]:
+        """As the model's."""
+        return self._going_on.attention(states, near, position_ids)

@@ -1,0 +1,29 @@
+"""How a decoder predicts position IDs (PPC): one file per head, one table of all."""
+
+from lengthwise.model.position_heads.absolute import Absolute
+from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, read_prompt
+from lengthwise.model.position_heads.increment import Increment
+from lengthwise.model.position_heads.pointer import Pointer
+from lengthwise.model.position_heads.rank import Rank
+from lengthwise.model.position_heads.search import Search
+
+POSITION_HEADS: dict[str, type[PositionHead]] = {
+    "pointer": Pointer,
+    "rank": Rank,
+    "increment": Increment,
+    "search": Search,
+    "class": Absolute,
+}
+
+__all__ = [
+    "POSITION_HEADS",
+    "Absolute",
+    "Increment",
+    "NextIDs",
+    "Pointer",
+    "PositionHead",
+    "Prompt",
+    "Rank",
+    "Search",
+    "read_prompt",
+]

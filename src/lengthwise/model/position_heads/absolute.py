@@ -1,0 +1,28 @@
+"""Class head: a softmax over ID values."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
+
+
+class Absolute(PositionHead):
+    """The baseline: needs an encoding that tells absolute IDs, and knows none that training did not show."""
+
+    def __init__(self, d_model: int, num_position_ids: int) -> None:
+        super().__init__()
+        self.from_hidden = nn.Linear(d_model, num_position_ids)
+        self.from_next = nn.Linear(d_model, num_position_ids, bias=False)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch query d_model"],
+        own_ids: Int[Tensor, "batch query"],
+        next_embeddings: Float[Tensor, "batch query d_model"],
+        prompt: Prompt,
+    ) -> NextIDs:
+        """Over every ID below ``num_position_ids``."""
+        scores = (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
+        candidates = torch.arange(scores.shape[-1], device=scores.device)[None, None]
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

@@ -1,0 +1,36 @@
+"""Rank head: the own ID's rank among the prompt's distinct IDs, plus a small offset."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
+from lengthwise.model.position_heads.offset import OffsetScores
+
+
+class Rank(PositionHead):
+    """Cheap, and blind to content: it can only say how many ranks to move on."""
+
+    OFFSETS = (-1, 0, 1, 2)
+
+    def __init__(self, d_model: int, num_position_ids: int) -> None:
+        super().__init__()
+        self.scores = OffsetScores(d_model, len(self.OFFSETS))
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch query d_model"],
+        own_ids: Int[Tensor, "batch query"],
+        next_embeddings: Float[Tensor, "batch query d_model"],
+        prompt: Prompt,
+    ) -> NextIDs:
+        """Over the neighbours in rank that the prompt has."""
+        offsets = torch.tensor(self.OFFSETS, device=hidden.device)
+        ranks = torch.searchsorted(prompt.distinct_ids, own_ids.contiguous())[..., None] + offsets
+        last = (prompt.distinct_ids != Prompt.FILL).sum(dim=1)[:, None, None] - 1
+        exists = (ranks >= 0) & (ranks <= last)
+        looked_up = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(last).flatten(1)).view(ranks.shape)
+        scores = self.scores(hidden, next_embeddings).masked_fill(~exists, -math.inf)
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=looked_up.masked_fill(~exists, -1))

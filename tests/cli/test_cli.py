@@ -1,0 +1,711 @@
+"""The command line: every verb at its smallest, and one line with status 2 for every input that is wrong."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from small_runs import facts, same_tensors, tree, weights
+
+from lengthwise.cli.app import app as cli
+from lengthwise.cli.progress import ProgressLine
+from lengthwise.core.errors import UntrainedDistanceWarning
+from lengthwise.encodings import ENCODINGS, NoPE
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES
+from lengthwise.experiments.run import load_run
+from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
+from lengthwise.tasks import TASKS, Parity, Task
+from lengthwise.tasks.examples import Examples
+
+QUICK = ["--quick", "--device", "cpu"]
+
+
+class Uncoupled(Parity):
+    """A task of one's own: parities that declare no coupling."""
+
+    name = "uncoupled"
+
+    def __init__(self) -> None:
+        super().__init__(coupling="none")
+
+
+class Borrowed(Sequential):
+    """A scheme of one's own with the name of another one."""
+
+
+class NoDataclass(PositionScheme):
+    """A scheme of one's own whose settings nobody can list."""
+
+    name = "no_dataclass"
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """The token index."""
+        return Sequential().assign(examples, rng, training=training)
+
+
+@dataclass(frozen=True)
+class AssignsNothing(PositionScheme):
+    """A scheme of one's own without the one thing that makes it one."""
+
+    name = "assigns_nothing"
+
+
+@dataclass(frozen=True)
+class SaysLittle:
+    """A scheme of one's own that inherits nothing, and does not say what it is."""
+
+    name = "says_little"
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """The token index."""
+        return Sequential().assign(examples, rng, training=training)
+
+
+@dataclass(frozen=True)
+class Counted(Sequential):
+    """A scheme of one's own."""
+
+    name = "counted"
+
+
+@dataclass(frozen=True)
+class OwnNoPE(NoPE):
+    """An encoding of one's own."""
+
+    name = "own_nope"
+
+
+class NeedsArguments(Parity):
+    """A task of one's own that cannot be built from nothing."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+
+
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads on busy cores wait for each other for seconds."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Quick runs to copy: of PPC, of learned positions, of one that was stopped, and a comparison."""
+    folder = tmp_path_factory.mktemp("trained")
+    cli.main(["train", "parity", *QUICK, "--out", str(folder / "run")])
+    cli.main(["train", "addition", *QUICK, "--out", str(folder / "addition")])
+    learned = ["--task", "parity", "--scheme", "sequential", "--encoding", "learned"]
+    cli.main(["train", *learned, *QUICK, "--out", str(folder / "learned")])
+    shutil.copytree(folder / "run", folder / "unfinished")
+    (folder / "unfinished" / "model.safetensors").unlink()
+    for name in ("addition", "learned"):
+        shutil.rmtree(folder / name / "checkpoints")
+    (folder / "comparison").mkdir()
+    (folder / "comparison" / "comparison.json").write_text('{"comparison": {}}')
+    (folder / "empty").mkdir()
+    (folder / "file").write_text("a file")
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the quick runs, which is the working folder."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """What a command that succeeds prints to standard output and standard error."""
+    capsys.readouterr()
+    cli.main(list(arguments))
+    printed = capsys.readouterr()
+    return printed.out, printed.err
+
+
+def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a command leaves with status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        cli.main(list(arguments))
+    printed = capsys.readouterr()
+    assert left.value.code == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.startswith("error: ")
+    return printed.err.removeprefix("error: ").strip()
+
+
+def test_list_shows_every_entry_of_every_table(capsys):
+    out, err = asked(["list"], capsys)
+    for name in (*TASKS, *SCHEMES, *ENCODINGS, *RECIPES, *COMPARISONS):
+        assert name in out
+    assert err == ""
+
+
+TABLES: dict[str, Any] = {
+    "tasks": TASKS,
+    "schemes": SCHEMES,
+    "encodings": ENCODINGS,
+    "recipes": {**RECIPES, **COMPARISONS},
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_list_shows_one_kind_with_a_line_for_each(kind, capsys):
+    (document,) = json.loads(asked(["list", kind, "--json"], capsys)[0]).items()
+    assert document[0] == kind
+    assert [entry["name"] for entry in document[1]] == list(TABLES[kind])
+    assert all(entry["summary"] and "\n" not in entry["summary"] for entry in document[1])
+    shown = asked(["list", kind], capsys)[0]
+    assert all(name in shown for name in TABLES[kind])
+
+
+def test_train_tells_what_it_did_and_where_it_saved(runs, capsys):
+    out, _ = asked(["train", "parity", *QUICK, "--seed", "3", "--out", "new"], capsys)
+    run = load_run(Path("new"), device="cpu")
+    assert out.count("\n") == 1
+    assert out.startswith("20 steps in ")
+    assert out.endswith("saved in new\n")
+    assert f"exact match {run.facts['fitted']:.3f} at length 4" in out
+    assert run.experiment.seed == 3
+
+
+def test_train_takes_a_task_a_scheme_and_an_encoding_and_every_flag(runs, capsys):
+    flags = "--task copy --scheme predicted --encoding alibi --head rank --steps 3 --batch-size 5"
+    ranges = "--num-position-ids 60 --train-lengths 2:6 --seed 1 --device cpu --out new --json"
+    document = json.loads(asked(["train", *flags.split(), *ranges.split()], capsys)[0])
+    run = load_run(Path("new"), device="cpu")
+    experiment = run.experiment
+    assert document == {"folder": "new", **run.facts}
+    assert (experiment.task.name, experiment.scheme.name, experiment.encoding.name) == ("copy", "predicted", "alibi")
+    assert (experiment.decoder.head, experiment.training.steps, experiment.training.batch_size) == ("rank", 3, 5)
+    assert (experiment.scheme.num_position_ids, experiment.train_lengths, experiment.seed) == (60, (2, 6), 1)
+
+
+def test_train_without_out_writes_below_runs(runs, capsys):
+    asked(["train", "parity", *QUICK], capsys)
+    (folder,) = (runs / "runs").iterdir()
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_flag_goes_before_what_quick_would_set(runs, capsys):
+    asked(["train", "parity", *QUICK, "--steps", "3", "--train-lengths", "1:2", "--out", "new"], capsys)
+    experiment = load_run(Path("new"), device="cpu").experiment
+    assert (experiment.training.steps, experiment.train_lengths) == (3, (1, 2))
+
+
+def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
+    own = ["--task", "test_cli:Uncoupled"]
+    asked(["train", *own, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)
+    document = json.loads(asked(["evaluate", "new", *own, "--device", "cpu", "--json"], capsys)[0])
+    assert {row["task"] for row in document["results"]} == {"uncoupled"}
+    for verb in (["evaluate"], ["diagnose", "--length", "8"], ["certify"], ["export", "--format", "hf", "--out", "hf"]):
+        named = [verb[0], "new", *verb[1:]]
+        assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(
+            named, capsys
+        )
+    # Every verb that says so has the flag.
+    document = json.loads(asked(["diagnose", "new", "--length", "8", "--num-examples", "4", *own, "--json"], capsys)[0])
+    assert (document["task"], document["num_examples"]) == ("uncoupled", 4)
+    asked(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+    assert (runs / "hf" / "config.json").is_file()
+    assert "verdict" in asked(["certify", "new", *own, "--lengths", "8", "--json"], capsys)[0]
+
+
+def test_flags_of_a_run_are_refused_where_no_run_is_asked(runs, capsys):
+    own = ["--task", "test_cli:Uncoupled"]
+    refusal = "--task test_cli:Uncoupled is for the folder of a run: leave it out"
+    assert refusal in refused(["certify", "parity", *own], capsys)
+    refusal = "--task test_cli:Uncoupled is for a run with --format hf: leave it out"
+    assert refusal in refused(["export", "parity", *own, "--format", "lm-eval", "--out", "new"], capsys)
+
+
+def test_an_encoding_of_ones_own_is_not_exported(runs, capsys):
+    own = ["--encoding", "test_cli:OwnNoPE"]
+    asked(["train", "--task", "parity", "--scheme", "sequential", *own, *QUICK, "--out", "new"], capsys)
+    refusal = "the encoding own_nope is a class of your own, which no folder for transformers can hold; export a run"
+    assert refusal in refused(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+    assert not (runs / "hf").exists()
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when a training step is reported."""
+
+    def report(self: ProgressLine, row: dict[str, Any]) -> None:
+        if row["step"] == step:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressLine, "trained", report)
+
+
+@pytest.mark.parametrize("task", ["copy", "test_cli:Uncoupled"])
+def test_a_run_with_classes_of_ones_own_is_gone_on_with_by_the_command_that_it_was_left_with(
+    task, runs, capsys, monkeypatch
+):
+    own = ["--scheme", "test_cli:Counted", "--encoding", "test_cli:OwnNoPE"]
+    settings = ["--train-lengths", "2:3", "--seed", "5"]
+    flags = ["train", "--task", task, *own, *settings, *QUICK, "--out"]
+    asked([*flags, "whole"], capsys)
+    with monkeypatch.context() as patch:
+        interrupt_at(10, patch)
+        with pytest.raises(SystemExit):
+            cli.main([*flags, "stopped"])
+    command = capsys.readouterr().err.splitlines()[-1].split("lengthwise ")[1]
+    named = [] if task == "copy" else ["--task", task]
+    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *own]
+    asked([*command.split(), "--device", "cpu"], capsys)
+    assert same_tensors(weights(runs / "stopped"), weights(runs / "whole"))
+    # Without them, the line says which are missing.
+    assert "is in no table; if it is your own, name it again (--" in refused(
+        ["train", "--resume", "--out", "stopped"], capsys
+    )
+
+
+def test_a_run_that_is_resumed_by_its_first_command_keeps_what_other_flags_had_settled(runs, capsys):
+    flags = ["train", "--task", "parity", "--scheme", "sequential", "--encoding", "nope"]
+    asked([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
+    before = tree(runs)
+    asked([*flags, "--resume", "--out", "new"], capsys)
+    assert tree(runs) == before
+
+
+def test_resuming_a_finished_run_says_the_same_again(runs, capsys):
+    before = tree(runs)
+    document = json.loads(asked(["train", "--resume", "--out", "run", "--json"], capsys)[0])
+    assert document["steps"] == 20
+    assert tree(runs) == before
+
+
+def test_resuming_an_unfinished_run_ends_it(runs, capsys):
+    asked(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
+    assert same_tensors(weights(runs / "unfinished"), weights(runs / "run"))
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-200], lambda content: b""], ids=["truncated", "emptied"])
+def test_resuming_a_run_with_a_damaged_model_mends_it_as_its_error_says(damage, runs, capsys):
+    model = runs / "run" / "model.safetensors"
+    whole, told = weights(runs / "run"), facts(runs / "run")
+    model.write_bytes(damage(model.read_bytes()))
+    assert "--resume" in refused(["evaluate", "run"], capsys)
+    asked(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
+    assert same_tensors(weights(runs / "run"), whole)
+    assert facts(runs / "run") == told
+
+
+def test_evaluate_shows_a_row_per_length_and_adds_them_to_the_results(runs, capsys):
+    out, _ = asked(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+    rows = [json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()]
+    assert [(row["length"], row["num_examples"], row["decode"]) for row in rows] == [(2, 5, "forced"), (8, 7, "forced")]
+    assert all(f"{row['exact_match']:.3f}" in out for row in rows)
+
+
+def test_evaluate_prints_one_json_document_and_nothing_else(runs, capsys):
+    flags = ["--lengths", "2,3", "--num-examples", "4", "--decode", "free", "--seed", "9", "--device", "cpu", "--json"]
+    out, _ = asked(["evaluate", "run", *flags], capsys)
+    document = json.loads(out)
+    assert [row["length"] for row in document["results"]] == [2, 3]
+    assert {row["decode"] for row in document["results"]} == {"free"}
+    assert document["results"] == [
+        json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()
+    ]
+
+
+def test_evaluate_measures_the_variants_of_a_task_one_by_one(runs, capsys):
+    flags = ["--variants", "uniform,carry", "--num-examples", "4", "--device", "cpu", "--json"]
+    document = json.loads(asked(["evaluate", "addition", *flags], capsys)[0])
+    cells = [(row["variant"], row["length"]) for row in document["results"]]
+    assert cells == [("uniform", 4), ("uniform", 8), ("carry", 4), ("carry", 8)]
+
+
+@pytest.mark.filterwarnings("always::lengthwise.core.errors.UntrainedDistanceWarning")
+def test_untrained_distances_are_warned_of_on_standard_error_in_one_line(runs, capsys):
+    flags = ["--lengths", "4,8", "--num-examples", "2", "--device", "cpu", "--json"]
+    out, err = asked(["evaluate", "learned", *flags], capsys)
+    json.loads(out)
+    warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
+    assert warnings == [
+        "warning: length 8 uses ID distances up to 18, training showed none beyond 10; "
+        "train on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
+    ]
+    assert issubclass(UntrainedDistanceWarning, UserWarning)
+
+
+def test_generate_shows_each_token_with_its_id(runs, capsys):
+    flags = ["generate", "run", "--prompt", "0110", "--device", "cpu"]
+    document = json.loads(asked([*flags, "--json"], capsys)[0])
+    assert len(document["tokens"]) == len(document["position_ids"])
+    assert set(document) == {"tokens", "position_ids", "right", "expected"}
+    assert document["expected"] == ["0", "1", "0", "0", "end"]
+    lines = asked(flags, capsys)[0].splitlines()
+    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.count("│") == 3]
+    assert shown == [list(pair) for pair in zip(document["tokens"], map(str, document["position_ids"]), strict=True)]
+    assert lines[-1] == ("right" if document["right"] else "wrong; the answer is 0 1 0 0 end")
+
+
+def test_generate_writes_no_more_than_it_is_asked_for(runs, capsys):
+    flags = ["--prompt", "011", "--max-new-tokens", "1", "--device", "cpu", "--json"]
+    document = json.loads(asked(["generate", "run", *flags], capsys)[0])
+    assert len(document["tokens"]) == 1
+    assert document["right"] is (None if document["tokens"] == ["0"] else False)
+    last = asked(["generate", "run", *flags[:-1]], capsys)[0].splitlines()[-1]
+    assert last == f"{'wrong' if document['right'] is False else 'right so far'}; the answer is 0 1 0 end"
+
+
+def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):
+    flags = ["--task", "parity", "--rows", "predicted/rotary, sequential/nope", "--jobs", "1", "--lengths", "3"]
+    out, _ = asked(["compare", *flags, "--num-examples", "4", *QUICK, "--out", "new", "--json"], capsys)
+    document = json.loads(out)
+    assert [row["row"] for row in document["results"]] == ["predicted/rotary", "sequential/nope"]
+    assert {row["length"] for row in document["results"]} == {3}
+    assert Path(document["figure"]).is_file()
+
+
+@pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate", "certify", "diagnose"])
+def test_every_verb_explains_itself(verb, capsys):
+    out, err = asked([verb, "--help"], capsys)
+    assert "Usage" in out
+    assert err == ""
+
+
+TRAIN = ["train", "--task", "parity"]
+# What is asked for, and what the line has to say: the value that came, the limit and the way out.
+WRONG: list[tuple[list[str], str]] = [
+    (["train", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition, copy"),
+    (
+        [*TRAIN, "--scheme", "couple"],
+        "unknown scheme 'couple'; did you mean 'coupled'? known: abacus, coupled, multilevel, predicted",
+    ),
+    (
+        [*TRAIN, "--encoding", "rotar"],
+        "unknown encoding 'rotar'; did you mean 'rotary'? known: alibi, dape, dape_v2, fire",
+    ),
+    (["train", "addition_couple"], "unknown recipe 'addition_couple'; did you mean 'addition_coupled'? known: "),
+    (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
+    (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
+    (["train", "parity", "--device", "cuda"], "device 'cuda' was asked for but torch sees no CUDA device; use"),
+    (["train"], "nothing to train; name a recipe (parity"),
+    (["train", "demo"], "compare demo"),
+    (["train", "parity", "--task", "parity"], "recipe 'parity' has its own task, scheme and encoding; leave out"),
+    ([*TRAIN, "--train-lengths", "0:4"], "training length 0 is no length; lengths start at 1"),
+    ([*TRAIN, "--train-lengths=-3:4"], "training length -3 is no length; lengths start at 1"),
+    ([*TRAIN, "--train-lengths", "4:1"], "training lengths 4:1 run backwards; write the smaller one first"),
+    ([*TRAIN, "--train-lengths", "abc"], "'abc' is no range of lengths; write the shortest and the longest"),
+    ([*TRAIN, "--train-lengths", "3"], "'3' is no range of lengths; write the shortest and the longest such as 1:20"),
+    ([*TRAIN, "--batch-size", "0"], "batch_size 0 trains nothing; use at least 1"),
+    ([*TRAIN, "--steps", "0"], "steps 0 trains nothing; use at least 1"),
+    ([*TRAIN, "--steps", "-5"], "steps -5 trains nothing; use at least 1"),
+    ([*TRAIN, "--num-position-ids", "0"], "num_position_ids 0 leaves no ID; use at least 1"),
+    (
+        [*TRAIN, "--num-position-ids", "5"],
+        "reaches ID 22 but the scheme stops at 4; set num_position_ids to at least 23",
+    ),
+    ([*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"], "sequential has no range of IDs; leave out --num"),
+    (
+        [*TRAIN, "--scheme", "sequential", "--encoding", "learned", "--train-lengths", "1:300"],
+        "IDs up to 602 but the encoding learned holds 512; set its num_position_ids to at least 603",
+    ),
+    (["train", "--task", "test_cli:Uncoupled"], "this task declares no coupling; use the scheme sequential"),
+    (["train", "--task", "no_such_module:Task"], "task 'no_such_module:Task' cannot be imported (No module named"),
+    (["train", "--task", "test_cli:NoTask"], "task 'test_cli:NoTask' cannot be imported (module 'test_cli' has no"),
+    (["train", "--task", "os:path"], "task 'os:path'"),
+    (["train", "--task", "json:dumps"], "task 'json:dumps'"),
+    (["train", "--task", ":"], "task ':'"),
+    (["train", "--task", "test_cli:NeedsArguments"], "test_cli:NeedsArguments"),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:Borrowed"],
+        "scheme 'test_cli:Borrowed' has the name 'sequential' of another one of ours; choose its own",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
+        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, predicts_ids, draws_at_evaluation, assign); "
+        "name a class that has all of PositionScheme",
+    ),
+    (
+        ["train", "--task", "copy", "--encoding", "test_cli:AssignsNothing"],
+        "encoding 'test_cli:AssignsNothing' is no encoding (it has no shift_invariant, reads_order, build); "
+        "name a class that has all of EncodingSettings",
+    ),
+    (
+        ["train", "--task", "test_cli:OwnNoPE"],
+        "task 'test_cli:OwnNoPE' is no task (it has no vocabulary, separators, sample, from_prompt, variants, version)",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],
+        "scheme 'test_cli:AssignsNothing' is no scheme (it has no assign); name a class that has all",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:SaysLittle"],
+        "scheme 'test_cli:SaysLittle' is no scheme (it has no needs, real_valued, predicts_ids, ",
+    ),
+    (
+        ["train", "--task", "copy", "--scheme", "test_cli:NoDataclass"],
+        "scheme 'test_cli:NoDataclass' is no dataclass, so its settings cannot be saved; write @dataclass(frozen=True)",
+    ),
+    (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, "),
+    (
+        ["compare", "--task", "copy", "--rows", "test_cli:OwnNoPE/rotary"],
+        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, ",
+    ),
+    (["train", "--resume", "--out", "nowhere"], "nowhere does not exist; give the folder of a run"),
+    (
+        ["train", "--resume", "--out", "empty"],
+        "empty is no run folder (it has no experiment.json); give one that train",
+    ),
+    (
+        ["train", "--resume", "--out", "run", "--steps", "99"],
+        "run holds another run than the one asked for: training.steps differ",
+    ),
+    (
+        ["train", "--resume", "--out", "run", "--encoding", "nope"],
+        "run holds another run than the one asked for: ",
+    ),
+    (
+        ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],
+        "run holds another run than the one asked for: ",
+    ),
+    (["train", "--resume", "--out", "nowhere", "--scheme", "coupled"], "nowhere does not exist; give the folder of a"),
+    (["train", "--resume", "--out", "run", "--seed", "99"], "run holds another run than the one asked for: "),
+    (["train", "parity", *QUICK, "--out", "run"], "run holds a run already; add --resume to go on with it, or choose"),
+    (["train", "copy", *QUICK, "--resume", "--out", "run"], "run holds another run than the one asked for: "),
+    (["train", "parity", *QUICK, "--out", "comparison"], "comparison holds a comparison already; choose another --out"),
+    (["train", "parity", *QUICK, "--out", "file"], "file is a file, a run needs a folder; choose another --out"),
+    (["train", "parity", *QUICK, "--out", "file/below"], "cannot write file/below/experiment.json (Not a directory);"),
+    (["evaluate", "nowhere"], "nowhere is no run folder (it has no experiment.json), and of a model it is not known"),
+    (["evaluate", "empty"], "empty is no run folder (it has no experiment.json), and of a model it is not known what"),
+    (["evaluate", "file"], "give a folder that train --out made, or a --task such as parity"),
+    (
+        ["evaluate", "empty", "--task", "parity"],
+        "empty holds no model (it has no config.json); give a folder that save",
+    ),
+    (["evaluate", "run", "--shots", "4"], "--shots 4 is of a model; a run is measured as it was trained: leave it out"),
+    (["evaluate", "run", "--out", "new"], "--out new is of a model; a run is measured as it was trained: leave it out"),
+    (["evaluate", "unfinished"], "its training has not ended; go on with train --resume --out unfinished"),
+    (["evaluate", "run", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
+    (["evaluate", "run", "--lengths", "-4"], "length -4 is no length; lengths start at 1"),
+    (["evaluate", "run", "--lengths", "8:4"], "--lengths '8:4' is no list of whole numbers; write one such as 20,200"),
+    (["evaluate", "run", "--lengths", "x"], "--lengths 'x' is no list of whole numbers; write one such as 20,200"),
+    (["evaluate", "run", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
+    (["evaluate", "run", "--num-examples", "4.5"], "--num-examples '4.5' is no list of whole numbers; write one"),
+    (["evaluate", "run", "--num-examples", "1,2,3"], "3 numbers of examples for 2 lengths; give one for all or one"),
+    (["evaluate", "run", "--decode", "fre"], "decode 'fre' is unknown; choose one of forced, free"),
+    (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
+    (["evaluate", "run", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
+    (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
+    (["evaluate", "run", "--task", "copy"], "the weights in run are not those of the task brought to it"),
+    (
+        ["evaluate", "addition", "--variants", "cary"],
+        "unknown variant of addition 'cary'; did you mean 'carry'? known: ",
+    ),
+    (["evaluate", "run", "--variants", "carry"], "'carry'"),
+    (
+        ["evaluate", "learned", "--lengths", "4,300", "--num-examples", "1"],
+        "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
+    ),
+    (["generate", "nowhere", "--prompt", "0"], "nowhere does not exist; give the folder of a run"),
+    (["generate", "unfinished", "--prompt", "0"], "its training has not ended; go on with train --resume"),
+    (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
+    (["generate", "run", "--prompt", ""], "the prompt is empty; parity takes bits such as 0110"),
+    (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
+    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "max-new-tokens 0 writes nothing; use at least 1"),
+    (["compare"], "nothing to compare; name recipes (parity"),
+    (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),
+    (["compare", "demo", "parity"], "comparison 'demo'"),
+    (
+        ["compare", "which_copy", "--rows", "coupled/rotry"],
+        "unknown row of which_copy 'coupled/rotry'; did you mean 'coupled",
+    ),
+    (
+        ["compare", "parity", "--rows", "predicted/rotary"],
+        "recipes and --task with --rows exclude each other; give one",
+    ),
+    (["compare", "parity", "--task", "parity"], "recipes and --task with --rows exclude each other; give one"),
+    (["compare", "--task", "parity"], "nothing to compare; name recipes (parity"),
+    (
+        ["compare", "--task", "parity", "--rows", "predicted"],
+        "row 'predicted' is no scheme/encoding; write rows such as",
+    ),
+    (
+        ["compare", "--task", "parity", "--rows", "predictd/rotary"],
+        "unknown scheme 'predictd'; did you mean 'predicted'?",
+    ),
+    (["compare", "--task", "parity", "--rows", "predicted/rotry"], "unknown encoding 'rotry'; did you mean 'rotary'?"),
+    (
+        ["compare", "--task", "test_cli:Uncoupled", "--rows", "coupled/rotary"],
+        "this task declares no coupling; use the",
+    ),
+    (["compare", "parity", "--seeds", "0"], "0 seeds run nothing; use at least 1"),
+    (["compare", "parity", "--jobs", "0"], "0 jobs run nothing; use at least 1"),
+    (["compare", "parity", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
+    (["compare", "parity", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
+    (["compare", "parity", "--variants", "carry"], "'carry'"),
+    (["compare", "parity", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
+    (
+        ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--jobs", "1"],
+        "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
+    ),
+    (["compare", "parity", *QUICK, "--out", "run"], "run holds a run already; choose another --out for the comparison"),
+    (
+        ["compare", "parity", *QUICK, "--out", "comparison"],
+        "comparison holds another comparison than the one asked for",
+    ),
+    (
+        ["compare", "parity", *QUICK, "--out", "file"],
+        "file is a file, a comparison needs a folder; choose another --out",
+    ),
+    (
+        ["compare", "parity", *QUICK, "--out", "file/below"],
+        "cannot write file/below/comparison.json (Not a directory);",
+    ),
+    (
+        ["list", "taks"],
+        "unknown list 'taks'; did you mean 'tasks'? known: claims, encodings, measures, recipes, schemes, tasks",
+    ),
+    # The parser's own.
+    ([*TRAIN, "--steps", "x"], "'x'"),
+    ([*TRAIN, "--seed", "1.5"], "'1.5'"),
+    (["compare", "parity", "--seeds", "many"], "'many'"),
+    ([*TRAIN, "--stpes", "3"], "--stpes"),
+    ([*TRAIN, "--steps"], "--steps"),
+    (["evaluate"], "RUN"),
+    (["generate", "run"], "--prompt"),
+    (["diagnose", "run"], "--length"),
+    (["diagnose", "run", "--length", "many"], "'many'"),
+    (["evaluate", "run", "unfinished"], "unfinished"),
+    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, diagnose, evaluate"),
+    (["--verbose"], "--verbose"),
+    ([], "command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_wrong_input_is_answered_in_one_line_and_changes_nothing(arguments, text, runs, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = tree(runs)
+    assert text in refused(arguments, capsys)
+    assert tree(runs) == before
+
+
+def header_end(content: bytes) -> int:
+    """Where the tensors of a safetensors file begin."""
+    return 8 + int.from_bytes(content[:8], "little")
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    place %= len(content)
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda content: b"",
+    "cut in the header": lambda content: content[:200],
+    "cut in the data": lambda content: content[:-200],
+    "longer": lambda content: content + b"\0",
+    "first byte of the data": lambda content: flipped(content, header_end(content)),
+    "last byte of the data": lambda content: flipped(content, -1),
+    "size of the header": lambda content: flipped(content, 0),
+    "start of the header": lambda content: flipped(content, 8),
+    "a fact": lambda content: content.replace(b'\\"steps\\": 20', b'\\"steps\\": 21'),
+    "a tensor's name": lambda content: content.replace(b'"blocks.0.widen.bias"', b'"blocks.0.widen.bios"'),
+    "not safetensors": lambda content: b"\x80\x02}q\x00." * 50,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "verb", [["evaluate", "run"], ["generate", "run", "--prompt", "01"]], ids=["evaluate", "generate"]
+)
+def test_a_damaged_model_is_refused_by_name(verb, damage, runs, capsys):
+    model = runs / "run" / "model.safetensors"
+    content = DAMAGE[damage](model.read_bytes())
+    assert content != model.read_bytes()
+    model.write_bytes(content)
+    before = tree(runs)
+    line = refused(verb, capsys)
+    assert line.startswith("run/model.safetensors is ")
+    assert "--resume" in line
+    assert tree(runs) == before
+
+
+def test_a_model_with_any_byte_of_its_header_altered_is_refused(runs):
+    model = runs / "run" / "model.safetensors"
+    content = model.read_bytes()
+    places = range(0, header_end(content), 13)
+    for place in places:
+        model.write_bytes(flipped(content, place))
+        with pytest.raises(cli.LengthwiseError, match=r"run/model\.safetensors"):
+            load_run(Path("run"), device="cpu")
+    assert len(places) > 100
+
+
+EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
+    "emptied": (lambda text: "", "run/experiment.json cannot be read"),
+    "cut": (lambda text: text[:300], "run/experiment.json cannot be read"),
+    "another tree": (lambda text: "[]", "run/experiment.json cannot be read"),
+    "a part missing": (lambda text: text.replace('"scheme"', '"shceme"'), "the saved experiment cannot be read"),
+    "an unknown setting": (lambda text: text.replace('"d_model"', '"dmodel"'), "the saved experiment cannot be read"),
+    "a setting of another kind": (
+        lambda text: text.replace('"steps": 20', '"steps": "x"'),
+        "experiment cannot be read",
+    ),
+    "an unknown task": (
+        lambda text: text.replace('"parity"', '"party"'),
+        "the saved task 'party' is in no table",
+    ),
+    "a class to import": (
+        lambda text: text.replace('"name": "parity"', '"name": "test_cli:Uncoupled"'),
+        "the saved task 'test_cli:Uncoupled' is in no table",
+    ),
+    "another size": (lambda text: text.replace('"d_model": 64', '"d_model": 32'), "belongs to another experiment than"),
+}
+
+
+@pytest.mark.parametrize("damage", EXPERIMENT_DAMAGE)
+def test_a_damaged_experiment_is_refused(damage, runs, capsys):
+    change, text = EXPERIMENT_DAMAGE[damage]
+    path = runs / "run" / "experiment.json"
+    changed = change(path.read_text())
+    assert changed != path.read_text()
+    path.write_text(changed)
+    before = tree(runs)
+    assert text in refused(["evaluate", "run"], capsys)
+    assert tree(runs) == before
+
+
+def test_an_own_task_is_a_task():
+    assert isinstance(Uncoupled(), Task)
+
+
+def test_the_package_runs_as_a_module():
+    ran = subprocess.run([sys.executable, "-m", "lengthwise", "list", "tasks"], check=True, capture_output=True)
+    assert b"parity" in ran.stdout
+
+
+def test_the_line_shown_while_training_has_means_and_the_length_of_its_exact_match():
+    written = io.StringIO()
+    # The numbers of the last batch alone are not shown.
+    batch = {"loss": 0.5, "token_accuracy": 0.25, "id_accuracy": 0.125}
+    means = {"mean_loss": 1.5, "mean_token_accuracy": 0.75, "mean_id_accuracy": 0.625}
+    with ProgressLine(Console(file=written, width=200), 9, longest=20) as progress:
+        progress.trained({"step": 8, **batch, **means, "exact_match": 0.375})
+        progress.trained({"step": 9, **batch, **means})
+    assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in written.getvalue()
+
+
+def test_in_a_file_a_finished_bar_ends_its_line():
+    written = io.StringIO()
+    with ProgressLine(Console(file=written)) as progress:
+        progress.measured(5, 5)
+    assert written.getvalue().endswith("\n")
+    assert "5/5" in written.getvalue()

@@ -1,0 +1,869 @@
+"""What a user can cause is refused in one line: what came, what the limit is, what to change."""
+
+import ast
+import math
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import smallest_length
+
+import lengthwise
+from lengthwise.core.errors import (
+    LengthwiseError,
+    PositionIDError,
+    PositionRangeError,
+    PromptError,
+    RowError,
+    SettingError,
+    TextError,
+    UnknownNameError,
+    UnservedTaskError,
+    unknown_name,
+)
+from lengthwise.encodings import (
+    DAPE,
+    FIRE,
+    NTK,
+    DAPEv2,
+    DynamicNTK,
+    Encoding,
+    EncodingSize,
+    HardALiBi,
+    Learned,
+    LinearInterpolation,
+    NoPE,
+    PartialRotary,
+    Rotary,
+    T5Bias,
+    Weave,
+    YaRN,
+)
+from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.generate import generate
+from lengthwise.positions import (
+    SCHEMES,
+    Abacus,
+    Coupled,
+    MultiLevel,
+    Predicted,
+    RandomFloats,
+    Randomized,
+    RandomStart,
+    Sequential,
+    Skipwise,
+)
+from lengthwise.positions.scheme import places_of
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    IndexHints,
+    MultiAddition,
+    Multiplication,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    Rows,
+    Sort,
+    SparseParity,
+    Text,
+    VariableAssignment,
+)
+from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
+from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.training.batch import Sampler
+
+SOURCE = Path(lengthwise.__file__).parent
+# Layers whose every raise has a case below.
+COVERED = (
+    "tasks/*.py",
+    "positions/*.py",
+    "encodings/*.py",
+    "position_heads/*.py",
+    "attention.py",
+    "id_check.py",
+    "weighing.py",
+    "decoder.py",
+    "generate.py",
+    "batch.py",
+)
+
+
+def assign(scheme: str, *, coupling: str = "next", **settings: int) -> None:
+    """Training IDs for parities of 6 bits."""
+    rng = np.random.default_rng(0)
+    examples = Parity(coupling=coupling).sample(length=6, size=2, rng=rng)
+    SCHEMES[scheme](**settings).assign(examples, rng, training=True)
+
+
+def sample(task: str, length: int, size: int) -> None:
+    TASKS[task]().sample(length=length, size=size, rng=np.random.default_rng(0))
+
+
+def sampler(lengths: tuple[int, int] = (1, 4), batch_size: int = 2) -> None:
+    Sampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
+
+
+def ask_for_ids_without_a_head() -> None:
+    decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
+    tokens = torch.zeros(1, 2, dtype=torch.int64)
+    decoder.read_prompt(tokens, tokens[None], torch.tensor([2]))
+
+
+def give(position_ids: torch.Tensor) -> None:
+    """IDs for one sequence of 2 tokens, to a decoder that knows 5 whole ones."""
+    decoder = Decoder(DecoderSettings(d_model=8), Learned(num_position_ids=5), vocabulary_size=4)
+    decoder(torch.zeros(1, 2, dtype=torch.int64), position_ids)
+
+
+def write(given: int) -> None:
+    """Two tokens after a prompt of two, with so many IDs."""
+    decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
+    ids = torch.zeros(1, 1, given, dtype=torch.int64)
+    generate(decoder, torch.zeros(1, 2, dtype=torch.int64), ids, end=3, max_new_tokens=2)
+
+
+def couple_on_two_levels() -> None:
+    """Two levels where one is expected."""
+    examples = Parity().sample(length=2, size=1, rng=np.random.default_rng(0))
+    assert examples.coupling is not None
+    on_two_levels = replace(examples, coupling=np.concatenate([examples.coupling, examples.coupling]))
+    Coupled().assign(on_two_levels, np.random.default_rng(0), training=True)
+
+
+def ask_for_places_of_a_task_without() -> None:
+    places_of(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
+
+
+def ask_for_entmax_without_the_library() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "entmax", None)
+        DecoderSettings(weights="entmax")
+
+
+def unchecked(settings: type[Any], **given: object) -> None:
+    """Build settings as a user's process does: there nothing but the class itself checks their types."""
+    made = object.__new__(settings)
+    for part in fields(settings):
+        object.__setattr__(made, part.name, given.get(part.name, part.default))
+    made.__post_init__()
+
+
+def hook_without_its_flag(hook: str) -> None:
+    type("Mine", (Encoding,), {hook: lambda self, *given: None})
+
+
+def train_on_another_corpus() -> None:
+    """A corpus whose facts are not those that a run keeps."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "text.txt").write_text("some text\n" * 9)
+        for seed in (0, 1):
+            prepare_corpus([str(path / "text.txt")], path / str(seed), vocabulary_size=260, seed=seed)
+        Text(corpus=str(path / "0"), kept=str(path / "1")).held_out()
+
+
+def keep_damaged_rows(content: str) -> None:
+    """A run whose kept tokens are none."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "rows.json").write_text(content)
+        Rows().kept_in(Path(folder))
+
+
+def change_rows() -> None:
+    """Another row in the same file."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.write_text('{"prompt": "a", "response": "b"}')
+        task = Rows(file=str(file))
+        file.write_text('{"prompt": "a", "response": "c"}')
+        task.read()
+
+
+def build_no_encoding() -> None:
+    settings = type("Mine", (NoPE,), {"build": lambda self, size: None})()
+    LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
+
+
+FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
+
+
+def pair(gap: int) -> Local:
+    """Two tokens so far apart."""
+    return Local(shapes=((0, gap),), weights=(1.0,))
+
+
+PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    (
+        lambda: Planted(background=(0.5, 0.6, 0.0, -0.1)),
+        SettingError,
+        r"^token 3 of the background has probability -0.1; probabilities lie between 0 and 1$",
+    ),
+    (
+        lambda: Planted(background=(0.5, math.nan, 0.5, 0.0)),
+        SettingError,
+        r"^background \(0.5, nan, 0.5, 0.0\) is no finite number; use one$",
+    ),
+    (
+        lambda: Planted(background=(0.5, 0.3, 0.0, 0.0)),
+        SettingError,
+        r"^the probabilities of the background add up to 0.8, not to 1; divide them by 0.8$",
+    ),
+    (
+        lambda: Planted(background=(0.0, 0.0, 0.0, 0.0)),
+        SettingError,
+        r"the probabilities of the background are 0 or missing, .*; give at least one a positive one",
+    ),
+    (
+        lambda: Planted(probabilities=(0.25, 0.25, 0.25, 1.25)),
+        SettingError,
+        r"planted tuple \(3, 3\) has probability 1.25; probabilities lie",
+    ),
+    (
+        lambda: Planted(labels=((1.0, 0.0), (0.0, 1.0), (0.5, 0.4), (1.0, 0.0))),
+        SettingError,
+        r"the label probabilities of planted tuple \(3, 2\) add up to 0.9, not to 1; divide them by 0.9",
+    ),
+    (
+        lambda: Planted(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
+        SettingError,
+        r"planted tuple \(2, 3\) has 1 label probabilities and the first has 2",
+    ),
+    (
+        lambda: Planted(tuples=(), probabilities=(), labels=()),
+        SettingError,
+        r"no tuple is planted; give at least one",
+    ),
+    (
+        lambda: Planted(probabilities=(0.5, 0.5)),
+        SettingError,
+        r"4 planted tuples have 2 probabilities and 4 rows of labels; give one of each for every tuple",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
+        SettingError,
+        r"planted tuple \(3, 3, 3\) has 3 tokens where the placement has 2; make them the same",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
+        SettingError,
+        r"planted tuple \(3, 4\) has a token beyond the 4 there are",
+    ),
+    (
+        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
+        SettingError,
+        r"a planted tuple is there twice; give each once with its whole probability",
+    ),
+    (lambda: Planted(background=(1 / 60,) * 60), SettingError, r"60 tokens have no letters; use at most 52"),
+    (
+        lambda: (
+            Planted(
+                background=(1 / 52,) * 52,
+                tuples=((0,) * 5,),
+                probabilities=(1.0,),
+                labels=((1.0, 0.0),),
+                placement=Subsets(num_planted=5),
+            ).tuple_law
+        ),
+        SettingError,
+        r"5 of 52 tokens make 380,204,032 tuples, more than the 4,194,304 a table holds; use fewer of either",
+    ),
+    (lambda: Planted().from_prompt("abxa"), PromptError, r"'x' cannot stand in a prompt of planted; write letters"),
+    (lambda: Planted().from_prompt("c"), PromptError, r"'c' has no room for 2 planted tokens; write at least 2"),
+    (
+        lambda: Planted().from_prompt("cabd"),
+        PromptError,
+        r"'cabd' is never drawn; write background letters around cc or cd or dc, in one of the placement's shapes",
+    ),
+    (lambda: Local(shapes=(), weights=()), SettingError, r"a placement without a shape plants nothing; give at least"),
+    (
+        lambda: Local(shapes=((0, 2, 1),), weights=(1.0,)),
+        SettingError,
+        r"shape \(0, 2, 1\) is none; write distances from the first token such as \(0, 1, 4\)",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
+        SettingError,
+        r"shape \(0, 1, 2\) has 3 tokens and the first has 2; give all the same k",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
+        SettingError,
+        r"shape \(0, 4\) reaches over 5 tokens, beyond the span of 4; leave it out or promise a larger span",
+    ),
+    (
+        lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
+        SettingError,
+        r"shapes .* name one twice; give each once with its whole weight",
+    ),
+    (
+        lambda: Local(weights=(1.0,)),
+        SettingError,
+        r"2 shapes have 1 weights; give one weight for each",
+    ),
+    (
+        lambda: Local(weights=(0.5, 0.4)),
+        SettingError,
+        r"the weights of the shapes add up to 0.9, not to 1; divide them by 0.9",
+    ),
+    (lambda: Local(weights=(-0.5, 1.5)), SettingError, r"shape \(0, 1\) has probability -0.5; probabilities lie"),
+    (lambda: Local().law(1), SettingError, r"length 1 has no room for 2 planted tokens; the shortest that has is 2"),
+    (lambda: Subsets(num_planted=0), SettingError, r"0 planted tokens predict nothing; plant at least 1"),
+    (
+        lambda: Subsets(num_planted=9).law(40),
+        SettingError,
+        r"length 40 has 61523748 shapes, more than the 200000 that can be listed; use a shorter one, or samples",
+    ),
+    (
+        lambda: UniformShapes(num_planted=4, widest=3),
+        SettingError,
+        r"4 tokens do not fit a span of 3; use a larger one",
+    ),
+    (
+        lambda: ByLength(until=(8, 4), laws=(Local(), Local(), Local())),
+        SettingError,
+        r"lengths \(8, 4\) of a law by length do not increase; write them in order",
+    ),
+    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths part 2 laws, not 1"),
+    (
+        lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
+        SettingError,
+        r"laws of \[1, 2\] tokens cannot follow one another",
+    ),
+    (
+        lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
+        SettingError,
+        r"the law up to length 4 has no room below 7; leave it out or end it later",
+    ),
+    (
+        lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
+        SettingError,
+        r"the law from length 5 on has no room below 7; give it a narrower shape or begin it at 7",
+    ),
+]
+
+
+CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    *(
+        (
+            lambda hook=hook: hook_without_its_flag(hook),
+            SettingError,
+            rf"Mine has a {hook} that is never asked for; add {flag} = True to it",
+        )
+        for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores"))
+    ),
+    *(
+        (
+            lambda n=n, first=first: sample(n, first - 1, 1),
+            SettingError,
+            rf"length {first - 1} is too short for {n}; .* start at {first}",
+        )
+        for n, first in FIRST_LENGTHS.items()
+    ),
+    *(
+        (lambda n=n, first=first: sample(n, first, 0), SettingError, r"size 0 asks for no sequence; .* at least 1")
+        for n, first in FIRST_LENGTHS.items()
+    ),
+    *PLANTED_CASES,
+    (
+        lambda: Parity(coupling="nxt"),
+        SettingError,
+        r"coupling 'nxt' is unknown to parity; choose one of next, same, none",
+    ),
+    (lambda: Copy(num_symbols=0), SettingError, r"num_symbols 0 leaves nothing to copy; use at least 1"),
+    (lambda: Reverse(num_symbols=-2), SettingError, r"num_symbols -2 leaves nothing to reverse; use at least 1"),
+    (lambda: SparseParity(coding="bits"), SettingError, r"coding 'bits' is unknown .* choose one of flags, letters"),
+    (lambda: SparseParity(fewest=5), SettingError, r"5 to 4 flagged bits are no range; start at 1 or more, end later"),
+    (lambda: SparseParity(num_letters=0), SettingError, r"num_letters 0 is out of range; use 1 to 26"),
+    (lambda: SparseParity(window=3), SettingError, r"a window of 3 has no room for 4 flagged bits; widen it"),
+    (lambda: SparseParity(tested=(2, 0)), SettingError, r"0 flagged bits have no parity; test 1 or more"),
+    (lambda: SparseParity().from_prompt("0110"), PromptError, r"'0110' flags no bit; write bits such as 01\*10\*1"),
+    (
+        lambda: SparseParity().from_prompt("01*2"),
+        PromptError,
+        r"'2' cannot stand in a prompt of sparse_parity; write bits such as",
+    ),
+    (lambda: VariableAssignment(operands=0), SettingError, r"operands 0 leaves nothing to assign; use at least 1"),
+    (lambda: VariableAssignment(depth=0), SettingError, r"a depth of 0 leads nowhere; use at least 1, or None for a"),
+    (
+        lambda: VariableAssignment(depth_shares=(0.5, 2.0)),
+        SettingError,
+        r"depth_shares 0.5 to 2.0 are no range within 0",
+    ),
+    (
+        lambda: VariableAssignment(num_names=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"5 assignments need as many variables and num_names is 4; set it to at least 5 or use shorter lengths",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = v1"),
+        PromptError,
+        r"asks for no variable, or for several; write assignments and a question such as 'x1 = x2 x2 = v3 \? x1'",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 x2 = v1 ? x1"),
+        PromptError,
+        r"is no list of assignments with 1 operands each; write",
+    ),
+    (lambda: VariableAssignment().from_prompt("x1 = x2 ? x1"), PromptError, r"x2 is needed and is not assigned; every"),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = x1 ? x1"),
+        PromptError,
+        r"x1 is needed and leads back to itself; every chain has to end with a value",
+    ),
+    (
+        lambda: VariableAssignment().from_prompt("x1 = v2 x1 = v1 ? x1"),
+        PromptError,
+        r"assigns a variable twice; assign each once",
+    ),
+    (lambda: Sort(num_values=0), SettingError, r"num_values 0 leaves nothing to sort; use at least 1"),
+    (
+        lambda: Sort(num_values=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"length 5 is more than the 4 different values of sort; use shorter lists, raise num_values or allow repeats",
+    ),
+    (
+        lambda: Sort().from_prompt("3 17 2 17"),
+        PromptError,
+        r"'17' is there 2 times and repeats are off; write each value once",
+    ),
+    (
+        lambda: Sort().from_prompt("3 64"),
+        PromptError,
+        r"'64' cannot stand in a prompt of sort; write values from 0 to 63 such as 2 0 1",
+    ),
+    (lambda: Sort().from_prompt("="), PromptError, r"the prompt is empty; sort takes values from 0 to 63"),
+    (lambda: Recall(num_values=0), SettingError, r"num_values 0 leaves nothing to recall; use at least 1"),
+    (lambda: Recall(num_pairs=17), SettingError, r"17 pairs need as many keys; num_keys is 16: raise it"),
+    (lambda: Recall(num_queries=5), SettingError, r"5 questions are more than the 4 pairs; ask for fewer"),
+    (lambda: Recall().from_prompt("k1 v1"), PromptError, r"'k1 v1' has no question, or no text; write a text and its"),
+    (lambda: Recall().from_prompt("k1 v1 = v1"), PromptError, r"'v1' cannot stand in a prompt of recall"),
+    (lambda: Recall().from_prompt("k1 f1 v2 = k1"), PromptError, r"has a key without a value, or a value without"),
+    (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"'k2' is asked for and is there 0 times; it must be"),
+    (lambda: Addition(order="up"), SettingError, r"order 'up' is unknown .* choose one of least, most, reversed_sum"),
+    (lambda: Addition(scratchpad="all"), SettingError, r"scratchpad 'all' is unknown .* choose one of none, carry"),
+    (lambda: Addition(long_carry_share=1.5), SettingError, r"long_carry_share 1.5 is no share; .* from 0 to 1"),
+    (lambda: Addition(long_carry_from=-0.5), SettingError, r"long_carry_from -0.5 is no share; .* from 0 to 1"),
+    (
+        lambda: Addition(order="most", scratchpad="carry"),
+        SettingError,
+        r"order 'most' has no carry .*; use 'least' or 'reversed_sum'",
+    ),
+    (lambda: Parity().from_prompt("0120"), PromptError, r"'2' cannot stand in a prompt of [a-z]+; write bits such as"),
+    (lambda: Parity().from_prompt(" "), PromptError, r"the prompt is empty; parity takes bits such as 0110"),
+    (
+        lambda: Copy(num_symbols=3).from_prompt("0 3"),
+        PromptError,
+        r"'3' cannot stand in a prompt of [a-z]+; .* from 0 to 2",
+    ),
+    (lambda: Reverse().from_prompt("=>"), PromptError, r"the prompt is empty; reverse takes symbols from 0 to 9"),
+    (lambda: Addition().from_prompt("5"), PromptError, r"'5' is no sum of two numbers; write one such as 57\+68"),
+    (lambda: Addition().from_prompt("1+2+3"), PromptError, r"'1\+2\+3' is no sum of two numbers"),
+    (lambda: MultiAddition().from_prompt("5"), PromptError, r"'5' is no sum; write one such as 57\+68\+9"),
+    (
+        lambda: MultiAddition(operands=(3, 2)),
+        SettingError,
+        r"operands 3 to 2 is no range of sums; use two numbers from 2 on, rising",
+    ),
+    (
+        lambda: Multiplication(digits=0),
+        SettingError,
+        r"digits 0 leaves no second factor; use at least 1, or None for as many as the first has",
+    ),
+    *(
+        (lambda p=p: Multiplication().from_prompt(p), PromptError, r"is no product of two numbers; write one such as")
+        for p in ("57", "5x6x7", "57x", "x68", "")
+    ),
+    (
+        lambda: Multiplication().from_prompt("57x6a"),
+        PromptError,
+        r"'a' cannot stand in a prompt of multiplication; write a product such as 57x68",
+    ),
+    (
+        lambda: Addition().from_prompt("57+"),
+        PromptError,
+        r"^number 2 of the sum '57\+' is missing; write a sum such as 57\+68$",
+    ),
+    (
+        lambda: Addition().from_prompt(" + 68 ="),
+        PromptError,
+        r"^number 1 of the sum ' \+ 68 =' is missing; write a sum such",
+    ),
+    (lambda: Addition().from_prompt(""), PromptError, r"^'' is no sum of two numbers; write one such as 57\+68$"),
+    (
+        lambda: MultiAddition().from_prompt("5+6++8"),
+        PromptError,
+        r"^number 3 of the sum '5\+6\+\+8' is missing; write a sum such as 57\+68\+9$",
+    ),
+    (
+        lambda: Addition().from_prompt("5+x"),
+        PromptError,
+        r"'x' cannot stand in a prompt of [a-z]+; write a sum such as",
+    ),
+    *(
+        (
+            lambda n=n: assign(n, coupling="none"),
+            UnservedTaskError,
+            r"declares no coupling; use the scheme sequential, .* or random_floats, or abacus, which counts digits",
+        )
+        for n in ("coupled", "multilevel", "predicted")
+    ),
+    *(
+        (
+            lambda n=n, last=last: assign(n, num_position_ids=last),
+            PositionRangeError,
+            rf"reaches ID {last} but the scheme stops at {last - 1}; set num_position_ids to at least {last + 1}",
+        )
+        for n, last in (
+            ("random_start", 14),
+            ("skipwise", 14),
+            ("randomized", 14),
+            ("coupled", 8),
+            ("multilevel", 8),
+            ("predicted", 8),
+            ("abacus", 6),
+        )
+    ),
+    *(
+        (lambda s=s: s(num_position_ids=0), SettingError, r"num_position_ids 0 leaves no ID; use at least 1")
+        for s in (
+            RandomStart,
+            Skipwise,
+            Randomized,
+            RandomFloats,
+            Abacus,
+            Coupled,
+            MultiLevel,
+            Predicted,
+            Learned,
+        )
+    ),
+    *(
+        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
+        for s in (Skipwise, Coupled, MultiLevel, Predicted)
+    ),
+    (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1, fastest > 0"),
+    (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1, fastest > 0"),
+    (
+        lambda: HardALiBi(num_masked_heads=0),
+        SettingError,
+        r"num_masked_heads 0 masks no head; use at least 1",
+    ),
+    *(
+        (
+            lambda given=given, heads=heads: HardALiBi(num_masked_heads=given).build(
+                EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
+            ),
+            SettingError,
+            rf"cannot mask {masked} of {heads} heads; use num_heads of at least 2, and num_masked_heads up to",
+        )
+        for given, masked, heads in ((None, 0, 1), (3, 3, 2))
+    ),
+    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 tells no distances apart; use at least 2"),
+    (
+        lambda: T5Bias(num_buckets=9, max_distance=4),
+        SettingError,
+        r"max_distance 4 leaves nothing to the growing ones of 9 buckets; set it to at least 5",
+    ),
+    (lambda: FIRE(threshold=0.0), SettingError, r"threshold 0.0 is no distance; use a positive number"),
+    (
+        lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
+        SettingError,
+        r"d_head 3 is odd, .* choose d_model / num_heads even",
+    ),
+    *(
+        (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 shortens; use 1 for plain rotary or more for longer")
+        for s in (LinearInterpolation, NTK, DynamicNTK, YaRN)
+    ),
+    *(
+        (
+            lambda s=s: s(original_length=0),
+            SettingError,
+            r"original_length 0 holds no ID; use the number of IDs met in training",
+        )
+        for s in (DynamicNTK, YaRN)
+    ),
+    *(
+        (
+            lambda s=s, d_head=d_head: s().build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head)),
+            SettingError,
+            rf"d_head {d_head} is not two pairs or more, .* choose d_model / num_heads even and at least 4",
+        )
+        for s, d_head in ((NTK, 2), (DynamicNTK, 5))
+    ),
+    *(
+        (
+            lambda s=s: s().build(EncodingSize(d_model=10, num_heads=2, d_head=5)),
+            SettingError,
+            r"d_head 5 is odd, .* choose d_model / num_heads even",
+        )
+        for s in (LinearInterpolation, YaRN, Weave)
+    ),
+    *(
+        (lambda s=s: s(base=0.5), SettingError, r"base 0.5 or fastest 1.0 is too small; use base > 1, fastest > 0")
+        for s in (PartialRotary, LinearInterpolation, NTK, DynamicNTK, YaRN, Weave)
+    ),
+    (
+        lambda: YaRN(beta_fast=1.0, beta_slow=2.0),
+        SettingError,
+        r"beta_fast 1.0 and beta_slow 2.0 bound no ramp; use beta_fast > beta_slow > 0",
+    ),
+    *(
+        (lambda s=s: Weave(**{s: 0}), SettingError, rf"{s} 0 leaves no distance; use at least 1")
+        for s in ("window", "width")
+    ),
+    *(
+        (
+            lambda share=share: PartialRotary(share=share),
+            SettingError,
+            rf"share {share} is no part of a head .*; use a number above 0, up to 1",
+        )
+        for share in (0.0, 1.5)
+    ),
+    *(
+        (
+            lambda share=share: PartialRotary(share=share).build(EncodingSize(d_model=16, num_heads=2, d_head=8)),
+            SettingError,
+            rf"share {share} of d_head 8 is {turning} components, .* choose share \* d_head even and at least 2",
+        )
+        for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
+    ),
+    *(
+        (lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 builds no network; use at least 1")
+        for s in (DAPE, DAPEv2)
+    ),
+    *(
+        (
+            lambda size=size: DAPEv2(kernel_size=size),
+            SettingError,
+            rf"kernel_size {size} has no key in its middle; use an odd number, such as 3",
+        )
+        for size in (-1, 0, 2)
+    ),
+    (
+        lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
+        SettingError,
+        r"d_head 8 cannot be shared by 3 levels; choose a multiple",
+    ),
+    (
+        build_no_encoding,
+        SettingError,
+        r"encoding nope builds an object of type NoneType, which is no Encoding; return an instance of a class that",
+    ),
+    *(
+        (
+            lambda s=s, came=came: unchecked(DecoderSettings, **{s: came}),
+            SettingError,
+            rf"^{s} {came} builds no decoder; use at least 1$",
+        )
+        for s in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k")
+        for came in (0, -8)
+    ),
+    (
+        lambda: DecoderSettings(d_model=10, num_heads=4),
+        SettingError,
+        r"d_model 10 is no multiple of num_heads 4; change either",
+    ),
+    (
+        lambda: DecoderSettings(temperature=-1.0),
+        SettingError,
+        r"temperature -1.0 cannot scale scores; use a positive number",
+    ),
+    *(
+        (
+            lambda came=came: DecoderSettings(temperature=came),
+            SettingError,
+            rf"^temperature {came} is no finite number; use one$",
+        )
+        for came in (math.nan, math.inf)
+    ),
+    *(
+        (
+            lambda came=came: DecoderSettings(entmax_alpha=came),
+            SettingError,
+            rf"^entmax_alpha {came} is no number above 1; use 1.5, or weights='softmax'$",
+        )
+        for came in (1.0, 0.5, -1.0)
+    ),
+    (
+        lambda: DecoderSettings(head="pointr"),
+        UnknownNameError,
+        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search",
+    ),
+    (
+        lambda: DecoderSettings(length_scaling="lg"),
+        UnknownNameError,
+        r"unknown length_scaling 'lg'; did you mean 'log'\? known: learned, log, none",
+    ),
+    (
+        lambda: DecoderSettings(weights="softmx"),
+        UnknownNameError,
+        r"unknown weights 'softmx'; did you mean 'softmax'\? known: count, entmax, softmax, top_k",
+    ),
+    (
+        lambda: DecoderSettings(dilution=1.0),
+        SettingError,
+        r"dilution 1.0 leaves no attention; use a share from 0 to less than 1",
+    ),
+    (
+        lambda: DecoderSettings(dilution=0.5, weights="count"),
+        SettingError,
+        r"weights 'count' are no shares that a dilution could take from; leave out either",
+    ),
+    (
+        lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),
+        SettingError,
+        r"entmax_alpha 1.0 is no number above 1; use 1.5, or weights='softmax'",
+    ),
+    (
+        ask_for_entmax_without_the_library,
+        SettingError,
+        r"weights 'entmax' need the entmax library; pip install 'lengthwise\[entmax\]'",
+    ),
+    (
+        lambda: give(torch.zeros(1, 3, dtype=torch.int64)),
+        PositionIDError,
+        r"IDs of shape \(1, 3\) for tokens of shape \(1, 2\); give \(batch, seq\), or .* with 1 level\(s\)",
+    ),
+    (
+        lambda: give(torch.zeros(3, 1, 2, dtype=torch.int64)),
+        PositionIDError,
+        r"IDs come on 3 level\(s\) but this decoder was built for 1; give 1, or build it with num_levels=3",
+    ),
+    (
+        lambda: give(torch.zeros(1, 2, dtype=torch.bool)),
+        PositionIDError,
+        r"IDs of type torch.bool are no numbers; give whole or real ones",
+    ),
+    (
+        lambda: give(torch.zeros(1, 2, dtype=torch.float64)),
+        PositionIDError,
+        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with",
+    ),
+    (
+        lambda: give(torch.tensor([[0, -4]])),
+        PositionIDError,
+        r"position ID -4 is negative.*; IDs start at 0",
+    ),
+    (
+        lambda: give(torch.tensor([[0, 5]])),
+        PositionRangeError,
+        r"ID 5 is beyond the 5 that the encoding learned holds; set its num_position_ids to at least 6",
+    ),
+    (lambda: write(1), SettingError, r"1 IDs for 2 prompt tokens; give one for each"),
+    (lambda: write(3), SettingError, r"IDs are given for 1 of 2 new tokens .*; give them all, or train with"),
+    (
+        ask_for_places_of_a_task_without,
+        UnservedTaskError,
+        r"declares no places; use the scheme sequential, .* or random_floats, or multilevel or predicted, which",
+    ),
+    (
+        couple_on_two_levels,
+        UnservedTaskError,
+        r"this task couples on 2 levels, coupled gives one ID; use the scheme multilevel or predicted",
+    ),
+    (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 leaves no symbol to hint with; use at least 1"),
+    (
+        lambda: IndexHints(num_hints=5).from_prompt("010101"),
+        SettingError,
+        r"sequence of 6 places needs as many hints but num_hints is 5; set it to at least 6 or use shorter lengths",
+    ),
+    (
+        lambda: IndexHints(task=IndexHints()).from_prompt("01"),
+        UnservedTaskError,
+        r"the task index_hints declares no places to hint at; wrap one such as parity",
+    ),
+    (lambda: Text(split="test"), SettingError, r"split 'test' is unknown to text; choose one of train, held_out"),
+    (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; text takes some words to go on from"),
+    (
+        lambda: sample("text", 9999, 1),
+        SettingError,
+        r"length 9999 takes 10000 tokens and this train text has 38\d\d; use at most 38\d\d, or a corpus with more",
+    ),
+    (
+        lambda: Rows().sample(length=21, size=1, rng=np.random.default_rng(0)),
+        SettingError,
+        r"^our own file of rows has no row of length 21; use a length that it has: 1-20$",
+    ),
+    (lambda: Rows().from_prompt("a z"), PromptError, r"'z' cannot stand in a prompt of rows; write tokens of its file"),
+    (
+        lambda: Rows(file="nowhere.jsonl"),
+        RowError,
+        r"nowhere.jsonl cannot be read \(No such file or directory\); name one that can be, as --task FILE.jsonl$",
+    ),
+    (
+        lambda: Rows().kept_in(Path("nowhere")),
+        RowError,
+        r"^nowhere was not trained on a file of rows \(it has no rows.json\); name the task of that run$",
+    ),
+    (
+        lambda: keep_damaged_rows("[]"),
+        RowError,
+        r"rows.json cannot be read \(.*it holds a list, not an object.*\); train the run again$",
+    ),
+    (
+        lambda: keep_damaged_rows('{"symbols": [1, 2], "coupled": true, "falls": false}'),
+        RowError,
+        r"rows.json cannot be read \(it holds no names of tokens\); train the run again$",
+    ),
+    (change_rows, RowError, r"has changed since it was named; name it anew with --task, or bring it back$"),
+    (
+        train_on_another_corpus,
+        TextError,
+        r"corpus .* is not the one that .* was trained on .*; name that one with --corpus",
+    ),
+    (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
+    (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is no length; lengths start at 1"),
+    (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 run backwards; write the smaller one first"),
+    (lambda: sampler(batch_size=0), SettingError, r"batch size 0 trains on nothing; use at least 1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "text"), CASES, ids=[text[:40] for _, _, text in CASES])
+def test_a_refusal_names_what_came_the_limit_and_the_way_out_in_one_line(call, error, text):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, LengthwiseError)
+
+
+def raise_lines(path: Path) -> set[tuple[str, int]]:
+    """Where a file raises, but for the hooks that a subclass has to write."""
+    raises = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+    named = [(ast.unparse(node.exc), node.lineno) for node in raises if node.exc is not None]
+    return {(str(path), line) for text, line in named if not text.startswith("NotImplementedError")}
+
+
+def test_every_raise_of_the_covered_layers_has_a_case():
+    paths = [path for name in COVERED for path in SOURCE.glob(f"{name}*")]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("*.py"))]
+    expected = set().union(*map(raise_lines, files))
+    reached = set()
+    for call, _, _ in CASES:
+        try:
+            call()
+        except LengthwiseError as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            reached.add((frame.filename, frame.lineno))
+    assert len(expected) > 20
+    assert expected - reached == set()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one_and_all_of_them():
+    message = str(unknown_name("task", "adition", ["parity", "addition"]))
+    assert message == "unknown task 'adition'; did you mean 'addition'? known: addition, parity"
+
+
+def test_a_name_like_none_of_the_known_ones_gets_no_suggestion():
+    assert str(unknown_name("task", "xyz", ["parity", "copy"])) == "unknown task 'xyz'; known: copy, parity"

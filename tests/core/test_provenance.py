@@ -1,0 +1,66 @@
+"""Provenance: the commit is that of lengthwise, never that of a repository around it."""
+
+import json
+import re
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from lengthwise.core.provenance import commit_of, now
+
+PROJECT = '[project]\nname = "{}"\n'
+
+
+def repository(root: Path, project: str = "lengthwise") -> Path:
+    """A repository with one commit."""
+    (root / "src").mkdir(parents=True)
+    (root / "pyproject.toml").write_text(PROJECT.format(project))
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(root)]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    return root
+
+
+def test_the_commit_of_a_clone_says_whether_files_changed(tmp_path):
+    root = repository(tmp_path)
+    clean = commit_of(root)
+    assert clean is not None
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    (root / "pyproject.toml").write_text(PROJECT.format("lengthwise") + 'version = "1"\n')
+    assert commit_of(root) == f"{clean}-dirty"
+
+
+def test_a_package_inside_its_users_repository_has_no_commit(tmp_path):
+    root = repository(tmp_path, project="thesis")
+    assert commit_of(root) is None
+    # As where site-packages lies in the repository.
+    assert commit_of(root / "src") is None
+    # A copy of lengthwise in a folder of the user's repository.
+    (root / "src" / "pyproject.toml").write_text(PROJECT.format("lengthwise"))
+    assert commit_of(root / "src") is None
+
+
+def test_no_hook_of_the_repository_runs(tmp_path):
+    root, marker = repository(tmp_path), tmp_path / "ran"
+    hook = root / "monitor"
+    hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
+    hook.chmod(0o755)
+    subprocess.run(["git", "-C", str(root), "config", "core.fsmonitor", str(hook)], check=True)
+    (root / "pyproject.toml").touch()
+    assert commit_of(root) is not None
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[project]\n", "[[", "project = 3\n"])
+def test_a_damaged_project_file_means_no_commit(content, tmp_path):
+    root = repository(tmp_path)
+    (root / "pyproject.toml").write_text(content)
+    assert commit_of(root) is None
+
+
+def test_the_time_is_in_utc(tmp_path):
+    said = datetime.fromisoformat(json.loads(json.dumps(now())))
+    assert said.tzinfo == UTC
+    assert abs(datetime.now(UTC) - said) < timedelta(minutes=5)

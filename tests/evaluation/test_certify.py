@@ -1,0 +1,263 @@
+"""What certificates say of laws and tasks, and the verb that prints them."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.cli.app import app as cli
+from lengthwise.core.errors import SettingError
+from lengthwise.evaluation.forecast.certificate_report import tables
+from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
+from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.bounds.all_bounds import BOUNDS
+from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.certificate import certify_law
+from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.laplace import laplace_risk
+from lengthwise.theory.structure import certify_task
+
+SINGLE = Planted(
+    background=(0.6, 0.4, 0.0),
+    tuples=((1,), (2,)),
+    probabilities=(0.5, 0.5),
+    labels=((1.0, 0.0), (0.0, 1.0)),
+    placement=Local(shapes=((0,),), weights=(1.0,)),
+)
+
+
+@pytest.fixture(scope="module")
+def certificate():
+    return certify_law(SINGLE, trained=(1, 8), lengths=(12, 24), steps=60)
+
+
+def test_no_bound_of_a_certificate_is_below_the_exact_risk(certificate):
+    risk = {each.length: each.found.risk for each in certificate.risks}
+    assert all(each.found.how == "exact" for each in certificate.risks)
+    values = [(each.length, each.value) for each in certificate.bounds if each.value is not None]
+    assert len(values) > 20
+    assert all(value >= risk[length] - 1e-12 for length, value in values)
+    assert all((each.value is None) == (each.refused is not None) for each in certificate.bounds)
+
+
+def test_the_prediction_of_a_certificate_is_near_the_exact_risk(certificate):
+    risk = {each.length: each.found.risk for each in certificate.risks}
+    assert [each.length for each in certificate.predictions] == [12, 24]
+    for each in certificate.predictions:
+        assert each.odds == pytest.approx(risk[each.length], rel=0.1)
+
+
+def test_every_assumption_of_a_local_law_holds_but_a_missing_room(certificate):
+    assert all(each.holds for each in certificate.assumptions)
+    short = certify_law(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
+    assert [each.name for each in short.assumptions if not each.holds] == ["room"]
+
+
+def test_the_true_posterior_is_named_and_is_no_lower_bound_of_total_variation():
+    # A label that is 1 in seven of ten cases: the posterior says so, and who says 1 every time has a smaller distance.
+    law = replace(SINGLE, labels=((0.3, 0.7), (0.3, 0.7)))
+    found = certify_law(law, trained=(1, 8), lengths=(12,), steps=2)
+    values = np.tile([0.0, 1.0], (1, 3, 1))
+    sure = TabularAttention(
+        num_tokens=3, shapes=np.array([[0]]), log_scores=np.zeros((1, 3)), values=values, default=values[0, 0]
+    )
+    assert found.risks[-1].posterior.risk == pytest.approx(2 * 0.3 * 0.7)
+    assert laplace_risk(law, sure, 12, TotalVariation()) == pytest.approx(0.3)
+    header = next(header for _, header, _ in tables(found) if header[0] == "length")
+    assert "true posterior" in header
+    assert not any("Bayes" in each for each in header)
+
+
+@pytest.mark.parametrize(
+    ("placement", "missing"),
+    [
+        (Subsets(num_planted=1), []),
+        (
+            Subsets(num_planted=2),
+            ["locality of the data", "locality of the class", "room", "regularity", "light joints"],
+        ),
+        (
+            ByLength(
+                until=(8,),
+                laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,))),
+            ),
+            ["room", "regularity"],
+        ),
+    ],
+    ids=["single", "subsets", "by_length"],
+)
+def test_a_condition_that_fails_is_named(placement, missing):
+    pairs = tuple((1, 1) if placement.k == 2 else (1,) for _ in range(1))
+    law = Planted(background=(1.0, 0.0), tuples=pairs, probabilities=(1.0,), labels=((1.0, 0.0),), placement=placement)
+    found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
+    assert [each.name for each in found.assumptions if not each.holds] == missing
+    refused = {each.bound for each in found.bounds if each.value is None}
+    assert not missing or {"F0", "F1", "F2", "B_push"} <= refused
+
+
+@pytest.mark.parametrize("task", [Parity(), Copy(), Reverse()], ids=["parity", "copy", "reverse"])
+def test_the_structure_of_a_task_is_that_of_its_answers(task):
+    found = certify_task(task, trained=10, lengths=(20, 100))
+    held = {each.name: each.holds for each in found.assumptions[:4]}
+    assert held == {
+        "sparsity": True,
+        "locality in token indexes": False,
+        "locality in coupled IDs": True,
+        "regularity in coupled IDs": True,
+    }
+    assert [each.id_reach for each in found.structures] == [1, 1, 1]
+
+
+def test_addition_needs_two_ids_and_several_numbers_one_on_each_level():
+    assert certify_task(Addition(), trained=10, lengths=(20,)).structures[1].id_reach == 2
+    assert certify_task(MultiAddition(), trained=4, lengths=(6,)).structures[1].id_reach == 1
+
+
+def test_a_task_without_coupling_is_promised_nothing():
+    found = certify_task(Parity(coupling="none"), trained=10, lengths=(20,))
+    assert [each.found for each in found.assumptions[2:]] == ["no coupling"] * 7
+    assert "do not meet the conditions of proposition 4.4 (locality in coupled IDs; regularity" in found.verdict
+
+
+def test_training_below_the_span_ends_in_a_verdict_and_training_below_the_law_in_one_line():
+    found = certify_law(Planted(), trained=(2, 2), lengths=(8,), steps=5)
+    assert found.verdict.startswith("No risk is promised at length 8 (missing: room and regularity")
+    with pytest.raises(SettingError, match=r"training on lengths 1:8 is impossible: this law needs 2 tokens or more"):
+        certify_law(Planted(), trained=(1, 8), lengths=(12,))
+    with pytest.raises(SettingError, match=r"length 8 is no longer than the 8 of training; use --lengths above 8"):
+        certify_law(Planted(), trained=(2, 8), lengths=(12, 8))
+    with pytest.raises(SettingError, match=r"length none is no longer than the 8"):
+        certify_law(Planted(), trained=(2, 8), lengths=())
+
+
+@pytest.mark.parametrize("trained", [3, 10])
+def test_a_task_is_asked_about_longer_lengths_only(trained):
+    with pytest.raises(SettingError, match=rf"length 3 is no longer than the {trained} of training"):
+        certify_task(Parity(), trained=trained, lengths=(20, 3))
+
+
+def test_a_tuple_that_is_never_planted_changes_no_bound(certificate):
+    never = replace(SINGLE, tuples=((0,), *SINGLE.tuples), probabilities=(0.0, 0.5, 0.5), labels=((1.0, 0.0),) * 3)
+    never = replace(never, labels=((1.0, 0.0), *SINGLE.labels))
+    found = certify_law(never, trained=(1, 8), lengths=(12, 24), steps=60)
+    assert [(each.bound, each.value) for each in found.bounds] == [
+        (each.bound, each.value) for each in certificate.bounds
+    ]
+    assert found.verdict == certificate.verdict
+
+
+def test_an_impossible_tuple_with_score_zero_leaves_kappa_finite(recwarn):
+    law = replace(SINGLE, tuples=((0,), *SINGLE.tuples), probabilities=(0.0, 0.5, 0.5), labels=((1.0, 0.0),) * 3)
+    head = TabularAttention(
+        num_tokens=3,
+        shapes=np.array([[0]]),
+        log_scores=np.array([[-np.inf, 0.0, 0.0]]),
+        values=np.array([[[1.0, 0.0]] * 3]),
+        default=np.array([0.5, 0.5]),
+    )
+    case = Extrapolation(law=law, predictor=head, trained=8, tested=12, loss=TotalVariation())
+    assert all(np.isfinite(each).all() for each in case.joint_weight.by_joints().values())
+    for name in ("F0", "F1", "F2", "B2", "B"):
+        assert np.isfinite(BOUNDS[name]().value(case))
+    assert not recwarn.list
+
+
+def test_no_prediction_is_made_from_lengths_that_plant_other_sets():
+    law = replace(
+        Planted(),
+        placement=ByLength(
+            until=(8,), laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
+        ),
+    )
+    found = certify_law(law, trained=(3, 8), lengths=(12,), steps=5)
+    (made,) = found.predictions
+    assert made.odds is None
+    assert made.refused == (
+        "0 of the trained lengths 4 to 8 have the shapes and places of length 12, and a curve needs 2"
+    )
+    assert found.verdict.startswith("No risk is promised at length 12")
+
+
+def test_a_promise_is_above_the_risk_and_names_its_theorem(certificate):
+    risks = {each.length: each.found.risk for each in certificate.risks}
+    told = re.findall(
+        r"At length (\d+) the risk of this fitted head is promised to be at most ([\d.e-]+) \(", certificate.verdict
+    )
+    assert [int(length) for length, _ in told] == [12, 24]
+    assert all(float(value) >= risks[int(length)] for length, value in told)
+
+
+@pytest.mark.parametrize(
+    "asked", [["parity"], ["recall"], ["sparse_parity"], ["planted", "--train-lengths", "2:8", "--steps", "5"]]
+)
+def test_the_verb_ends_in_a_verdict_in_words_without_empty_tables_and_private_codes(asked, capsys):
+    cli.main(["certify", *asked, "--lengths", "24"])
+    shown = capsys.readouterr().out
+    assert shown.rstrip().splitlines()[-1].startswith("verdict: ") or "verdict: " in shown
+    assert shown.index("verdict: ") > shown.rindex("└")
+    assert not re.search(r"^│ (F\d|B\d|B_|A|B|C|C\d\w?)\b", shown, re.MULTILINE)
+    # A table has a row: its head is followed by something else than its end.
+    assert not re.search(r"┡.*\n└", shown)
+
+
+def test_the_verb_prints_one_document_and_writes_a_figure(tmp_path, capsys):
+    path = tmp_path / "law.json"
+    law = {
+        "background": [0.6, 0.4, 0.0],
+        "tuples": [[1], [2]],
+        "probabilities": [0.5, 0.5],
+        "labels": [[1.0, 0.0], [0.0, 1.0]],
+        "placement": {"name": "local", "shapes": [[0]], "weights": [1.0]},
+    }
+    path.write_text(json.dumps(law))
+    flags = ["certify", str(path), "--train-lengths", "1:8", "--lengths", "12", "--steps", "5"]
+    cli.main([*flags, "--json", "--out", str(tmp_path / "out")])
+    shown = json.loads(capsys.readouterr().out)
+    assert [each["length"] for each in shown["risks"]] == [8, 12]
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["bounds"] == shown["bounds"]
+    assert (tmp_path / "out" / "figure.png").stat().st_size > 0
+    cli.main(flags)
+    assert "light joints" in capsys.readouterr().out
+
+
+def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
+    cli.main(["certify", "parity", "--lengths", "40", "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "gaps that" in shown
+    assert "times" not in shown
+    assert "verdict: Nothing is promised of parity beyond training" in shown
+    assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "content", "line"),
+    [
+        ("law.json", "{", "cannot be read as JSON"),
+        ("law.json", "[]", "it holds a list, not an object"),
+        ("law.json", '{"background": [0.5, 0.6]}', "add up to 1.1, not to 1"),
+        ("law.json", '{"colour": 1}', "this is no task"),
+        ("law.json", '{"placement": {"name": "nowhere"}}', "'nowhere' is in no table"),
+        ("missing.json", None, "cannot be read as JSON"),
+        ("", None, "is no run folder"),
+        ("pariti", None, "did you mean 'parity'"),
+    ],
+)
+def test_what_is_no_task_and_no_law_is_one_line(what, content, line, tmp_path, capsys):
+    path = tmp_path / what
+    if content is not None:
+        path.write_text(content)
+    asked = what if what == "pariti" else str(path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["certify", asked])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+
+
+def test_a_task_that_hides_what_it_depends_on_is_refused():
+    with pytest.raises(SettingError, match=r"task addition does not say which tokens .* use a task that does"):
+        certify_task(Addition(order="most"), trained=10, lengths=(20,))

@@ -1,0 +1,427 @@
+"""Evaluation: intervals, forced beside free decoding, first errors, and numbers that batching does not change."""
+
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from statistics import NormalDist, median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import decoder_after, small_experiment
+
+from lengthwise.core.errors import DivergedError, PositionRangeError, SettingError, UntrainedDistanceWarning
+from lengthwise.core.intervals import wilson_interval
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
+from lengthwise.evaluation.exact_match import (
+    EvaluationSettings,
+    LengthResult,
+    evaluate_by_length,
+    grading,
+    warn_of_untrained,
+)
+from lengthwise.evaluation.exact_match import exact_match as evaluation
+from lengthwise.evaluation.grading import Graded, grade
+from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.positions import Abacus, Coupled, Predicted, RandomStart, Sequential, Skipwise
+from lengthwise.tasks import Addition, Copy, Parity, Task
+from lengthwise.tasks.examples import Examples
+from lengthwise.training.batch import Batch, to_batch
+
+Z = NormalDist().inv_cdf(0.975)
+RAGGED = Addition(zero_padding=False)
+
+
+def score_bounds(successes: int, trials: int) -> tuple[float, float]:
+    """Where the score test just accepts, found by halving: |share - p| = z sqrt(p (1 - p) / n)."""
+    share = successes / trials
+
+    def rejects(p: float) -> bool:
+        return abs(share - p) > Z * math.sqrt(p * (1 - p) / trials)
+
+    def edge(outside: float) -> float:
+        inside = share
+        for _ in range(80):
+            middle = (outside + inside) / 2
+            outside, inside = (middle, inside) if rejects(middle) else (outside, middle)
+        return inside
+
+    return edge(0.0), edge(1.0)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 16, 100, 512])
+def test_the_wilson_interval_is_where_the_score_test_just_accepts(trials):
+    for successes in range(trials + 1):
+        assert wilson_interval(successes, trials) == pytest.approx(score_bounds(successes, trials), abs=1e-7)
+
+
+@pytest.mark.parametrize("trials", [1, 10, 400])
+def test_the_wilson_interval_of_none_or_all_right_ends_at_the_edge(trials):
+    width = Z * Z / (trials + Z * Z)
+    assert wilson_interval(0, trials) == pytest.approx((0, width), abs=1e-7)
+    assert wilson_interval(trials, trials) == pytest.approx((1 - width, 1), abs=1e-7)
+
+
+def test_the_wilson_interval_never_leaves_0_and_1_and_holds_the_share():
+    for trials in range(1, 60):
+        for successes in range(trials + 1):
+            low, high = wilson_interval(successes, trials)
+            assert 0 <= low <= successes / trials + 1e-12
+            assert successes / trials - 1e-12 <= high <= 1
+
+
+def test_the_wilson_interval_has_its_published_value():
+    # Newcombe 1998, table I, method 3: 81 of 263 and 15 of 148.
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+
+
+class RaggedCopy:
+    """Copies of 1 to ``length`` bits in one batch: prompts and responses of several lengths, easy to learn."""
+
+    name, summary, paper, version = "ragged_copy", "copies of several lengths", "", 1
+    vocabulary, separators = Copy(num_symbols=2).vocabulary, Copy(num_symbols=2).separators
+
+    def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
+        """Rows of ``Copy``, filled up with end tokens."""
+        rows = [Copy(num_symbols=2).sample(length=int(n), size=1, rng=rng) for n in rng.integers(1, length + 1, size)]
+        seq = max(row.tokens.shape[1] for row in rows)
+
+        def filled(part: np.ndarray, fill: int) -> np.ndarray:
+            return np.pad(part[0], (0, seq - part.shape[1]), constant_values=fill)
+
+        return Examples(
+            tokens=np.stack([filled(row.tokens, self.vocabulary.index("end")) for row in rows]),
+            prompt_length=np.concatenate([row.prompt_length for row in rows]),
+            is_answer=np.stack([filled(row.is_answer, 0) for row in rows]),
+            coupling=np.stack([filled(row.coupling[0], 1) for row in rows])[None],
+        )
+
+    def from_prompt(self, prompt: str) -> Examples:
+        """Nobody asks."""
+        raise NotImplementedError
+
+    def variants(self) -> dict[str, Task]:
+        """None."""
+        return {}
+
+
+BUDGET = {"batch_size": 16, "learning_rate": 1e-2, "log_every": 1000}
+NARROW = Predicted(num_position_ids=8, max_gaps=0)
+# Name: experiment, steps that leave it half trained, length.
+UNDERTRAINED: dict[str, tuple[Experiment, int, int]] = {
+    "given, rotary": (small_experiment(Parity(), Coupled(num_position_ids=48), **BUDGET), 40, 4),
+    "given, NoPE": (small_experiment(Parity(), Sequential(), NoPE(), **BUDGET), 40, 1),
+    "given, learned": (small_experiment(Parity(), Sequential(), Learned(), **BUDGET), 40, 2),
+    "given, ALiBi": (small_experiment(Copy(num_symbols=2), Sequential(), ALiBi(), **BUDGET), 80, 1),
+    "given, ragged": (small_experiment(RAGGED, Coupled(num_position_ids=48), **BUDGET), 80, 1),
+    "pointer": (small_experiment(Parity(), **BUDGET), 40, 4),
+    "rank": (small_experiment(Parity(), head="rank", **BUDGET), 40, 2),
+    "increment": (small_experiment(Parity(), head="increment", **BUDGET), 40, 4),
+    "class": (small_experiment(Parity(), NARROW, Learned(num_position_ids=8), head="class", **BUDGET), 80, 4),
+    "given, ragged prompts": (small_experiment(RaggedCopy(), Coupled(num_position_ids=48), **BUDGET), 40, 5),
+    "pointer, ragged prompts": (small_experiment(RaggedCopy(), **BUDGET), 40, 5),
+    "rank, ragged prompts": (small_experiment(RaggedCopy(), head="rank", **BUDGET), 40, 5),
+    "pointer, ragged": (small_experiment(RAGGED, **BUDGET), 80, 1),
+}
+
+
+@cache
+def undertrained(name: str) -> tuple[Experiment, Decoder, int]:
+    """A decoder that gets some examples right and some wrong, and the length at which it does."""
+    experiment, steps, length = UNDERTRAINED[name]
+    with tempfile.TemporaryDirectory() as folder:
+        return experiment, decoder_after(experiment, steps, Path(folder)), length
+
+
+def batch_of(experiment: Experiment, length: int, size: int) -> Batch:
+    """Evaluation examples."""
+    examples = experiment.task.sample(length=length, size=size, rng=stream(3, "examples"))
+    return to_batch(length, examples, experiment.scheme.assign(examples, stream(3, "IDs"), training=False))
+
+
+def first_errors(decoder: Decoder, experiment: Experiment, batch: Batch, decode: str) -> list[tuple[int, str] | None]:
+    """Of each example where its response first goes wrong, and how; None where it is right."""
+    end = experiment.task.vocabulary.index("end")
+    graded = grade(decoder, batch, end=end, decode=decode)
+    found: list[tuple[int, str] | None] = []
+    for row in range(len(batch.tokens)):
+        places = zip(*(part[row].tolist() for part in parts_of(graded)), strict=True)
+        errors = []
+        for index, (token_right, id_right, scored, id_scored, is_end) in enumerate(places):
+            if scored and not token_right:
+                errors.append((index - int(graded.prompt_offset[row]), "end" if is_end else "token"))
+            elif id_scored and not id_right:
+                errors.append((index - int(graded.prompt_offset[row]), "id"))
+        found.append(errors[0] if errors else None)
+    return found
+
+
+def parts_of(graded: Graded) -> list[torch.Tensor]:
+    return [graded.token_right, graded.id_right, graded.scored, graded.id_scored, graded.end]
+
+
+@pytest.mark.parametrize("name", UNDERTRAINED)
+def test_forced_and_free_decoding_find_the_same_first_error_in_every_example(name):
+    experiment, decoder, length = undertrained(name)
+    batch = batch_of(experiment, length, 64)
+    forced = first_errors(decoder, experiment, batch, "forced")
+    assert forced == first_errors(decoder, experiment, batch, "free")
+    assert None in forced
+    assert any(error is not None for error in forced)
+
+
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_forced_and_free_decoding_find_the_same_first_error_where_ids_were_never_trained(head):
+    experiment = small_experiment(RaggedCopy(), head=head, id_weight=0.0, **BUDGET)
+    with tempfile.TemporaryDirectory() as folder:
+        decoder = decoder_after(experiment, 40, Path(folder))
+    batch = batch_of(experiment, 5, 64)
+    forced = first_errors(decoder, experiment, batch, "forced")
+    assert forced == first_errors(decoder, experiment, batch, "free")
+    assert {"id", "token"} <= {error[1] for error in forced if error is not None}
+
+
+@pytest.mark.parametrize("name", ["given, ragged", "pointer", "class", "pointer, ragged prompts"])
+def test_results_by_length_say_what_the_examples_say(name):
+    experiment, decoder, length = undertrained(name)
+    settings = EvaluationSettings(lengths=(length,), num_examples=(16,), seed=5)
+    (result,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+    examples = experiment.task.sample(length=length, size=16, rng=stream(5, "evaluation examples", length, 0))
+    assignment = experiment.scheme.assign(examples, stream(5, "any"), training=False)
+    batch = to_batch(length, examples, assignment)
+    errors = [error for error in first_errors(decoder, experiment, batch, "forced") if error is not None]
+    kinds = Counter(kind for _, kind in errors)
+    assert result.exact_match == 1 - len(errors) / 16
+    assert (result.low, result.high) == wilson_interval(16 - len(errors), 16)
+    assert result.first_error is not None
+    assert asdict(result.first_error) == {
+        "median_index": median(index for index, _ in errors),
+        **{kind: kinds[kind] for kind in ("token", "id", "end")},
+    }
+    graded = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
+    assert result.token_accuracy == pytest.approx(graded.token_right[graded.scored].float().mean().item())
+    assert result.id_accuracy == pytest.approx(graded.id_right[graded.id_scored].float().mean().item())
+    logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).log_softmax(dim=-1)
+    of_tokens = -logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
+    assert result.answer_loss == pytest.approx(of_tokens[batch.token_scored[:, 1:]].mean().item(), rel=1e-5)
+    ids = assignment.position_ids[0]
+    assert result.largest_distance == (ids.max(axis=1) - ids.min(axis=1)).max()
+
+
+def untimed(results: tuple[LengthResult, ...]) -> list[LengthResult]:
+    return [replace(result, wall_s=0.0) for result in results]
+
+
+@pytest.mark.parametrize("decode", ["forced", "free"])
+@pytest.mark.parametrize("name", ["given, ragged", "rank"])
+def test_results_do_not_depend_on_how_much_is_computed_at_once(name, decode, monkeypatch):
+    experiment, decoder, _ = undertrained(name)
+    settings = EvaluationSettings(lengths=(1, 2, 5), num_examples=(21,), decode=decode)
+
+    def results() -> tuple[list[LengthResult], list[float | None]]:
+        found = untimed(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+        return [replace(result, answer_loss=None) for result in found], [result.answer_loss for result in found]
+
+    usual, losses = results()
+    sizes = []
+    actual = evaluation.grade
+    monkeypatch.setattr(
+        evaluation, "grade", lambda *given, **how: sizes.append(len(given[1].tokens)) or actual(*given, **how)
+    )
+    for tokens, elements in ((1, 1), (40, 100), (10**9, 1)):
+        monkeypatch.setattr(evaluation, "FORWARD_TOKENS", tokens)
+        monkeypatch.setattr(grading, "ID_CHUNK_ELEMENTS", elements)
+        again, same_losses = results()
+        assert again == usual
+        # A sum is rounded by how much of it is computed at once.
+        assert same_losses == (losses if decode == "free" else pytest.approx(losses, rel=1e-5))
+    assert set(sizes) > {1, 16}
+
+
+def test_the_first_examples_are_the_same_however_many_are_asked_for(monkeypatch):
+    experiment = small_experiment(RAGGED)
+    decoder = build_decoder(experiment)
+    seen: list[list[list[int]]] = []
+
+    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Graded:
+        seen[-1].extend(batch.tokens[:, :8].tolist())
+        return grade(decoder, batch, **how)
+
+    monkeypatch.setattr(evaluation, "grade", remember)
+    for number in (1, 5, 16, 17, 40):
+        seen.append([])
+        settings = EvaluationSettings(lengths=(3,), num_examples=(number,))
+        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+        assert len(seen[-1]) == number
+    assert all(rows == seen[-1][: len(rows)] for rows in seen)
+    assert len({tuple(row) for row in seen[-1]}) > 30
+
+
+def test_each_seed_and_each_length_draws_its_own_examples(monkeypatch):
+    experiment = small_experiment()
+    decoder = build_decoder(experiment)
+    seen = []
+
+    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Graded:
+        seen.append(batch.tokens[:, :6].tolist())
+        return grade(decoder, batch, **how)
+
+    monkeypatch.setattr(evaluation, "grade", remember)
+    for seed in (0, 1):
+        settings = EvaluationSettings(lengths=(6, 7), num_examples=(16,), seed=seed)
+        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+    assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
+
+
+def graded_by_hand() -> Graded:
+    """Six responses: all right, a token, an ID, a token and its ID, an end that came late, an end too early."""
+
+    def flags(*rows: str) -> torch.Tensor:
+        return torch.tensor([[flag == "1" for flag in row] for row in rows])
+
+    return Graded(
+        token_right=flags("0111", "0101", "1111", "1011", "1110", "1101"),
+        id_right=flags("1110", "1111", "1010", "1011", "1111", "1110"),
+        scored=flags("0111", "1111", "1111", "0111", "1111", "1111"),
+        id_scored=flags("0110", "1110", "1110", "0110", "1110", "1110"),
+        end=flags("0001", "0001", "0001", "0001", "0001", "0011"),
+        prompt_offset=torch.tensor([1, 0, 0, 1, 0, 0]),
+    )
+
+
+def measure(monkeypatch: pytest.MonkeyPatch, graded: Graded) -> LengthResult:
+    """The result of one length whose examples were graded so."""
+    experiment = small_experiment()
+    monkeypatch.setattr(evaluation, "grade", lambda *given, **how: graded)
+    settings = EvaluationSettings(lengths=(4,), num_examples=(len(graded.scored),))
+    return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)[0]
+
+
+def test_errors_of_a_token_an_id_and_the_end_are_told_apart(monkeypatch):
+    result = measure(monkeypatch, graded_by_hand())
+    assert result.num_examples == 6
+    assert result.exact_match == 1 / 6
+    assert result.exact_tokens == 2 / 6
+    assert result.first_error is not None
+    # First errors at 0 and 1, then 0 behind an offset of 1, then 3 and 2.
+    assert asdict(result.first_error) == {"median_index": 1, "token": 2, "id": 1, "end": 2}
+    assert result.token_accuracy == pytest.approx(1 - 5 / 22)
+    assert result.id_accuracy == pytest.approx(1 - 2 / 16)
+
+
+def test_an_unscored_place_is_never_an_error(monkeypatch):
+    graded = graded_by_hand()
+    nothing = torch.zeros_like(graded.scored)
+    result = measure(
+        monkeypatch, replace(graded, token_right=nothing, id_right=nothing, scored=nothing, id_scored=nothing)
+    )
+    assert (result.exact_match, result.exact_tokens, result.first_error) == (1.0, 1.0, None)
+
+
+def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tuple[LengthResult, ...]:
+    """Parities of 4 and 8 bits: 11 and 19 tokens."""
+    encoding = Rotary() if num_position_ids is None else Learned(num_position_ids=num_position_ids)
+    experiment = small_experiment(scheme=Sequential(), encoding=encoding)
+    settings = EvaluationSettings(lengths=(4, 8), num_examples=(20, 3))
+    return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
+
+
+def test_predictions_that_are_no_numbers_are_refused():
+    experiment = small_experiment()
+    decoder = build_decoder(experiment).eval()
+    with torch.no_grad():
+        decoder.embedding[2] = math.nan
+    settings = EvaluationSettings(lengths=(3,), num_examples=(4,))
+    with pytest.raises(DivergedError, match=r"^the decoder predicts what is no number; train it again"):
+        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+
+
+def test_distances_that_training_never_showed_are_warned_of_once():
+    text = r"^length 8 uses ID distances up to 18, training showed none beyond 10; train on longer sequences, or with"
+    with pytest.warns(UntrainedDistanceWarning, match=text) as caught:
+        evaluate_sequential(trained_distance=10)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "advice"),
+    [
+        (Sequential(), "on longer sequences, or with gaps between IDs"),
+        (RandomStart(), "on longer sequences, or with gaps between IDs"),
+        (Abacus(), "on longer sequences, or with gaps between IDs"),
+        (Coupled(num_position_ids=16, max_gaps=0), "on longer sequences, or with gaps between IDs"),
+        (Coupled(num_position_ids=16), "with num_position_ids of at least 19$"),
+        (Skipwise(num_position_ids=18), "with num_position_ids of at least 19$"),
+        (Skipwise(num_position_ids=19), "for more steps$"),
+        (Predicted(num_position_ids=16), "with num_position_ids of at least 19$"),
+    ],
+    ids=str,
+)
+def test_a_warning_of_distances_advises_what_the_scheme_can_do(scheme, advice):
+    decoder = build_decoder(small_experiment(scheme=scheme))
+    with pytest.warns(UntrainedDistanceWarning, match=f"; train {advice}"):
+        warn_of_untrained(decoder, scheme, 8, 18, 10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_decoder_that_reads_no_ids_is_not_warned_of_distances():
+    for scheme in (Sequential(), Coupled()):
+        warn_of_untrained(build_decoder(small_experiment(scheme=scheme, encoding=NoPE())), scheme, 8, 18, 10)
+    # Position heads read IDs without an encoding too.
+    own = small_experiment(scheme=Predicted(), encoding=NoPE())
+    with pytest.warns(UntrainedDistanceWarning):
+        warn_of_untrained(build_decoder(own), own.scheme, 8, 20_480, 10)
+
+
+@pytest.mark.filterwarnings("error")
+def test_distances_that_training_showed_are_not_warned_of():
+    results = evaluate_sequential(trained_distance=18)
+    assert [result.largest_distance for result in results] == [10, 18]
+
+
+def test_an_encoding_with_too_few_ids_is_refused_with_the_number_it_needs():
+    text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
+    with pytest.raises(PositionRangeError, match=text):
+        evaluate_sequential(18)
+    assert len(evaluate_sequential(19)) == 2
+
+
+def test_the_report_counts_every_length_up_to_its_total():
+    told = []
+    evaluate_sequential(report=lambda *numbers: told.append(numbers))
+    assert told == [(4, 16, 20), (4, 20, 20), (8, 3, 3)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluation_leaves_the_decoder_in_the_mode_it_found(training):
+    experiment = small_experiment()
+    decoder = build_decoder(experiment).train(training)
+    evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation)
+    assert decoder.training == training
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: EvaluationSettings(lengths=()), r"no length to evaluate at; give at least one"),
+    (lambda: EvaluationSettings(lengths=(4, 0)), r"length 0 is no length; lengths start at 1"),
+    (lambda: EvaluationSettings(num_examples=(0,)), r"0 examples measure nothing; use at least 1"),
+    (
+        lambda: EvaluationSettings(lengths=(4, 8, 9), num_examples=(1, 2)),
+        r"2 numbers of examples for 3 lengths; give one for all or one for each",
+    ),
+    (lambda: EvaluationSettings(decode="fre"), r"decode 'fre' is unknown; choose one of forced, free"),
+]
+
+
+@pytest.mark.parametrize(("build", "text"), REFUSED, ids=[text[:30] for _, text in REFUSED])
+def test_settings_that_measure_nothing_are_refused(build, text):
+    with pytest.raises(SettingError, match=text):
+        build()

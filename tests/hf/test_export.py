@@ -1,0 +1,274 @@
+"""A run as a folder of `transformers`: the same logits there, the same weights back."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.cli.test_cli import asked, refused
+from tests.support.small_runs import small_experiment
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import lengthwise as lw
+from lengthwise.core.errors import RunFolderError, SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment, read_model
+from lengthwise.hf.export import export_hf, import_hf
+from lengthwise.hf.loading import load_text_model
+from lengthwise.hf.text_evaluation import evaluate_texts
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.generate import generate
+from lengthwise.training.batch import to_batch
+
+EXPERIMENTS = {
+    "PPC": small_experiment(),
+    "rank head": small_experiment(head="rank"),
+    "ALiBi, whose slopes are not saved": small_experiment(scheme=lw.Sequential(), encoding=lw.ALiBi()),
+    "previous token mixed in": replace(
+        small_experiment(), decoder=lw.DecoderSettings(d_model=16, previous_token_mix=True)
+    ),
+    "two levels": small_experiment(
+        lw.MultiAddition(operands=(2, 2)), lw.Predicted(num_position_ids=64), weight_decay=0.1
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def folders(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("export")
+    assert train(EXPERIMENTS[request.param], root / "run") is not None
+    export_hf(root / "run", root / "hf")
+    return root
+
+
+def batch_of(experiment: Experiment, length: int = 4, size: int = 3):
+    examples = experiment.task.sample(length=length, size=size, rng=stream(0, "export"))
+    return to_batch(length, examples, experiment.scheme.assign(examples, stream(0, "ids"), training=False))
+
+
+def flat(ids: torch.Tensor) -> torch.Tensor:
+    return ids[0] if len(ids) == 1 else ids
+
+
+def test_logits_are_those_of_the_run(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(run.experiment)
+    with torch.no_grad():
+        expected = run.decoder.token_logits(run.decoder(batch.tokens, batch.position_ids)[0])
+        torch.testing.assert_close(
+            model(batch.tokens, position_ids=flat(batch.position_ids)).logits, expected, atol=1e-6, rtol=0
+        )
+
+
+def test_one_row_of_ids_is_for_all_rows(folders):
+    model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(load_run(folders / "run").experiment)
+    ids = flat(batch.position_ids)[..., :1, :]
+    every = ids.expand(*ids.shape[:-2], len(batch.tokens), -1)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(batch.tokens, position_ids=ids).logits, model(batch.tokens, position_ids=every).logits
+        )
+
+
+def test_what_our_decoder_does_not_serve_is_refused_and_its_precision_stays(folders):
+    model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(load_run(folders / "run").experiment)
+    ids = flat(batch.position_ids)
+    with torch.no_grad():
+        expected = model(batch.tokens, position_ids=ids, inputs_embeds=None, output_hidden_states=False).logits
+        for asked in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
+            with pytest.raises(SettingError, match=f"our own decoder does not serve {next(iter(asked))}; leave it out"):
+                model(batch.tokens, position_ids=ids, **asked)
+        with pytest.raises(NotImplementedError, match="embeddings are a parameter, and no module"):
+            model.get_input_embeddings()
+        assert torch.equal(model.to(torch.bfloat16)(batch.tokens, position_ids=ids).logits, expected)
+
+
+def test_a_run_that_counts_its_ids_is_measured_as_text_as_it_is_as_a_run(tmp_path):
+    run = train(replace(small_experiment(scheme=lw.Sequential(), encoding=lw.NoPE(), steps=40)), tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    settings = lw.EvaluationSettings(lengths=(2, 4), num_examples=(32,))
+    model = load_text_model(str(tmp_path / "hf"))
+    same = ("length", "exact_match", "token_accuracy", "first_error")
+    for mine, texts in zip(
+        lw.evaluate(run, settings), evaluate_texts(model, lw.Parity(), settings, shots=0), strict=True
+    ):
+        assert {name: texts[name] for name in same} == {name: mine[name] for name in same}
+        assert 0 < mine["token_accuracy"] < 1
+
+
+def test_the_way_back_gives_the_same_run(folders, tmp_path):
+    # Also after `transformers` has saved it again.
+    AutoModelForCausalLM.from_pretrained(folders / "hf").save_pretrained(tmp_path / "again")
+    for place, source in enumerate((folders / "hf", tmp_path / "again")):
+        import_hf(source, tmp_path / str(place))
+        assert read_experiment(tmp_path / str(place)) == read_experiment(folders / "run")
+        (weights, facts), (expected, known) = read_model(tmp_path / str(place)), read_model(folders / "run")
+        assert facts == known
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+
+
+def written(decoder: Decoder, experiment: Experiment, tokens: torch.Tensor, ids: torch.Tensor):
+    end = experiment.task.vocabulary.index("end")
+    given = ids if decoder.predicts_ids else torch.arange(40).expand(len(ids), len(tokens), -1)
+    return generate(decoder, tokens, given, end=end, max_new_tokens=9)
+
+
+def test_it_writes_what_the_run_writes(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
+    batch = batch_of(run.experiment)
+    prompt = int(batch.prompt_length[0])
+    tokens, ids = batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt]
+    expected = written(run.decoder, run.experiment, tokens, ids)
+    made = model.generate(
+        tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, return_dict_in_generate=True
+    )
+    new = made.sequences[:, prompt:]
+    assert torch.equal(new[expected.is_written[:, : new.shape[1]]], expected.tokens[expected.is_written])
+    without = model.generate(tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, use_cache=False)
+    assert torch.equal(without, made.sequences)
+
+
+def test_the_loss_is_that_of_training(folders):
+    run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf")
+    batch = batch_of(run.experiment)
+    labels = torch.where(batch.token_scored, batch.tokens, -100)
+    wanted = torch.where(batch.id_scored, batch.position_ids, -100)
+    of_ids = {"position_labels": flat(wanted)} if run.experiment.scheme.predicts_ids else {}
+    made = model(batch.tokens, position_ids=flat(batch.position_ids), labels=labels, **of_ids)
+    expected = lw.loss.answer_loss(run.decoder, batch, run.experiment.training.id_weight)
+    torch.testing.assert_close(made.loss, expected.loss)
+
+
+def test_a_loss_without_ids_is_refused(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.tensor([[0, 1, 2, 1]])
+    with pytest.raises(SettingError, match="labels and packed texts need all IDs, and position_ids has 0 of 4"):
+        model(tokens, labels=tokens)
+
+
+def test_its_tokenizer_knows_the_symbols(folders):
+    vocabulary = read_experiment(folders / "run").task.vocabulary
+    tokenizer = AutoTokenizer.from_pretrained(folders / "hf")
+    assert tokenizer(" ".join(vocabulary))["input_ids"] == list(range(len(vocabulary)))
+    assert tokenizer.eos_token == "end"
+    task = read_experiment(folders / "run").task
+    examples = task.sample(length=4, size=1, rng=stream(0, "text"))
+    (text,) = lw.texts_of(task, examples)
+    assert tokenizer(text.prompt + text.response)["input_ids"] == examples.tokens[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("one")
+    train(EXPERIMENTS["PPC"], root / "run")
+    export_hf(root / "run", root / "hf")
+    return root / "hf"
+
+
+def test_prompts_of_several_lengths_are_filled_on_the_left(folder):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
+    ids = torch.tensor([[0, 0, 1, 2, 0], [1, 2, 3, 4, 0]])
+    together = model.generate(**prompts, position_ids=ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    alone = tokenizer(["01="], return_tensors="pt", return_token_type_ids=False)
+    expected = model.generate(**alone, position_ids=ids[:1, 2:], max_new_tokens=5, do_sample=False, eos_token_id=None)
+    assert torch.equal(together[0, -5:], expected[0, -5:])
+
+
+def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
+    train(EXPERIMENTS["previous token mixed in"], tmp_path / "run")
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with pytest.raises(SettingError, match="give prompts of one length, without an attention_mask"):
+        model(torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 2]]))
+
+
+def test_what_is_no_exported_run_is_refused(folder, tmp_path):
+    with pytest.raises(RunFolderError, match="exists already; choose another --out"):
+        export_hf(folder.parent / "run", folder)
+    with pytest.raises(RunFolderError, match="holds no decoder of ours; give a folder that export --format hf made"):
+        import_hf(folder.parent / "run", tmp_path / "out")
+    assert not (tmp_path / "out" / EXPERIMENT).exists()
+
+
+@pytest.mark.parametrize("first", ["lengthwise", "transformers"])
+def test_auto_classes_know_it_once_lengthwise_is_imported(folder, first):
+    second = {"lengthwise": "transformers", "transformers": "lengthwise"}[first]
+    asked = (
+        f"import {first}, {second}; from transformers import AutoConfig, AutoModelForCausalLM; "
+        f"print(AutoConfig.from_pretrained({str(folder)!r}).model_type, "
+        f"type(AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["lengthwise", "LengthwiseForCausalLM"]
+
+
+def test_importing_lengthwise_does_not_import_transformers():
+    asked = "import sys, lengthwise; print('transformers' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
+
+
+def test_configurations_load_by_themselves(folder):
+    assert AutoConfig.from_pretrained(folder).symbols == list(lw.Parity().vocabulary)
+
+
+def test_a_module_of_ours_may_be_what_imports_transformers_first():
+    asked = (
+        "from lengthwise.hf.predictive import PredictivePositionModel as made; from transformers import AutoConfig; "
+        "print(AutoConfig.for_model('predictive_position').model_type, made.__name__)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["predictive_position", "PredictivePositionModel"]
+
+
+def test_the_command_line_goes_there_and_back(folder, tmp_path, capsys):
+    for source, form, out in ((folder.parent / "run", "hf", "hf"), (folder, "run", "back")):
+        shown, _ = asked(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
+        assert shown.startswith(f"saved in {tmp_path / out}; ")
+    assert read_experiment(tmp_path / "back") == read_experiment(folder.parent / "run")
+    flags = ["--format", "hf", "--out", str(tmp_path / "x")]
+    assert refused(["export", "nowhere", *flags], capsys).startswith("nowhere does not exist; give the folder of a run")
+
+
+def test_the_public_names_of_hf_are_found():
+    from lengthwise import hf  # noqa: PLC0415
+
+    assert all(getattr(hf, name).__name__ == name for name in hf.MODULES)
+    assert set(hf.MODULES) <= set(dir(hf))
+    with pytest.raises(AttributeError, match=r"lengthwise\.hf has no Predictive; it has EvaluateByLength"):
+        hf.Predictive  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Trainer", "pipeline", "GenerationMixin", "PreTrainedModel"])
+def test_our_models_are_known_whatever_is_imported_from_transformers_first(name):
+    asked = (
+        f"import lengthwise; from transformers import {name}, AutoModelForCausalLM; "
+        "from lengthwise.hf import LengthwiseConfig; print(LengthwiseConfig in AutoModelForCausalLM._model_mapping)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "True"
+
+
+def test_a_transformers_that_is_too_old_is_imported_all_the_same():
+    asked = (
+        "import lengthwise, transformers.configuration_utils as old; del old.SubConfigSpec; "
+        "from transformers import AutoModelForCausalLM, LlamaConfig; print(LlamaConfig.model_type)"
+    )
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "llama"
+
+
+def test_an_exported_folder_writes_nowhere_else(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.config.run["files"] = {"../outside.json": "{}"}
+    model.save_pretrained(tmp_path / "hf")
+    with pytest.raises(RunFolderError, match="names a file outside of a run folder"):
+        import_hf(tmp_path / "hf", tmp_path / "in" / "run")
+    assert not (tmp_path / "in").exists()

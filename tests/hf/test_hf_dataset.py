@@ -1,0 +1,108 @@
+"""Tasks as data sets: every column says of a symbol what the task and the scheme say of its token."""
+
+import numpy as np
+import pytest
+from cases import ANSWERED, serves, small_scheme, smallest_length
+
+from lengthwise.core.errors import SettingError, UnservedTaskError
+from lengthwise.core.randomness import stream
+from lengthwise.hf.dataset import to_dataset
+from lengthwise.positions import SCHEMES, Coupled, MultiLevel, Predicted
+from lengthwise.tasks import TASKS, GradedByLoss, MultiAddition, Parity, Rows, Text
+from lengthwise.tasks.examples import Examples
+
+over_answered = pytest.mark.parametrize(
+    "task", [pytest.param(task(), id=name) for name, task in TASKS.items() if not isinstance(task(), GradedByLoss)]
+)
+
+
+def lengths_of(task):
+    return range(smallest_length(task), smallest_length(task) + 5)
+
+
+@over_answered
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_symbol_of_every_task_has_a_span_and_what_is_said_of_it(scheme, task):
+    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+        return
+    found = to_dataset(task, lengths=lengths_of(task), size=6, seed=1, scheme=small_scheme(scheme))
+    for item in found:
+        text = item["prompt"] + item["response"]
+        symbols = [text[first:last] for first, last in item["spans"]]
+        assert " ".join(symbols) == text.replace("\n", " \n")
+        assert symbols[-1] == "\n"
+        assert set(symbols[:-1]) <= set(task.vocabulary)
+        for column in ("coupling", "position_ids"):
+            if column in item:
+                assert np.array(item[column]).shape[-1] == len(symbols)
+    assert ("coupling" in found.column_names) == (task.sample(length=3, size=1, rng=stream(0)).coupling is not None)
+    assert set(found["length"]) <= set(lengths_of(task))
+    assert {(item["task"], item["seed"]) for item in found} == {(task.name, 1)}
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+def test_a_larger_data_set_begins_with_the_smaller_one(task):
+    lengths = lengths_of(task)
+    small, large = (to_dataset(task, lengths=lengths, size=size, seed=2) for size in (4, 9))
+    assert large.to_list()[:4] == small.to_list()
+    other = to_dataset(task, lengths=lengths, size=9, seed=3)
+    assert other["prompt"] != large["prompt"] or other["response"] != large["response"]
+
+
+def test_ids_and_groups_are_those_of_evaluation():
+    task = Parity()
+    (item,) = to_dataset(task, lengths=[3], size=1, scheme=Predicted())
+    examples = task.from_prompt(item["prompt"])
+    assigned = Predicted().assign(examples, stream(0), training=False)
+    assert item["position_ids"] == assigned.position_ids[0, 0].tolist()
+    assert item["coupling"] == examples.coupling[0, 0].tolist()
+    assert "position_ids" not in to_dataset(task, lengths=[3], size=1).column_names
+
+
+def test_several_levels_are_a_list_for_each():
+    (item,) = to_dataset(MultiAddition(), lengths=[2], size=1, scheme=MultiLevel())
+    assert np.array(item["coupling"]).shape == np.array(item["position_ids"]).shape == (2, len(item["spans"]))
+
+
+def test_no_item_is_another_one_again():
+    assert len(set(to_dataset(Parity(), lengths=[30], size=40)["prompt"])) == 40
+
+
+class Filled(Parity):
+    """A task of one's own that fills up behind the end token."""
+
+    def sample(self, *, length, size, rng):
+        """Parity, and three tokens more."""
+        examples = Parity().sample(length=length, size=size, rng=rng)
+        more = ((0, 0), (0, 3))
+        return Examples(
+            tokens=np.pad(examples.tokens, more, constant_values=3),
+            prompt_length=examples.prompt_length,
+            is_answer=np.pad(examples.is_answer, more),
+            coupling=np.pad(examples.coupling, ((0, 0), *more)),
+        )
+
+
+def test_what_fills_up_behind_the_end_token_belongs_to_no_symbol():
+    plain, filled = (to_dataset(task, lengths=[4], size=3, scheme=Predicted()) for task in (Parity(), Filled()))
+    assert filled.to_list() == plain.to_list()
+
+
+def test_every_length_is_drawn_and_no_other():
+    assert set(to_dataset(Parity(), lengths=(2, 5), size=30)["length"]) == {2, 5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        ({"task": Text()}, SettingError, r"^task text is graded by loss and asks no question; choose a task with an"),
+        ({"lengths": []}, SettingError, r"^3 examples of 0 lengths make no data set; give at least one of each$"),
+        ({"size": 0}, SettingError, r"^0 examples of 1 lengths make no data set; give at least one of each$"),
+        ({"task": Rows(), "lengths": [99]}, SettingError, r"has no row of length 99; use a length that it has: 1-20$"),
+        ({"task": Parity(coupling="none"), "scheme": Coupled()}, UnservedTaskError, r"this task declares no coupling"),
+    ],
+)
+def test_what_makes_no_data_set_is_refused_in_one_line(asked, error, message):
+    given = {"task": Parity(), "lengths": [4], "size": 3, **asked}
+    with pytest.raises(error, match=message):
+        to_dataset(given.pop("task"), **given)

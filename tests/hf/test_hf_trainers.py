@@ -1,0 +1,134 @@
+"""A few steps of `Trainer` and of TRL's `SFTTrainer`: columns arrive, IDs are ours, the loss is finite or joint."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+from tests.support.causal_models import CONFIGS, causal_model
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from lengthwise.core.errors import FeatureError
+from lengthwise.hf.collators import PositionCollator
+from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.positions import Coupled, Predicted
+
+ROWS = {
+    "input_ids": [[5, 6, 7, 8], [9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20]],
+    "coupling": [[1, 2, 1, 2], [1, 2, 3, 2, 1], [4, 5, 4], [1, 2, 1, 2]],
+    "completion_mask": [[0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1], [0, 0, 1, 1]],
+}
+COLLATOR = PositionCollator(Coupled(num_position_ids=96), 0, num_position_ids=96)
+SETTINGS = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 2,
+    "remove_unused_columns": False,
+    "report_to": [],
+    "use_cpu": True,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+NAMED = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
+    pad_token="<pad>",
+    eos_token="<end>",
+)
+over_packs = pytest.mark.parametrize("pack_to", [None, 9])
+
+
+def watch(model, seen: list) -> None:
+    """Keep what the model is asked with."""
+    model.register_forward_pre_hook(lambda _, given, named: seen.append(named), with_kwargs=True)
+
+
+def check(collator: PositionCollator, seen: list, trainer, trained) -> None:
+    """Every row was trained on once, with jumping IDs of the scheme and a mask; evaluation takes another collator."""
+    assert math.isfinite(trained.training_loss)
+    assert len(seen) == 2
+    for named in seen:
+        assert named["attention_mask"].dim() == (2 if collator.pack_to is None else 4)
+        assert set(named["position_ids"].diff().unique().tolist()) - {0, 1}
+        assert named["position_ids"].max() < 96
+    scored = torch.cat([named["labels"][named["labels"] >= 0] for named in seen])
+    assert sorted(scored.tolist()) == [7, 8, 12, 13, 16, 19, 20]
+    trainer.data_collator = replace(collator, training=False)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+    assert {number for named in seen[2:] for number in named["position_ids"].unique().tolist()} <= set(range(6))
+
+
+@over_packs
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_trainer_gives_our_ids_to_the_model(pack_to, tmp_path):
+    model, rows, seen = causal_model(CONFIGS["llama"]()), Dataset.from_dict(ROWS), []
+    watch(model, seen)
+    collator = replace(COLLATOR, pack_to=pack_to)
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(str(tmp_path), **SETTINGS),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collator,
+    )
+    check(collator, seen, trainer, trainer.train())
+
+
+@over_packs
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sft_trainer_gives_our_ids_to_the_model(pack_to, tmp_path):
+    trl = pytest.importorskip("trl")
+    model, rows, seen = causal_model(CONFIGS["llama"]()), Dataset.from_dict(ROWS), []
+    watch(model, seen)
+    collator = replace(COLLATOR, pack_to=pack_to)
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=trl.SFTConfig(str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **SETTINGS),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collator,
+        processing_class=NAMED,
+    )
+    check(collator, seen, trainer, trainer.train())
+
+
+@over_packs
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class JointSFTTrainer(trl.SFTTrainer):
+        compute_loss = Trainer.compute_loss
+
+    kinds = {
+        Trainer: (TrainingArguments, {}, {}),
+        JointSFTTrainer: (
+            trl.SFTConfig,
+            {"dataset_kwargs": {"skip_prepare_dataset": True}},
+            {"processing_class": NAMED},
+        ),
+    }
+    collator = PositionCollator(Predicted(num_position_ids=96), 0, pack_to=pack_to, num_position_ids=96)
+    heads = []
+    for trainer, (arguments, options, more) in kinds.items():
+        alike = {"learning_rate": 1e-3, "weight_decay": 0.0, "lr_scheduler_type": "linear", "logging_steps": 1}
+        args = arguments(str(tmp_path / trainer.__name__), **SETTINGS, **options, **alike, bf16=False)
+        model = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()))
+        rows = Dataset.from_dict(ROWS)
+        trainer(model=model, args=args, train_dataset=rows, data_collator=collator, **more).train()
+        heads.append(model.position_head.state_dict())
+    assert all(torch.equal(weight, heads[1][name]) for name, weight in heads[0].items())
+    before = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]())).position_head.state_dict()
+    assert not torch.equal(before["shift.weight"], heads[0]["shift.weight"])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_columns_that_trainer_removed_are_missed_in_one_line(tmp_path):
+    trainer = Trainer(
+        model=causal_model(CONFIGS["llama"]()),
+        args=TrainingArguments(str(tmp_path), **{**SETTINGS, "remove_unused_columns": True}),
+        train_dataset=Dataset.from_dict(ROWS),
+        data_collator=COLLATOR,
+    )
+    with pytest.raises(FeatureError, match=r"^row 0 of the batch: there is no coupling; .*remove_unused_columns=False"):
+        trainer.train()

@@ -1,0 +1,136 @@
+"""Influence through this package's own decoder, over every encoding and option."""
+
+import math
+
+import pytest
+import torch
+
+import lengthwise as lw
+from lengthwise.core.errors import ModelError
+from lengthwise.encodings import ENCODINGS
+from lengthwise.influence.probing.decoder_model import DecoderModel
+from lengthwise.model.attention_scores import Looking
+
+VOCABULARY, FAR, NEAR = 30, 10, 4
+TOKENS = torch.arange(FAR + NEAR) * 7 % VOCABULARY
+IDS = torch.tensor([0, 1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15])
+OPTIONS = {
+    "plain": {"length_scaling": "none"},
+    "log length scale": {"length_scaling": "log"},
+    "learned length scale": {"length_scaling": "learned"},
+    "entmax": {"weights": "entmax"},
+    "top-k": {"weights": "top_k", "top_k": 3},
+    "counting": {"weights": "count"},
+}
+# It looks at the scores beside those that it weighs.
+READS_NEIGHBOURS = "dape_v2"
+over_encodings = pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != READS_NEIGHBOURS])
+over_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+def decoder_of(encoding: str, options: dict, separators: tuple[int, ...] = ()) -> lw.Decoder:
+    torch.manual_seed(0)
+    settings = lw.DecoderSettings(num_layers=2, d_model=32, num_heads=4, **options)
+    decoder = lw.Decoder(settings, ENCODINGS[encoding](), vocabulary_size=VOCABULARY, separators=separators)
+    for parameter in decoder.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return decoder.eval()
+
+
+def after(model: DecoderModel, visible: torch.Tensor) -> torch.Tensor:
+    return model.log_probs_after(model.read(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:], visible)
+
+
+@torch.no_grad()
+def in_one_pass(decoder: lw.Decoder, visible: torch.Tensor) -> torch.Tensor:
+    """All tokens at once; the near ones do not see the hidden."""
+    added = torch.zeros(1, FAR + NEAR, FAR + NEAR)
+    added[0, FAR:, :FAR] = torch.where(visible, 0.0, -math.inf)
+    hidden, _ = decoder(TOKENS[None], IDS[None], looking=Looking(added=added))
+    return decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
+
+
+@over_encodings
+@over_options
+def test_hiding_states_that_were_read_before_equals_one_masked_pass(encoding, options):
+    decoder = decoder_of(encoding, options)
+    visible = torch.rand(5, FAR, generator=torch.Generator().manual_seed(1)) < 0.5
+    expected = torch.stack([in_one_pass(decoder, row) for row in visible])
+    torch.testing.assert_close(after(DecoderModel(decoder, encoding), visible), expected, rtol=0, atol=1e-4)
+
+
+@over_encodings
+@over_options
+def test_with_all_far_tokens_hidden_the_near_ones_stand_alone(encoding, options):
+    model = DecoderModel(decoder_of(encoding, options), encoding)
+    alone = model.log_probs(TOKENS[None, FAR:], IDS[None, FAR:])
+    hidden = after(model, torch.zeros(1, FAR, dtype=torch.bool))
+    torch.testing.assert_close(hidden, alone, rtol=0, atol=1e-4)
+
+
+@over_encodings
+def test_the_gate_gradient_is_the_slope_of_passes_with_scores_moved_a_little(encoding):
+    decoder = decoder_of(encoding, OPTIONS["plain"])
+    model = DecoderModel(decoder, encoding)
+    states, gates = model.read(TOKENS, IDS, FAR), torch.full((FAR,), -math.log(FAR))
+    slopes = model.gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
+
+    def loss(place: int, move: float) -> float:
+        added = torch.zeros(1, NEAR, FAR + NEAR)
+        added[:, :, :FAR] = gates
+        added[:, :, place] += move
+        with torch.no_grad():
+            hidden, _ = decoder(TOKENS[None, FAR:], IDS[None, FAR:], states, looking=Looking(added=added))
+            return float(-decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)[3])
+
+    for place in (0, 4, FAR - 1):
+        expected = (loss(place, 0.02) - loss(place, -0.02)) / 0.04
+        assert float(slopes[place]) == pytest.approx(expected, abs=2e-3, rel=2e-2)
+
+
+@over_encodings
+@pytest.mark.parametrize("options", [chosen for name, chosen in OPTIONS.items() if name != "counting"])
+def test_attention_weights_are_shares_of_what_is_visible(encoding, options):
+    decoder = decoder_of(encoding, options)
+    layers: list[torch.Tensor] = []
+    plain, _ = decoder(TOKENS[None], IDS[None])
+    watched, _ = decoder(TOKENS[None], IDS[None], looking=Looking(watch=layers.append))
+    torch.testing.assert_close(watched, plain)
+    assert [tuple(weights.shape) for weights in layers] == [(1, 4, FAR + NEAR, FAR + NEAR)] * 2
+    for weights in layers:
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, 4, FAR + NEAR))
+        assert weights.triu(1).abs().max() == 0
+    model = DecoderModel(decoder, encoding)
+    found = model.attention(model.read(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:])
+    expected = torch.stack([weights[0, :, -1, :FAR].mean(dim=0) for weights in layers]).mean(dim=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+@over_options
+def test_watched_weights_are_those_that_mix_the_values(options):
+    # With values that name their key, a head's output is its row of weights.
+    decoder = decoder_of("alibi", options)
+    block, layers = decoder.blocks[0], []
+    seen = {}
+    block.mix_heads.register_forward_hook(lambda module, given, made: seen.update(heads=given[0]))
+    projected = {}
+    block.project.register_forward_hook(lambda module, given, made: projected.update(value=made[..., 64:]))
+    decoder(TOKENS[None], IDS[None], looking=Looking(watch=layers.append))
+    value = projected["value"].view(1, FAR + NEAR, 4, 8).transpose(1, 2)
+    expected = (layers[0] @ value).transpose(1, 2).reshape(1, FAR + NEAR, 32)
+    torch.testing.assert_close(seen["heads"], expected, rtol=0, atol=1e-5)
+
+
+def test_an_encoding_that_looks_at_neighbouring_scores_is_refused():
+    with pytest.raises(
+        ModelError, match=r"convolved cannot be measured exactly: hidden tokens are seen \(0\.21 nats.*; choose"
+    ):
+        DecoderModel(decoder_of(READS_NEIGHBOURS, OPTIONS["plain"]), "convolved")
+
+
+def test_options_by_which_a_token_carries_what_was_before_are_refused():
+    with pytest.raises(ModelError, match=r"mixed cannot .*: previous_token_mix mixes .*; train without"):
+        DecoderModel(decoder_of("rotary", {"previous_token_mix": True}), "mixed")
+    with pytest.raises(ModelError, match=r"counted cannot .*: segments count the separators .*; train without"):
+        DecoderModel(decoder_of("rotary", {}, separators=(21,)), "counted")

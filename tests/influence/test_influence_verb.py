@@ -1,0 +1,123 @@
+"""The verb influence: what it prints, and what it refuses before anything is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.influence.test_influence_study import Letters
+from tests.support.planted_model import PlantedModel, additive
+
+from lengthwise.cli.app import app as cli
+from lengthwise.cli.commands import influence
+from lengthwise.core.errors import SettingError, UnknownNameError
+from lengthwise.hf.language_models import LanguageModel
+from lengthwise.influence.measures import AttentionWeight, Greedy, LeaveOneOut, Screened
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.targets import LONGPPL, Rule
+
+
+@pytest.mark.parametrize(
+    ("name", "screen", "expected"),
+    [
+        ("greedy", None, Greedy()),
+        ("attention", None, AttentionWeight()),
+        ("leave_one_out", 0.2, Screened(then=LeaveOneOut(), share=0.2)),
+        ("screened", 0.3, Screened(share=0.3)),
+    ],
+)
+def test_a_measure_is_screened_where_that_is_asked_for(name, screen, expected):
+    assert influence._measure(name, screen) == expected
+
+
+def test_what_scores_nothing_exactly_cannot_be_screened():
+    with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --screen out"):
+        influence._measure("attention", 0.1)
+    with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
+        influence._measure("gredy", None)
+
+
+def test_a_rule_is_known_by_its_name():
+    assert influence._rule("gap", 0.3) == Rule(gap=0.3)
+    assert influence._rule("gap", None) == Rule()
+    assert influence._rule("longppl", None) == LONGPPL
+    with pytest.raises(SettingError, match=r"rule longppl has a gap of its own, 2.0 nats; leave --gap 0.3 out"):
+        influence._rule("longppl", 0.3)
+    with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
+        influence._rule("longpl", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere/at/all", "text.txt"], "does not exist; give a folder that save_pretrained made"),
+        (["model", "--k", "1,x"], "--k '1,x' is no list of whole numbers"),
+        (["model", "--k", "8", "--far", "4"], "k 8 is more than the 4 far tokens"),
+        (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
+        (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
+        (["model", "--controls", "none,random"], "--controls none,random names controls and none; use either"),
+        (["model", "--targets", "10,20"], "--targets 10,20 is no number of targets; use one, or all"),
+        (["./model", "--also", "other"], "./model does not exist; give a folder that save_pretrained made"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["influence", *arguments])
+    told = capsys.readouterr()
+    assert left.value.code == 2
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (70, 16), (40, 16)])
+def test_far_is_by_default_what_the_positions_of_the_model_leave(positions, far):
+    planted = PlantedModel(additive({}), 10)
+    planted.num_positions = positions
+    loaded = LanguageModel(model=planted, codec=Letters())
+    assert influence._within_positions(InfluenceSettings(), loaded).far == far
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
+)
+def test_a_duration_has_the_largest_unit_of_which_there_are_two(seconds, told):
+    assert influence._duration(seconds) == told
+
+
+def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trained = ["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick"]
+    for name, seed in (("one", "0"), ("other", "1")):
+        cli.main([*trained, "--seed", seed, "--out", name])
+    capsys.readouterr()
+    sizes = ["--near", "8", "--far", "16", "--k", "1,2", "--targets", "24", "--gap", "0.001", "--measure", "gradient"]
+    with pytest.raises(SystemExit):
+        cli.main(["influence", "one", "--also", "./missing", *sizes, "--out", "both"])
+    assert "unknown run './missing'; known: one, other" in capsys.readouterr().err
+    assert not Path("both").exists()
+    cli.main(["influence", "one", "--also", "other", *sizes, "--controls", "random", "--out", "both", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert [summary["model"] for summary in document["summaries"]] == ["one", "other"]
+    assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}
+
+
+def test_the_last_of_several_processes_reports_the_study(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick", "--out", "run"])
+    sizes = ["--near", "8", "--far", "16", "--k", "1", "--targets", "40", "--gap", "0.001", "--measure", "gradient"]
+    cli.main(["influence", "run", *sizes, "--out", "whole"])
+    capsys.readouterr()
+    cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "2/2"])
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "part 2/2 is measured; not yet measured: 1/2" in told.err
+    with pytest.raises(SystemExit):
+        cli.main(["influence", "run", *sizes, "--seed", "1", "--out", "parts", "--part", "1/2"])
+    assert "part-2-of-2 holds another study than the one asked for: settings.seed differ" in capsys.readouterr().err
+    assert not Path("parts/part-1-of-2").exists()
+    cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "1/2"])
+    assert "page: parts" in capsys.readouterr().out
+    assert Path("parts/influence.jsonl").read_bytes() == Path("whole/influence.jsonl").read_bytes()
+    assert Path("parts/summary.json").read_bytes() == Path("whole/summary.json").read_bytes()

@@ -1,0 +1,164 @@
+"""Generation: the cache changes nothing, rows end on their own, IDs are graded and missing ones refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import randomize, small_encoding
+from small_runs import small_experiment
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import ENCODINGS
+from lengthwise.evaluation.grading import grade
+from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.generate import generate
+from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.positions import Coupled, MultiLevel, Predicted
+from lengthwise.tasks import Addition, MultiAddition, Parity
+from lengthwise.training.batch import Batch, to_batch
+
+NEW = 6
+NEVER = -1
+TWO_LEVELS = MultiAddition(operands=(2, 2))
+
+over_levels = pytest.mark.parametrize("task", [Parity(), TWO_LEVELS], ids=["one level", "two levels"])
+
+
+def prepared(experiment: Experiment, *, size: int = 12) -> tuple[Decoder, Batch]:
+    """Two layers with every option on and random weights, and a batch whose prompts are of one length."""
+    options = replace(experiment.decoder, num_layers=2, previous_token_mix=True)
+    decoder = build_decoder(replace(experiment, decoder=options))
+    randomize(decoder)
+    with torch.no_grad():
+        # Without a bias towards what was just read, random weights write one token only.
+        decoder.embedding.mul_(3)
+    examples = experiment.task.sample(length=5, size=size, rng=stream(0, "examples"))
+    return decoder.eval(), to_batch(5, examples, experiment.scheme.assign(examples, stream(0, "IDs"), training=True))
+
+
+@torch.no_grad()
+def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Greedy decoding that reads the whole prefix again for every token; IDs are predicted if there is a head."""
+    length = int(batch.prompt_length[0])
+    tokens, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    for index in range(length, length + new):
+        hidden, _ = decoder(tokens, ids)
+        token = decoder.token_logits(hidden)[:, -1].argmax(dim=-1, keepdim=True)
+        if decoder.predicts_ids:
+            prompts = decoder.read_prompt(tokens, ids, batch.prompt_length)
+            levels = decoder.next_ids(hidden[:, -1:], ids[:, :, -1:], token, prompts)
+            following = torch.stack([level.most_likely() for level in levels])
+        else:
+            following = batch.position_ids[:, :, index : index + 1]
+        tokens = torch.cat([tokens, token], dim=1)
+        ids = torch.cat([ids, following], dim=2)
+    return tokens[:, length:], ids[:, :, length:]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding):
+    # On two levels a quarter of a head is no pair.
+    settings, used = small_encoding(encoding, share=0.5), []
+    for task in (Parity(), Addition(), TWO_LEVELS):
+        decoder, batch = prepared(small_experiment(task, MultiLevel(num_position_ids=48), settings))
+        length = int(batch.prompt_length[0])
+        written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
+        tokens, ids = without_a_cache(decoder, batch, NEW)
+        assert torch.equal(written.tokens, tokens)
+        assert torch.equal(written.position_ids, ids)
+        assert written.is_written.all()
+        used.append(len(tokens.unique()))
+    assert max(used) > 1
+
+
+@pytest.mark.parametrize("encoding", ["rotary", "learned"])
+@pytest.mark.parametrize("head", POSITION_HEADS)
+@over_levels
+def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(task, head, encoding):
+    experiment = small_experiment(task, Predicted(num_position_ids=48), ENCODINGS[encoding](), head=head)
+    decoder, batch = prepared(experiment)
+    length = int(batch.prompt_length[0])
+    given = batch.position_ids[:, :, :length]
+    # From the prompt alone, no later than the last ID that the encoding holds.
+    written = generate(decoder, batch.tokens[:, :length], given, end=NEVER, max_new_tokens=NEW)
+    tokens, ids = without_a_cache(decoder, batch, NEW)
+    assert torch.equal(written.tokens, tokens)
+    assert torch.equal(written.position_ids, ids)
+    assert all(len(level.unique()) > 2 for level in ids)
+
+
+@over_levels
+def test_given_ids_go_before_predicted_ones_as_far_as_they_reach(task):
+    decoder, batch = prepared(small_experiment(task))
+    length = int(batch.prompt_length[0])
+    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
+    written = generate(decoder, prompt, given, end=NEVER, max_new_tokens=NEW)
+    alone = generate(decoder, prompt, given[:, :, :length], end=NEVER, max_new_tokens=NEW)
+    assert torch.equal(written.position_ids[:, :, :3], given[:, :, length:])
+    assert not torch.equal(alone.position_ids[:, :, :3], given[:, :, length:])
+    assert torch.equal(written.tokens[:, 0], alone.tokens[:, 0])
+
+
+@torch.no_grad()
+def test_an_id_is_graded_right_where_it_is_on_both_levels():
+    decoder, batch = prepared(small_experiment(TWO_LEVELS))
+    length = int(batch.prompt_length[0])
+    targets, ids = batch.tokens[:, length:], batch.position_ids
+    hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], first=length - 1)
+    prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+    predicted = decoder.next_ids(hidden, ids[:, :, length - 1 : -1], targets, prompts)
+    written = generate(
+        decoder, batch.tokens[:, :length], ids[:, :, :length], end=NEVER, max_new_tokens=targets.shape[1]
+    )
+    for decode, named in (
+        ("forced", torch.stack([level.most_likely() for level in predicted])),
+        ("free", written.position_ids),
+    ):
+        first, second = named == ids[:, :, length:]
+        assert torch.equal(grade(decoder, batch, end=NEVER, decode=decode).id_right, first & second)
+        assert (first != second).any()
+
+
+def test_a_row_is_written_up_to_its_end_token_and_decoding_stops_with_the_last_row():
+    decoder, batch = prepared(small_experiment(Addition(), Coupled(num_position_ids=48)))
+    length = int(batch.prompt_length[0])
+    prompt = batch.tokens[:, :length]
+    endless = generate(decoder, prompt, batch.position_ids, end=NEVER, max_new_tokens=NEW)
+    rows = [row for row in endless.tokens.tolist() if len(set(row)) > 1]
+    end = rows[0][1]
+    ended = generate(decoder, prompt, batch.position_ids, end=end, max_new_tokens=NEW)
+    expected = []
+    for row in endless.tokens.tolist():
+        count = row.index(end) + 1 if end in row else NEW
+        expected.append([place < count for place in range(NEW)])
+    width = ended.tokens.shape[1]
+    assert width == max(map(sum, expected))
+    assert ended.is_written.tolist() == [row[:width] for row in expected]
+    assert torch.equal(ended.tokens[ended.is_written], endless.tokens[:, :width][ended.is_written])
+    assert len({sum(row) for row in expected}) > 1
+
+
+def test_decoding_stops_before_the_last_token_when_every_row_has_ended():
+    decoder, batch = prepared(small_experiment(), size=1)
+    length = int(batch.prompt_length[0])
+    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    end = int(generate(decoder, prompt, given, end=NEVER, max_new_tokens=1).tokens)
+    assert generate(decoder, prompt, given, end=end, max_new_tokens=NEW).tokens.tolist() == [[end]]
+
+
+def test_fewer_ids_than_prompt_tokens_are_refused():
+    decoder, batch = prepared(small_experiment())
+    with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; give one for each$"):
+        generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :6], end=3, max_new_tokens=2)
+
+
+def test_ids_that_nobody_gives_or_predicts_are_refused():
+    decoder, batch = prepared(small_experiment(scheme=Coupled(num_position_ids=48)))
+    text = (
+        r"^IDs are given for 2 of 3 new tokens and this decoder predicts none; "
+        r"give them all, or train with the scheme predicted$"
+    )
+    with pytest.raises(SettingError, match=text):
+        generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)

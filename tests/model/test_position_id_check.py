@@ -1,0 +1,213 @@
+"""Wrong IDs at the decoder's edge: one clear line, wherever they come in."""
+
+import pytest
+import torch
+
+from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError
+from lengthwise.encodings import ALiBi, EncodingSettings, Learned, Rotary
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.generate import generate
+
+# Two prompts of 4 tokens, and two tokens more.
+PROMPT, NEW = 4, 2
+TOKENS = torch.tensor([[0, 1, 2, 3, 1, 2], [3, 2, 1, 0, 0, 1]])
+IDS = torch.tensor([[[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6]], [[1, 1, 2, 2, 3, 3], [0, 0, 5, 5, 9, 9]]])
+
+
+def decoder_of(encoding: EncodingSettings, num_levels: int) -> Decoder:
+    settings = DecoderSettings(d_model=16, num_heads=2)
+    return Decoder(settings, encoding, vocabulary_size=4, num_levels=num_levels).eval()
+
+
+def in_a_forward(decoder: Decoder, position_ids: torch.Tensor) -> None:
+    decoder(TOKENS, position_ids)
+
+
+def in_a_cached_step(decoder: Decoder, position_ids: torch.Tensor) -> None:
+    good = IDS[: decoder.check_ids.num_levels, :, :PROMPT]
+    _, cache = decoder(TOKENS[:, :PROMPT], good)
+    decoder(TOKENS[:, PROMPT:], position_ids[..., PROMPT:], cache)
+
+
+def in_generate(decoder: Decoder, position_ids: torch.Tensor) -> None:
+    generate(decoder, TOKENS[:, :PROMPT], position_ids, end=-1, max_new_tokens=NEW)
+
+
+PLACES = (in_a_forward, in_a_cached_step, in_generate)
+
+
+def with_one(value: float, *, dtype: torch.dtype = torch.int64, level: int = 0) -> torch.Tensor:
+    """IDs of two levels, one of them, of a new token, replaced."""
+    ids = IDS.to(dtype, copy=True)
+    ids[level, 1, PROMPT] = value
+    return ids
+
+
+RANGE = r"set its num_position_ids to at least"
+# What is wrong: the encoding, its levels, the IDs, and what the line says.
+WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError], str]] = {
+    "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) for tokens of shape \(2, \d\); give"),
+    "another batch": (
+        Rotary(),
+        1,
+        IDS[0, :1],
+        PositionIDError,
+        r"shape \(1, \d\) for tokens of shape \(2, \d\); give \(batch, seq\), or \(level, batch, seq\) with 1 level",
+    ),
+    "an axis too many": (Rotary(), 1, IDS[None], PositionIDError, r"shape \(1, 2, 2, \d\) for tokens of shape"),
+    "too many levels": (
+        Rotary(),
+        1,
+        IDS,
+        PositionIDError,
+        r"on 2 level\(s\) but this decoder was built for 1; give 1, or build it with num_levels=2$",
+    ),
+    "too few levels": (
+        Rotary(),
+        2,
+        IDS[:1],
+        PositionIDError,
+        r"on 1 level\(s\) but this decoder was built for 2; give 2, or build it with num_levels=1$",
+    ),
+    "too few levels without their axis": (
+        Rotary(),
+        2,
+        IDS[0],
+        PositionIDError,
+        r"on 1 level\(s\) but this decoder was built for 2; give 2, or",
+    ),
+    "negative": (Rotary(), 2, with_one(-3), PositionIDError, r"position ID -3 is negative.*; IDs start at 0$"),
+    "negative on the second level": (Rotary(), 2, with_one(-3, level=1), PositionIDError, r"ID -3 is negative"),
+    "negative and real": (
+        ALiBi(),
+        2,
+        with_one(-0.5, dtype=torch.float64),
+        PositionIDError,
+        r"ID -0.5 is negative, infinite or no number; IDs start at 0$",
+    ),
+    "no number": (
+        Rotary(),
+        2,
+        with_one(torch.nan, dtype=torch.float64),
+        PositionIDError,
+        r"ID nan is negative, infinite or no number; IDs start at 0$",
+    ),
+    "infinite": (
+        Rotary(),
+        2,
+        with_one(torch.inf, dtype=torch.float32),
+        PositionIDError,
+        r"ID inf is negative, infinite or no number; IDs start at 0$",
+    ),
+    "beyond the table": (
+        Learned(num_position_ids=10),
+        2,
+        with_one(10),
+        PositionRangeError,
+        rf"ID 10 is beyond the 10 that the encoding learned holds; {RANGE} 11$",
+    ),
+    "far beyond the table on the second level": (
+        Learned(num_position_ids=10),
+        2,
+        with_one(1_000_000, level=1),
+        PositionRangeError,
+        rf"ID 1000000 is beyond the 10 that the encoding learned holds; {RANGE} 1000001$",
+    ),
+    "real for a table": (
+        Learned(num_position_ids=10),
+        2,
+        IDS.double(),
+        PositionIDError,
+        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with whole",
+    ),
+    "half precision for a table": (
+        Learned(num_position_ids=10),
+        1,
+        IDS[0].half(),
+        PositionIDError,
+        r"IDs are real numbers \(torch.float16\) but the encoding learned takes whole ones",
+    ),
+    "truth values": (
+        Rotary(),
+        2,
+        IDS > 2,
+        PositionIDError,
+        r"IDs of type torch.bool are no numbers; give whole or real ones$",
+    ),
+    "complex": (
+        Rotary(),
+        1,
+        IDS[0].to(torch.complex64),
+        PositionIDError,
+        r"IDs of type torch.complex64 are no numbers; give whole or real ones$",
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=[place.__name__ for place in PLACES])
+@pytest.mark.parametrize("name", WRONG)
+@torch.no_grad()
+def test_wrong_ids_are_named_in_one_line_wherever_they_come_in(name, place):
+    encoding, num_levels, ids, error, text = WRONG[name]
+    with pytest.raises(error, match=text) as caught:
+        place(decoder_of(encoding, num_levels), ids)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("seq", [PROMPT, PROMPT + NEW + 1])
+@torch.no_grad()
+def test_ids_for_fewer_or_more_tokens_are_refused(seq):
+    ids = torch.zeros(2, seq, dtype=torch.int64)
+    text = rf"^position IDs of shape \(2, {seq}\) for tokens of shape \(2, 6\); give \(batch, seq\), or"
+    with pytest.raises(PositionIDError, match=text):
+        decoder_of(Rotary(), 1)(TOKENS, ids)
+
+
+@torch.no_grad()
+def test_wrong_ids_of_a_prompt_are_refused_before_a_token_is_written():
+    decoder, ids = decoder_of(Learned(num_position_ids=10), 1), IDS[0].clone()
+    ids[1, PROMPT + 1] = 99
+    decoder.token_logits = pytest.fail
+    with pytest.raises(PositionRangeError, match="ID 99"):
+        in_generate(decoder, ids)
+
+
+@torch.no_grad()
+def test_ids_of_one_level_need_no_axis_for_it():
+    decoder = decoder_of(Rotary(), 1)
+    flat, stacked = IDS[0], IDS[:1]
+    (one, cache), (other, same) = decoder(TOKENS, flat), decoder(TOKENS, stacked)
+    assert torch.equal(one, other)
+    assert torch.equal(cache.position_ids, same.position_ids)
+    _, cache = decoder(TOKENS[:, :PROMPT], flat[:, :PROMPT])
+    step, _ = decoder(TOKENS[:, PROMPT:], flat[:, PROMPT:], cache)
+    torch.testing.assert_close(step, one[:, PROMPT:], atol=1e-5, rtol=1e-5)
+    written = [generate(decoder, TOKENS[:, :PROMPT], ids, end=-1, max_new_tokens=NEW) for ids in (flat, stacked)]
+    assert torch.equal(written[0].tokens, written[1].tokens)
+    assert torch.equal(written[0].position_ids, written[1].position_ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.float16, torch.float32])
+@pytest.mark.parametrize("encoding", [Rotary(), ALiBi()], ids=["rotary", "alibi"])
+@torch.no_grad()
+def test_the_same_ids_of_another_type_give_the_same_hidden_states(encoding, dtype):
+    decoder = decoder_of(encoding, 2)
+    torch.testing.assert_close(decoder(TOKENS, IDS.to(dtype))[0], decoder(TOKENS, IDS)[0], atol=0, rtol=0)
+
+
+@torch.no_grad()
+def test_whole_ids_go_before_real_ones_through_the_cache():
+    decoder = decoder_of(Rotary(), 1)
+    ids = IDS[0].double()
+    ids[:, PROMPT:] += 0.25
+    whole, _ = decoder(TOKENS, ids)
+    _, cache = decoder(TOKENS[:, :PROMPT], IDS[0, :, :PROMPT])
+    step, _ = decoder(TOKENS[:, PROMPT:], ids[:, PROMPT:], cache)
+    torch.testing.assert_close(step, whole[:, PROMPT:], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_no_tokens_ask_for_no_ids():
+    decoder = decoder_of(Rotary(), 1)
+    assert decoder.check_ids(TOKENS[:, :0], IDS[0, :, :0]).shape == (1, 2, 0)

@@ -1,0 +1,355 @@
+"""What the documents say is true: their commands run, their maps match the tree."""
+
+import importlib
+import json
+import os
+import random
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import transformers
+from tests.project.test_architecture import ROWS
+from tests.support.text_models import bytewise, tiny_model
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import lengthwise as lw
+from lengthwise.cli.app import app as cli
+from lengthwise.encodings import ENCODINGS
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    *(f"docs/{name}.md" for name in DOCS),
+)
+
+
+def blocks(language, text=README):
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands_of(text):
+    return [line.removeprefix("$ ") for block in blocks("console", text) for line in block.splitlines()]
+
+
+COMMANDS = commands_of(README)
+
+
+def quickly(commands):
+    return [f"{command} --quick" if command.split()[1] in ("train", "compare") else command for command in commands]
+
+
+def run_commands(commands, folder):
+    """Every command in the order of the page, as a reader would type them."""
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "lengthwise", f"'{command}' is no command of ours"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            cli.main(arguments)
+
+
+def test_the_readme_has_commands_for_every_verb():
+    verbs = {command.split()[1] for command in COMMANDS}
+    assert verbs == {command.name for command in cli.app.registered_commands}
+
+
+def with_texts(folder):
+    """Where a reader stands: beside the folders that the README reads as texts."""
+    for name in ("docs", "src"):
+        (folder / name).symlink_to(ROOT / name)
+    return with_model(folder)
+
+
+def with_model(folder):
+    """A reader who has a language model."""
+    tiny_model().save_pretrained(folder / "path/to/model")
+    bytewise().save_pretrained(folder / "path/to/model")
+    return folder
+
+
+def test_every_command_of_the_readme_runs_at_its_quick_size(tmp_path, capsys):
+    with_texts(tmp_path)
+    run_commands(quickly(COMMANDS), tmp_path)
+    assert (tmp_path / "runs/parity/results.jsonl").exists()
+    assert (tmp_path / "runs/copy/figure.png").exists()
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs_as_it_stands(tmp_path, capsys):
+    run_commands(COMMANDS, with_texts(tmp_path))
+
+
+def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for example in blocks("python"):
+        exec(compile(example, "README.md", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["4", "8"]
+    assert names["model"].config.head == "pointer"
+
+
+@pytest.fixture
+def own_modules():
+    """What a page brings along is forgotten afterwards."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in ("mine", "my_tasks"):
+        sys.modules.pop(name, None)
+
+
+# Pages whose commands read what the reader has: files of their own.
+WITH_FILES = {"your_own", "language_model", "hugging_face"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and name not in WITH_FILES])
+def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
+    run_commands(quickly(commands_of(DOCS[name])), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(0)
+    for folder, ending in (("library", "py"), ("manual", "md")):
+        (tmp_path / folder).mkdir()
+        for number in range(6):
+            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
+            (tmp_path / folder / f"{number}.{ending}").write_text(" ".join(words))
+    run_commands(quickly(commands_of(DOCS["language_model"])), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "runs/language-model/results.jsonl").read_text().splitlines()]
+    assert {row["variant"] for row in rows} == {"code", "prose"}
+    assert (tmp_path / "runs/context-length/figure.png").exists()
+    capsys.readouterr()
+    (example,) = blocks("python", DOCS["language_model"])
+    exec(compile(example, "language_model.md", "exec"), {})
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "64", "128"]
+
+
+def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(with_model(tmp_path))
+    run_commands(commands_of(DOCS["hugging_face"]), tmp_path)
+    (row,) = [json.loads(line) for line in (tmp_path / "runs/model/results.jsonl").read_text().splitlines()]
+    assert (row["task"], row["length"], row["shots"], row["decode"]) == ("addition", 5, 1, "free")
+    assert (tmp_path / "runs/lm-eval/addition.yaml").exists()
+    capsys.readouterr()
+    data, rows = blocks("python", DOCS["hugging_face"])[-2:]
+    exec(compile(data, "hugging_face.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:] for line in lines if line.startswith("'='")] == [[str(len(lines) // 2)] * 2]
+    exec(compile(rows, "hugging_face.md", "exec"), {})
+    assert capsys.readouterr().out == "(2, 3)\n"
+
+
+def section(title):
+    """A part of the page about one's own, up to the next title."""
+    return DOCS["your_own"].split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def results(folder):
+    """Length and exact match of what was measured there."""
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [(row["length"], row["exact_match"]) for row in rows]
+
+
+@pytest.mark.slow
+def test_a_file_of_rows_is_trained_on_and_evaluated_by_length_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = section("A task as a file")
+    script, example = blocks("python", text)
+    exec(compile(script, "rows.py", "exec"), {})
+    # Quick training ends at length 4, of which the page's test file has no rows for the diagnosis to begin with.
+    commands = [command.replace("train --task", "train --train-lengths 1:10 --task") for command in commands_of(text)]
+    run_commands(quickly(commands), tmp_path)
+    assert [length for length, _ in results(tmp_path / "runs/rows")] == [10, 20, 40]
+    assert {length for length, _ in results(tmp_path / "runs/rows-compared")} == {10, 20}
+    capsys.readouterr()
+    exec(compile(example, "your_own.md", "exec"), {})
+    assert len(eval(capsys.readouterr().out)) == 2
+
+
+def test_a_task_of_ones_own_is_trained_and_evaluated_by_length_as_the_page_says(
+    tmp_path, monkeypatch, capsys, own_modules
+):
+    monkeypatch.chdir(tmp_path)
+    text = section("A task as a class")
+    (module,) = blocks("python", text)
+    (tmp_path / "my_tasks.py").write_text(module)
+    run_commands(quickly(commands_of(text)), tmp_path)
+    assert [length for length, _ in results(tmp_path / "runs/increment")] == [10, 20, 40]
+    (decorated,) = re.findall(r"^@dataclass.*", module, flags=re.DOTALL | re.MULTILINE)
+    assert len(decorated.strip().splitlines()) <= 40
+    task = importlib.import_module("my_tasks").Increment()
+    assert task.name not in TASKS
+    tokens = task.from_prompt("093").tokens[0]
+    assert " ".join(task.vocabulary[token] for token in tokens) == "0 9 3 = > 1 0 4 end"
+    with pytest.raises(lw.LengthwiseError, match="'x' is no prompt of increment"):
+        task.from_prompt("x")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("title", "run"), [("A task as a file", "rows"), ("A task as a class", "increment")])
+def test_a_task_of_ones_own_is_right_at_longer_lengths_than_it_was_trained_on(
+    title, run, tmp_path, monkeypatch, capsys, own_modules
+):
+    monkeypatch.chdir(tmp_path)
+    code = blocks("python", section(title))[0]
+    (tmp_path / "my_tasks.py").write_text(code)
+    if run == "rows":
+        exec(compile(code, "rows.py", "exec"), {})
+    run_commands([command for command in commands_of(section(title)) if "compare" not in command], tmp_path)
+    assert all(exact_match >= 0.95 for _, exact_match in results(tmp_path / "runs" / run))
+
+
+def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, monkeypatch, capsys, own_modules):
+    monkeypatch.chdir(tmp_path)
+    text = section("A scheme or an encoding")
+    module, example = blocks("python", text)
+    (tmp_path / "mine.py").write_text(module)
+    run_commands(quickly(commands_of(text)), tmp_path)
+    assert (tmp_path / "runs/mine-compared/figure.png").exists()
+    capsys.readouterr()
+    exec(compile(example, "your_own.md", "exec"), {})
+    assert len(eval(capsys.readouterr().out)) == 2
+    # Each class by itself is no longer than 15 lines.
+    mine = importlib.import_module("mine")
+    assert {mine.Pairs.name, mine.Root.name}.isdisjoint({*SCHEMES, *ENCODINGS})
+    assert all(len(part.strip().splitlines()) <= 15 for part in re.split(r"\n\n\n", module)[1:])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
+def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({"<s>": 0, "<pad>": 1, **{byte: i + 2 for i, byte in enumerate(alphabet)}}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", pad_token="<pad>").save_pretrained(
+        "my-model"
+    )
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=300, max_position_embeddings=128, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained("my-model")
+    example = next(each for each in blocks("python", DOCS["hugging_face"]) if "PositionCollator" in each)
+    page: dict = {}
+    exec(compile(example, "hugging_face.md", "exec"), page)
+    assert page["trainer"].state.global_step == 2
+    row = page["sums"][0]
+    assert (row["prompt_length"], len(row["input_ids"])) == (6, 8)
+    # <s>90+5=59, units first: the units of both numbers and the token before the units of the sum are together.
+    given = replace(page["collator"], training=False, pack_to=None)([row])
+    assert given["position_ids"].tolist() == [[0, 2, 1, 2, 1, 1, 2, 3]]
+    assert given["labels"].tolist() == [[-100] * 6 + row["input_ids"][6:]]
+    callback = next(each for each in blocks("python", DOCS["hugging_face"]) if "EvaluateByLength" in each)
+    exec(compile(callback, "hugging_face.md", "exec"), page)
+    rows = page["asked"].measure(page["trainer"].state)
+    assert [(row["length"], row["num_examples"]) for row in rows] == [(2, 16), (3, 16)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_model_is_wrapped_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example = next(each for each in blocks("python", DOCS["hugging_face"]) if "wrap(llama" in each)
+    page: dict = {}
+    exec(compile(example, "hugging_face.md", "exec"), page)
+    assert page["written"].sequences.shape == page["written"].position_ids.shape
+    assert page["written"].position_ids[0, :4].tolist() == [10, 12, 12, 17]
+    assert type(page["model"]).__name__ == "PredictivePositionModel"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
+def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page: dict = {}
+    for number, block in enumerate(blocks("python", DOCS["hugging_face_tutorial"])):
+        exec(compile(block, f"tutorial, part {number}", "exec"), page)
+    assert len(page["found"]) == 8
+    for (_, _, scheme), exact in page["found"].items():
+        # The longest length is missing where nothing was exact before.
+        longest = exact[max(exact)]
+        assert longest >= 0.99 if scheme == "predicted" else longest <= 0.5
+
+
+@pytest.mark.parametrize("name", ["README", "your_own"])
+def test_what_a_page_imports_is_public(name):
+    lines = [line for block in blocks("python", DOCS.get(name, README)) for line in block.splitlines()]
+    public = r"import lengthwise as lw|from lengthwise.hf import \w+"
+    assert [line for line in lines if "lengthwise" in line and not re.fullmatch(public, line)] == []
+
+
+def test_what_a_class_of_ones_own_is_made_of_is_public():
+    contracts = {"Encoding", "EncodingSettings", "EncodingSize", "PositionScheme", "Assignment", "Task", "Examples"}
+    assert contracts | {"scored_everywhere", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
+    assert all(hasattr(lw, name) for name in lw.__all__)
+
+
+@pytest.mark.parametrize(("page", "table"), [("schemes", SCHEMES), ("encodings", ENCODINGS)])
+def test_the_page_of_a_table_has_a_row_for_every_entry(page, table):
+    first_table = DOCS[page].split("---|\n")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`", first_table, flags=re.MULTILINE) == list(table)
+
+
+def test_the_page_of_encodings_says_which_take_real_ids():
+    told = re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|no) \|", DOCS["encodings"], flags=re.MULTILINE)
+    assert {name: answer == "yes" for name, answer in told} == {
+        name: encoding.real_valued for name, encoding in ENCODINGS.items()
+    }
+
+
+def test_the_readme_maps_every_file_at_the_top_of_the_tree():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    top = {f"{path.split('/')[0]}/" if "/" in path else path for path in tracked}
+    named = set(re.findall(r"^\| `([^`]+)` \|", README.split("## Map of files")[1], flags=re.MULTILINE))
+    hidden_or_itself = {path for path in top if path.startswith(".")} | {"README.md"}
+    assert {"src/" if path.startswith("src/") else path for path in named} == top - hidden_or_itself
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_and_paths_in_documents_lead_somewhere(document):
+    text = (ROOT / document).read_text()
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    local = [link for link in links if not link.startswith("http")]
+    paths = re.findall(r"`((?:src|tests|docs|benchmarks|encodings)/[\w./]+\.\w+)`", text)
+    for path in [*local, *(f"src/lengthwise/{path}" if path.startswith("encodings") else path for path in paths)]:
+        # A link is relative to its page, a path to the root.
+        assert (ROOT / path).exists() or (ROOT / document).parent.joinpath(path).exists(), f"{document} names {path}"
+
+
+def test_the_layers_of_the_architecture_page_are_those_that_are_tested():
+    rows = re.findall(r"^\| \d+ \| (.+) \|$", ARCHITECTURE, flags=re.MULTILINE)
+    assert [{name.strip("/") for name in re.findall(r"`([^`]+)`", row)} for row in rows] == [set(row) for row in ROWS]
+
+
+def test_the_makefile_has_the_targets_that_the_readme_names():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    named = re.findall(r"`(\w+)`", next(line for line in README.splitlines() if line.startswith("| `Makefile`")))
+    assert set(named) - {"Makefile"} <= set(targets)
+
+
+@pytest.mark.slow
+def test_the_demo_ends_well_from_a_clean_clone(tmp_path):
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    ended = subprocess.run(
+        ["make", "demo"], cwd=tmp_path / "clone", env=plain, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert (tmp_path / "clone/runs/demo/figure.png").exists()
+    assert "predicted (PPC)" in ended.stdout

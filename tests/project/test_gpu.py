@@ -1,0 +1,156 @@
+"""What only a CUDA device can show; make gpu runs these, without beartype."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cases import small_decoder, small_scheme
+from causal_models import CONFIGS, causal_model
+from small_runs import small_experiment
+
+import lengthwise as lw
+from lengthwise.encodings import ENCODINGS
+from lengthwise.evaluation.exact_match import evaluate_by_length
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.influence.probing.context import MODES
+from lengthwise.influence.probing.decoder_model import DecoderModel
+from lengthwise.influence.probing.objective import TargetLoss
+from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.window import Window
+from lengthwise.influence.short_context import short_context_losses
+from lengthwise.tasks import MultiAddition, Parity
+from lengthwise.training.loss import answer_loss
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+CUDA = torch.device("cuda")
+
+
+def batch_of(experiment):
+    return lw.Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batch(0)
+
+
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
+@torch.no_grad()
+def test_cuda_and_cpu_agree_in_float32(encoding):
+    experiment = lw.experiment_for("parity", "predicted", encoding)
+    decoder, batch = lw.build_decoder(experiment).eval(), batch_of(experiment)
+    here, _ = decoder(batch.tokens, batch.position_ids)
+    there, _ = decoder.to(CUDA)(batch.tokens.to(CUDA), batch.position_ids.to(CUDA))
+    torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("task", [Parity(), MultiAddition(operands=(2, 2))], ids=["one level", "two levels"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@torch.no_grad()
+def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, task):
+    for length in (2, 40):
+        scheme = small_scheme("multilevel")
+        batch = lw.Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batch(0).to(CUDA)
+        decoder = small_decoder(encoding, task, num_levels=len(batch.position_ids)).to(CUDA)
+        whole, _ = decoder(batch.tokens, batch.position_ids)
+        prompt = int(batch.prompt_length.min())
+        hidden, cache = decoder(batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt])
+        steps = [hidden]
+        for token, ids in zip(
+            batch.tokens[:, prompt:].split(1, dim=1), batch.position_ids[:, :, prompt:].split(1, dim=2), strict=True
+        ):
+            hidden, cache = decoder(token, ids, cache)
+            steps.append(hidden)
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", lw.POSITION_HEADS)
+def test_gradients_are_finite_in_bf16_on_cuda(head):
+    experiment = lw.experiment_for("parity", "predicted")
+    experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
+    decoder = lw.build_decoder(experiment).to(CUDA)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        outcome = answer_loss(decoder, batch_of(experiment).to(CUDA), 1.0)
+    outcome.loss.backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in decoder.parameters())
+
+
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
+    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    run = lw.train(experiment, tmp_path / "run", device="cpu")
+    settings = lw.EvaluationSettings(lengths=(4, 30), num_examples=(32,), decode=decode)
+    here = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
+    there = evaluate_by_length(run.decoder.to(CUDA), experiment.task, experiment.scheme, settings)
+    assert [row.exact_match for row in here] == [row.exact_match for row in there]
+
+
+def test_training_resumes_on_cuda(tmp_path):
+    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    steps = iter([False] * 12 + [True])
+    assert lw.train(experiment, tmp_path / "run", device="cuda", stop=lambda: next(steps)) is None
+    run = lw.train(experiment, tmp_path / "run", device="cuda", resume=True)
+    assert run is not None
+    assert run.facts["steps"] == experiment.training.steps
+
+
+def next_token_models(name, device):
+    """A model of that architecture, or a decoder of ours."""
+    if name in CONFIGS:
+        return CausalLM(causal_model(CONFIGS[name]()).to(device), name)
+    options = {"previous_token_mix": False, "segments": False}
+    torch.manual_seed(0)
+    return DecoderModel(small_decoder(name, Parity(), **options).to(device), name)
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "rotary", "alibi"])
+def test_influence_is_the_same_on_cuda_and_cpu(name):
+    tokens = np.random.default_rng(0).integers(0, 4, 40)
+    window = Window(start=tokens[:0], far=tokens[:30], near=tokens[30:39], target=int(tokens[39]))
+    visible = np.random.default_rng(1).random((5, 30)) < 0.5
+    here, there = (next_token_models(name, device) for device in (torch.device("cpu"), CUDA))
+    for mode in MODES:
+        scores, others = (
+            Probe(
+                reading=Reading(model, window), mode=mode, objective=TargetLoss(window.target), candidates=np.arange(30)
+            ).scores(visible)
+            for model in (here, there)
+        )
+        np.testing.assert_allclose(others, scores, rtol=1e-3, atol=1e-3)
+    short = [short_context_losses(model, tokens, near=8, stride=4) for model in (here, there)]
+    np.testing.assert_allclose(short[1], short[0], rtol=1e-3, atol=1e-3)
+
+
+def test_a_run_that_was_trained_on_cuda_is_certified(tmp_path):
+    run = lw.train(small_experiment(), tmp_path / "run", device="cuda")
+    assert run.decoder.embedding.device.type == "cuda"
+    assert lw.certify_run(run, [8]).trained == (1, 4)
+    assert run.decoder.embedding.device.type == "cuda"
+
+
+@pytest.mark.parametrize("scaling", ["none", "log"])
+def test_a_wrapped_model_writes_the_same_on_cuda_and_cpu(scaling):
+    predictive = pytest.importorskip("lengthwise.hf.predictive", exc_type=ImportError)
+    model = predictive.PredictivePositionModel.wrap(
+        causal_model(CONFIGS["llama"]()), segments=True, length_scaling=scaling
+    )
+    model.generation_config.eos_token_id = None
+    tokens, ids = torch.tensor([[5, 6, 7, 8], [9, 5, 8, 6]]), torch.tensor([[3, 9, 9, 4], [2, 7, 1, 7]])
+
+    def written(device, **options):
+        made = model.to(device).generate(
+            tokens.to(device),
+            position_ids=ids.to(device),
+            max_new_tokens=6,
+            do_sample=False,
+            return_dict_in_generate=True,
+            **options,
+        )
+        return made.sequences.cpu(), made.position_ids.cpu()
+
+    expected = written("cpu")
+    # With a cache of fixed length `generate` compiles its steps there.
+    for options in ({}, {"use_cache": False}, {"cache_implementation": "static"}):
+        sequences, position_ids = written("cuda", **options)
+        assert torch.equal(sequences, expected[0])
+        if options.get("use_cache", True):
+            assert torch.equal(position_ids, expected[1])

@@ -1,0 +1,99 @@
+"""Experiments that train in a moment, and what several test modules ask of a run folder."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lengthwise.core.checkpoint import load_tensors
+from lengthwise.encodings import EncodingSettings, Rotary
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import PositionScheme, Predicted
+from lengthwise.tasks import Parity, Task
+from lengthwise.training.batch import Sampler
+from lengthwise.training.trainer import Trainer, TrainingSettings
+
+
+def small_experiment(
+    task: Task | None = None,
+    scheme: PositionScheme | None = None,
+    encoding: EncodingSettings | None = None,
+    *,
+    head: str = "pointer",
+    **training: Any,
+) -> Experiment:
+    """A dozen steps of one small layer on lengths up to 4."""
+    budget = {"steps": 12, "batch_size": 4, "warmup_steps": 3, "log_every": 2, "checkpoint_every": 4, **training}
+    return Experiment(
+        task=Parity() if task is None else task,
+        scheme=Predicted(num_position_ids=48) if scheme is None else scheme,
+        encoding=Rotary() if encoding is None else encoding,
+        decoder=DecoderSettings(num_layers=1, d_model=16, num_heads=2, head=head),
+        training=TrainingSettings(**budget),
+        train_lengths=(1, 4),
+        evaluation=EvaluationSettings(lengths=(4, 8), num_examples=(16,)),
+    )
+
+
+def sampler_of(experiment: Experiment) -> Sampler:
+    """The training batches of an experiment."""
+    return Sampler(
+        task=experiment.task,
+        scheme=experiment.scheme,
+        lengths=experiment.train_lengths,
+        batch_size=experiment.training.batch_size,
+        seed=experiment.seed,
+    )
+
+
+def trainer_of(experiment: Experiment, folder: Path) -> Trainer:
+    """A trainer at step 0, with the decoder's first weights."""
+    return Trainer(build_decoder(experiment), sampler_of(experiment), experiment.training, folder)
+
+
+def decoder_after(experiment: Experiment, steps: int, folder: Path) -> Decoder:
+    """A decoder that has trained for so many steps."""
+    settings = replace(experiment.training, steps=steps, checkpoint_every=steps)
+    trainer = trainer_of(replace(experiment, training=settings), folder)
+    trainer.run()
+    return trainer.decoder.eval()
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    """The question that a trainer asks after each step, answered yes from that step on."""
+    asked = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) >= steps
+
+    return stop
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a finished run, in memory of their own: those that are read are the file."""
+    return {name: tensor.clone() for name, tensor in load_tensors(folder / "model.safetensors")[0].items()}
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What a finished run says about its training, but for its time."""
+    return {
+        name: fact
+        for name, fact in load_tensors(folder / "model.safetensors")[1].items()
+        if name not in ("train_seconds", "belongs_to")
+    }
+
+
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Equal to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Every path below a folder with its content; None stands for a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -1,0 +1,86 @@
+"""Index hints: the sequences of a task, with hints as plain Python writes them."""
+
+import numpy as np
+import pytest
+from cases import SETTINGS, words
+
+from lengthwise.tasks import Addition, Copy, IndexHints, Parity, Task
+
+TASKS_WITH_PLACES = {
+    name: task
+    for name, task in SETTINGS.items()
+    if task.sample(length=2, size=1, rng=np.random.default_rng(0)).places is not None
+}
+over_tasks = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASKS_WITH_PLACES.items()])
+
+
+def hinted(task: Task, size: int, length: int = 5) -> tuple[list[list[str]], list[list[str]], np.ndarray]:
+    """The same examples with hints and without, as symbols, and the places of the latter."""
+    hints = IndexHints(task=task, num_hints=30)
+    made, plain = (each.sample(length=length, size=size, rng=np.random.default_rng(1)) for each in (hints, task))
+    assert plain.places is not None
+    return (
+        [words(hints, tokens[: end + 1]) for tokens, end in zip(made.tokens, made.response_end, strict=True)],
+        [words(task, tokens[: end + 1]) for tokens, end in zip(plain.tokens, plain.response_end, strict=True)],
+        plain.places,
+    )
+
+
+@over_tasks
+def test_hints_stand_before_every_place_and_count_on_from_one_start(task):
+    starts = set()
+    for symbols, plain, places in zip(*hinted(task, 60), strict=True):
+        start = int(symbols[next(i for i, symbol in enumerate(symbols) if symbol.startswith("#"))][1:])
+        expected = []
+        for symbol, place in zip(plain, places, strict=False):
+            expected += [f"#{start + place - 1}", symbol] if place > 0 else [symbol]
+        assert symbols == expected
+        starts.add(start)
+    assert len(starts) > 10
+
+
+@over_tasks
+def test_the_answer_is_that_of_the_task_with_its_hints(task):
+    hints = IndexHints(task=task, num_hints=30)
+    made, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
+    end = task.vocabulary.index("end")
+    for row in range(40):
+        answer = words(hints, made.tokens[row, made.is_answer[row]])
+        assert answer[0].startswith("#") == bool(plain.places[row, plain.prompt_length[row]] > 0)
+        assert [symbol for symbol in answer if symbol[0] != "#"] == words(task, plain.tokens[row, plain.is_answer[row]])
+        assert np.flatnonzero(made.is_answer[row])[0] == made.prompt_length[row]
+        assert (made.tokens[row, made.response_end[row] :] == end).all()
+
+
+def test_short_sequences_show_every_hint_equally_often(rng):
+    task = IndexHints(task=Copy(), num_hints=12)
+    examples = task.sample(length=3, size=8_000, rng=rng)
+    starts = examples.tokens[:, 0] - len(Copy().vocabulary)
+    np.testing.assert_allclose(np.bincount(starts, minlength=10) / 8_000, 0.1, atol=0.015)
+    assert task.vocabulary[examples.tokens.max()] == "#11"
+
+
+@pytest.mark.parametrize("length", [11, 12])
+def test_hints_reach_up_to_the_longest_sequence_that_has_enough(length, rng):
+    examples = IndexHints(num_hints=12).sample(length=length, size=50, rng=rng)
+    assert len(set(examples.tokens[:, 0])) == 13 - length
+
+
+def test_an_asked_prompt_gets_hints_from_the_first_on():
+    task = IndexHints(task=Addition(zero_padding=False), num_hints=9)
+    examples = task.from_prompt("57+8")
+    assert " ".join(words(task, examples.tokens[0])) == "#0 7 #1 5 + #0 8 = #0 5 #1 6 end"
+    assert examples.prompt_length == 8
+
+
+def test_variants_are_those_of_the_task_with_hints():
+    task = IndexHints(task=Addition(), num_hints=9)
+    expected = {name: IndexHints(task=variant, num_hints=9) for name, variant in Addition().variants().items()}
+    assert task.variants() == expected
+    assert IndexHints(task=Parity()).variants() == {}
+
+
+def test_the_tasks_own_symbols_keep_their_numbers():
+    task = IndexHints(task=Copy(), num_hints=3)
+    assert task.vocabulary == (*Copy().vocabulary, "#0", "#1", "#2")
+    assert task.separators == Copy().separators

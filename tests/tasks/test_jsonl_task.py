@@ -1,0 +1,525 @@
+"""The task rows: a file of one's own as a task, its errors by line, and runs that are used on another file."""
+
+import hashlib
+import json
+import os
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import words
+from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
+from tests.cli.test_cli import asked, refused
+
+from lengthwise.core.errors import PromptError, RowError, RunFolderError, SeenRowsWarning, SettingError
+from lengthwise.evaluation.exact_match import EvaluationSettings, drawn, evaluate_by_length
+from lengthwise.experiments.experiment import Experiment, build_decoder, from_dict, to_dict
+from lengthwise.experiments.generate_from_prompt import generate_from_prompt
+from lengthwise.experiments.recipes import experiment_for, quick
+from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.experiments.run_folder import read_experiment
+from lengthwise.positions import Coupled, Predicted, Sequential
+from lengthwise.tasks import HasLengths, KeepsFiles, Parity, Rows, Task, spread_lengths
+from lengthwise.tasks.jsonl_table import MARK, START
+from lengthwise.training.batch import Sampler
+
+Row = Mapping[str, Any]
+COUPLED = Coupled(num_position_ids=64)
+
+
+def written(path: Path, rows: Iterable[Row | str]) -> Path:
+    """A file with a line for each row; text is written as it stands."""
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def backwards(lengths: Iterable[int], letters: str = "abc", count: int = 6, seed: int = 0) -> list[Row]:
+    """Letters to be written backwards, coupled."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for length in lengths:
+        for _ in range(count):
+            prompt, places = rng.choice(list(letters), size=length).tolist(), list(range(1, length + 1))
+            rows.append({"prompt": prompt, "response": prompt[::-1], "coupling": places + places[::-1]})
+    return rows
+
+
+def uncoupled(rows: Iterable[Row]) -> list[Row]:
+    """The same without their coupling."""
+    return [{key: value for key, value in row.items() if key != "coupling"} for row in rows]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Coupled rows of lengths 1 to 4."""
+    return written(tmp_path / "rows.jsonl", backwards(range(1, 5)))
+
+
+def symbols_of(task: Rows, length: int, rng: np.random.Generator, size: int = 1) -> list[str]:
+    """Drawn sequences as text."""
+    return [" ".join(words(task, tokens)) for tokens in task.sample(length=length, size=size, rng=rng).tokens]
+
+
+def only(tmp_path: Path, *rows: Row) -> Rows:
+    """A task of these rows."""
+    return Rows(file=str(written(tmp_path / "only.jsonl", rows)))
+
+
+def test_rows_are_a_task_that_keeps_files_and_has_some_lengths_and_parity_is_not():
+    assert isinstance(Rows(), Task)
+    assert isinstance(Rows(), KeepsFiles)
+    assert isinstance(Rows(), HasLengths)
+    assert not isinstance(Parity(), KeepsFiles | HasLengths)
+
+
+def test_a_row_is_its_prompt_two_marks_its_response_and_the_end(tmp_path, rng):
+    task = only(tmp_path, {"prompt": " go  left ", "response": "left"})
+    examples = task.sample(length=2, size=1, rng=rng)
+    assert words(task, examples.tokens[0]) == ["go", "left", MARK, START, "left", "end"]
+    assert (examples.prompt_length.tolist(), examples.is_answer[0].tolist()) == ([4], [False] * 4 + [True] * 2)
+    assert task.vocabulary == ("go", "left", MARK, START, "end")
+    assert examples.coupling is examples.places is examples.support is None
+
+
+def test_tokens_of_a_list_are_taken_as_they_are(tmp_path, rng):
+    task = only(tmp_path, {"prompt": ["go left", "="], "response": [" ", "é"]})
+    assert task.vocabulary[:4] == ("go left", "=", " ", "é")
+
+
+def test_rows_of_one_length_may_have_prompts_and_responses_of_several(tmp_path, rng):
+    rows = [
+        {"prompt": "a", "response": "b b b", "length": 7, "coupling": [1, 1, 1, 1]},
+        {"prompt": "a a a", "response": "b", "length": 7, "coupling": [1, 2, 3, 1]},
+    ]
+    task = only(tmp_path, *rows)
+    assert task.known_lengths == (7,)
+    examples = task.sample(length=7, size=20, rng=rng)
+    sequences = {" ".join(words(task, tokens)) for tokens in examples.tokens}
+    short, long = f"a {MARK} {START} b b b end", f"a a a {MARK} {START} b end"
+    assert sequences == {short, long}
+    # The fill behind an end token is never scored.
+    both = sorted({tuple(row) for row in examples.is_answer.tolist()})
+    assert both == [(False,) * 5 + (True,) * 2, (False,) * 3 + (True,) * 4]
+    rows.insert(0, {"prompt": "a", "response": "b", "length": 7, "coupling": [1, 1]})
+    examples = only(tmp_path, *rows).sample(length=7, size=20, rng=rng)
+    assert (examples.is_answer.sum(axis=1) == examples.response_end - examples.prompt_length + 1).all()
+    assert set(examples.response_end.tolist()) == {4, 6}
+
+
+def test_rows_of_a_length_are_drawn_alike_and_with_replacement(tmp_path, rng):
+    rows = [{"prompt": [letter], "response": [letter]} for letter in "abcd"]
+    drawn = Counter(symbols_of(only(tmp_path, *rows), 1, rng, size=4_000))
+    assert len(drawn) == 4
+    assert all(900 < count < 1_100 for count in drawn.values())
+
+
+def test_evaluation_asks_each_row_once_however_many_are_wanted(tmp_path):
+    rows = [{"prompt": list(letters), "response": ["x"], "length": 1} for letters in product("abcd", repeat=3)]
+    # A row that the file repeats is the same question.
+    task = only(tmp_path, *rows, *rows[:9])
+    assert task.num_rows(1) == 64
+
+    def tested(total: int, seed: int = 0) -> list[bytes]:
+        found = [examples for examples, _ in drawn(task, Sequential(), 1, total, seed)]
+        return [row.tobytes() for examples in found for row in examples.tokens]
+
+    assert len(tested(20_000)) == len({*tested(20_000)}) == 64
+    assert len(tested(10)) == len({*tested(10)}) == 10
+    assert tested(10) == tested(20)[:10] != tested(10, seed=1)
+    decoder = build_decoder(small_experiment(task, Sequential()))
+    settings = EvaluationSettings(lengths=(1,), num_examples=(20_000,))
+    told = []
+    (result,) = evaluate_by_length(decoder, task, Sequential(), settings, report=lambda *each: told.append(each))
+    # What 64 questions deserve, whatever the share.
+    assert (result.num_examples, told[-1]) == (64, (1, 64, 64))
+    assert result.high - result.low > 0.05
+
+
+def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
+    experiment = replace(small_experiment(Rows(file=str(file)), Sequential()), train_lengths=(1, 3))
+    run = train(experiment, tmp_path / "run", device="cpu")
+    assert run is not None
+    settings = replace(experiment.evaluation, lengths=(3, 4))
+    with pytest.warns(
+        SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all; name rows that were held out"
+    ):
+        rows = evaluate(run, settings)
+    assert [(row["num_rows"], row["num_examples"], row["seen_in_training"]) for row in rows] == [
+        (6, 6, True),
+        (6, 6, False),
+    ]
+    # A seed whose rows are all others than those of training.
+    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=23))))
+    rows = evaluate(load_run(tmp_path / "run", brought={"task": test}, device="cpu"), settings)
+    assert not any(row["seen_in_training"] for row in rows)
+    # One row of training among others.
+    mixed = [*backwards([3, 4], seed=23), *backwards(range(1, 5))[-12:-11]]
+    leaking = Rows(file=str(written(tmp_path / "mixed.jsonl", mixed)))
+    with pytest.warns(SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all"):
+        evaluate(load_run(tmp_path / "run", brought={"task": leaking}, device="cpu"), settings)
+    # The same file under another name is the same file.
+    again = Rows(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
+    with pytest.warns(SeenRowsWarning):
+        evaluate(load_run(tmp_path / "run", brought={"task": again}, device="cpu"), settings)
+
+
+def test_a_file_is_trained_and_tested_at_its_own_lengths(tmp_path):
+    task = Rows(file=str(written(tmp_path / "some.jsonl", backwards([2, 5, 9]))))
+    experiment = experiment_for(task, "sequential")
+    assert (experiment.train_lengths, experiment.evaluation.lengths) == ((2, 9), (2, 5, 9))
+    small = quick(experiment)
+    assert (small.train_lengths, small.evaluation.lengths) == ((2, 2), (2, 5))
+    many = Rows(file=str(written(tmp_path / "many.jsonl", backwards(range(1, 101), count=1))))
+    lengths = spread_lengths(many)
+    assert (len(lengths), lengths[0], lengths[-1]) == (12, 1, 100)
+
+
+def test_the_token_before_an_answer_has_the_answers_number(tmp_path, rng):
+    row = {"prompt": "a b c", "response": "x y", "coupling": [4, 5, 9, 5, 4]}
+    examples = only(tmp_path, row).sample(length=3, size=1, rng=rng)
+    start, answers = 4, (5, 6)
+    ids = examples.coupling[0, 0]
+    assert ids[start] == ids[1]
+    assert ids[answers[0]] == ids[0]
+    # What is behind the last answer is a number of its own, which the prompt has too.
+    assert ids[answers[1]] == ids[3]
+    assert len({*ids[:4].tolist(), ids[-1]}) == 5
+
+
+@pytest.mark.parametrize(
+    ("responses", "beyond"),
+    [([[0], [1, 0], [2, 1, 0]], "below"), ([[0], [0, 1], [0, 1, 2]], "above"), ([[0], [0, 0]], "above")],
+    ids=["falling", "rising", "one number"],
+)
+def test_the_mark_lies_where_a_reader_arrives_that_has_read_everything(responses, beyond, tmp_path, rng):
+    rows = [
+        {"prompt": ["a"] * (max(read) + 1), "response": ["a"] * len(read), "length": len(read)}
+        | {"coupling": [*range(max(read) + 1), *read]}
+        for read in responses
+    ]
+    for length in range(1, len(responses) + 1):
+        examples = only(tmp_path, *rows).sample(length=length, size=1, rng=rng)
+        (prompt_length,), (ids,) = examples.prompt_length, examples.coupling[0]
+        prompt, mark = ids[: prompt_length - 2], ids[prompt_length - 2]
+        assert mark == (prompt.min() - 1 if beyond == "below" else prompt.max() + 1)
+        assert ids.min() >= 0
+
+
+def test_a_length_without_rows_is_refused_with_those_that_there_are(tmp_path, rng):
+    task = only(tmp_path, *uncoupled(backwards([2, 3, 4, 7, 9, 10])))
+    with pytest.raises(SettingError, match=r"only\.jsonl has no row of length 5; .* that it has: 2-4, 7, 9-10$"):
+        task.sample(length=5, size=1, rng=rng)
+    many = only(tmp_path, *uncoupled(backwards(range(1, 60, 2), count=1)))
+    with pytest.raises(SettingError, match=r"that it has: 1, 3, 5, 7, 9, 11, \.\.\., 49, 51, 53, 55, 57, 59$"):
+        many.sample(length=2, size=1, rng=rng)
+
+
+def test_training_draws_the_lengths_that_there_are_and_asks_for_both_ends(tmp_path):
+    task = only(tmp_path, *uncoupled(backwards([1, 2, 4, 5, 8])))
+    sampler = Sampler(task=task, scheme=Sequential(), lengths=(2, 5), batch_size=2, seed=0)
+    assert {sampler.batch(step).length for step in range(40)} == {2, 4, 5}
+    for ends, missing in (((3, 4), 3), ((2, 3), 3), ((3, 3), 3), ((2, 9), 9)):
+        with pytest.raises(SettingError, match=rf"has no row of length {missing}; .* 1-2, 4-5, 8$"):
+            train(replace(small_experiment(task, Sequential()), train_lengths=ends), tmp_path / "run", device="cpu")
+        assert not (tmp_path / "run").exists()
+
+
+GOOD = '{"prompt": "a b", "response": "b a", "coupling": [1, 2, 2, 1]}'
+MALFORMED = {
+    "a b": r"this is no row \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
+    '{"prompt": "a b"': r"this is no row \(",
+    "[" * 100_000: r"this is no row \(",
+    '["a b", "b a"]': r"this is no row \(it holds a list, not an object\); write one JSON object such as",
+    "7": r"this is no row \(it holds a number, not an object\)",
+    '{"prompt": "a b"}': r'the row has no "response"; write one object such as',
+    '{"response": "a b"}': r'the row has no "prompt"; write',
+    '{"prompt": 5, "response": "a"}': r"the prompt is 5; give a list of tokens, or a text with spaces between them",
+    '{"prompt": "a", "response": null}': r"the response is null; give a list",
+    '{"prompt": ["a", 3], "response": "a"}': r"the prompt has the token 3; tokens are words, in quotes and not empty",
+    '{"prompt": ["a", ""], "response": "a"}': r'the prompt has the token ""; tokens are words',
+    '{"prompt": "a", "response": []}': r"the response is empty; give it at least one token",
+    '{"prompt": "a", "response": "  "}': r"the response is empty",
+    '{"prompt": "", "response": "a"}': r"the prompt is empty",
+    '{"prompt": "a", "response": "b", "couplng": [1, 1]}': r"unknown key 'couplng'; did you mean 'coupling'\? known: ",
+    '{"prompt": "a", "response": "b"}': r"the row has no coupling and the rows before it have one; give it in all rows",
+    '{"prompt": "a", "response": "b", "coupling": 1}': r"the coupling is 1; give a list of whole numbers",
+    '{"prompt": "a", "response": "b", "coupling": [1, 2, 3]}': (
+        r"the coupling has 3 numbers; give 2, one for each token of the prompt \(1\) and of the response \(1\)"
+    ),
+    '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"the coupling has 1.0; give whole numbers from 0 on",
+    '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"the coupling has true; give whole",
+    '{"prompt": "a", "response": "b", "coupling": [-1, 1]}': r"the coupling has -1; give whole",
+    '{"prompt": "a", "response": "b", "coupling": [1, 9999999999]}': r"the coupling has 9999999999; give",
+    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"length 0 is no length; give a whole number",
+    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": "1"}': r'length "1" is no length; give',
+    '{"prompt": "a end", "response": "b", "coupling": [1, 1, 1]}': (
+        r"the token 'end' is put behind every response anyway; leave it out or give it another name"
+    ),
+    '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the token '<mark>' is put behind every prompt",
+}
+
+
+@pytest.mark.parametrize(("line", "text"), MALFORMED.items(), ids=[text[:50] for text in MALFORMED.values()])
+def test_a_malformed_row_is_reported_by_its_line(line, text, tmp_path, rng):
+    task = Rows(file=str(written(tmp_path / "bad.jsonl", [GOOD, "", GOOD, line, GOOD])))
+    with pytest.raises(RowError, match=rf"^{tmp_path}/bad\.jsonl line 4: {text}") as caught:
+        task.sample(length=2, size=1, rng=rng)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_coupling_that_only_later_rows_have_is_reported_by_line(tmp_path):
+    path = written(tmp_path / "bad.jsonl", ['{"prompt": "a", "response": "b"}', GOOD])
+    with pytest.raises(RowError, match=r"line 2: the row has a coupling and the rows before it have none; give it in"):
+        _ = Rows(file=str(path)).vocabulary
+
+
+def test_what_is_no_text_is_reported_by_line_and_an_empty_file_as_such(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff", "response": "a"}\n')
+    with pytest.raises(RowError, match=r"line 2: this is no row \(.*can't decode byte 0xff"):
+        _ = Rows(file=str(path)).vocabulary
+    path.write_bytes(b"\n \n")
+    with pytest.raises(RowError, match=r"bad\.jsonl has no row; write one in each line, such as \{\"prompt\""):
+        _ = Rows(file=str(path)).vocabulary
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path, rng):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\r\n" + GOOD.encode())
+    assert symbols_of(Rows(file=str(path)), 2, rng) == [f"a b {MARK} {START} b a end"]
+
+
+def test_what_is_saved_is_the_whole_path_and_the_digest_of_the_file(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    task = Rows(file="rows.jsonl")
+    tree_of_task = to_dict(task)
+    assert tree_of_task == {"name": "rows", "file": str(file), "digest": task.digest}
+    assert from_dict(to_dict(Experiment(task=task))).task == task
+    assert replace(task, kept="somewhere") == task
+    other = written(file.parent / "other.jsonl", backwards([1]))
+    assert Rows(file=str(other)).digest != task.digest
+
+
+def test_rows_that_were_read_are_not_sent_to_another_process(file, rng):
+    task = Rows(file=str(file))
+    before = pickle.dumps(task)
+    drawn = symbols_of(task, 3, rng)
+    assert pickle.dumps(task) == before
+    assert symbols_of(pickle.loads(before), 3, np.random.default_rng(0)) == drawn
+
+
+def test_a_file_that_is_missing_is_refused_where_it_is_named(tmp_path):
+    with pytest.raises(
+        RowError, match=r"none\.jsonl cannot be read \(No such file or directory\); name one that can be"
+    ):
+        Rows(file=str(tmp_path / "none.jsonl"))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(RowError, match=r"folder\.jsonl cannot be read \(Is a directory\)"):
+        Rows(file=str(tmp_path / "folder.jsonl"))
+
+
+@pytest.mark.parametrize("scheme", [COUPLED, Predicted(num_position_ids=64), Sequential()], ids=lambda each: each.name)
+def test_a_run_on_rows_is_saved_and_loaded_and_measured_on_another_file(scheme, file, tmp_path):
+    experiment = small_experiment(Rows(file=str(file)), scheme)
+    run = train(experiment, tmp_path / "run", device="cpu")
+    loaded = load_run(tmp_path / "run", device="cpu")
+    assert loaded.experiment == experiment
+    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    # The letters come in another order: their numbers stay those of the run. None of its lengths was trained on.
+    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([6, 9], letters="ca"))))
+    tested = load_run(tmp_path / "run", brought={"task": test}, device="cpu")
+    assert tested.experiment.task.vocabulary == experiment.task.vocabulary != test.vocabulary
+    assert same_tensors(tested.decoder.state_dict(), run.decoder.state_dict())
+    rows = evaluate(tested, replace(experiment.evaluation, lengths=(6, 9)))
+    assert [(row["length"], row["task"]) for row in rows] == [(6, "rows"), (9, "rows")]
+    # A row says which file it was measured on.
+    digest = hashlib.sha256((tmp_path / "test.jsonl").read_bytes()).hexdigest()
+    assert {(row["file"], row["file_sha256"]) for row in rows} == {(str(tmp_path / "test.jsonl"), digest)}
+    assert all(datetime.fromisoformat(row["time"]).tzinfo == UTC for row in rows)
+
+
+def test_the_vocabulary_is_that_of_training_and_another_token_is_refused_by_its_line(file, tmp_path):
+    train(small_experiment(Rows(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
+    rows = [*backwards([2], count=3), {"prompt": "a z", "response": "z a", "coupling": [1, 2, 2, 1]}]
+    test = Rows(file=str(written(tmp_path / "test.jsonl", rows)))
+    with pytest.raises(
+        RowError, match=r"test\.jsonl line 4: the token 'z' is none of the 3 that the run was trained on"
+    ):
+        load_run(tmp_path / "run", brought={"task": test}, device="cpu")
+
+
+def test_a_run_answers_prompts_without_its_file(file, tmp_path):
+    run = train(small_experiment(Rows(file=str(file)), Sequential()), tmp_path / "run", device="cpu")
+    assert run is not None
+    (row,) = backwards([4], count=1)
+    written(file, [*backwards(range(1, 5)), row])
+    file.unlink()
+    loaded = load_run(tmp_path / "run", device="cpu")
+    answer = generate_from_prompt(loaded, "a b c", max_new_tokens=5)
+    assert (answer.expected, answer.right) == ([], None)
+    assert 1 <= len(answer.symbols) <= 5
+    with pytest.raises(
+        PromptError, match=r"'z' cannot stand in a prompt of rows; write tokens of its file with spaces"
+    ):
+        generate_from_prompt(loaded, "a z")
+    with pytest.raises(RowError, match=r"rows\.jsonl cannot be read \(No such file"):
+        evaluate(loaded, run.experiment.evaluation)
+
+
+@pytest.mark.parametrize("scheme", [COUPLED, Predicted(num_position_ids=64)], ids=lambda each: each.name)
+def test_a_prompt_of_a_row_is_compared_with_its_response_and_another_one_has_no_ids(scheme, file, tmp_path):
+    run = train(small_experiment(Rows(file=str(file)), scheme), tmp_path / "run", device="cpu")
+    assert run is not None
+    prompt = json.loads(file.read_text().splitlines()[-1])["prompt"]
+    answer = generate_from_prompt(run, " ".join(prompt))
+    assert answer.expected == [*prompt[::-1], "end"]
+    assert answer.right is not None
+    with pytest.raises(
+        PromptError, match=r"of 'a a a a a a' the coupling is not known, which the scheme .* needs; ask"
+    ):
+        generate_from_prompt(run, "a a a a a a")
+
+
+def test_a_whole_row_can_be_asked_and_its_mistakes_are_named(file, tmp_path):
+    run = train(small_experiment(Rows(file=str(file)), COUPLED), tmp_path / "run", device="cpu")
+    assert run is not None
+    file.unlink()
+    row = '{"prompt": "a a b a c", "response": "c a b a a", "coupling": [1, 2, 3, 4, 5, 5, 4, 3, 2, 1]}'
+    answer = generate_from_prompt(load_run(tmp_path / "run", device="cpu"), row)
+    assert answer.expected == ["c", "a", "b", "a", "a", "end"]
+    assert answer.right is not None
+    with pytest.raises(RowError, match=r"^the prompt line 1: the coupling has 1 numbers; give 2, one for each token"):
+        generate_from_prompt(run, '{"prompt": "a", "response": "c", "coupling": [1]}')
+    with pytest.raises(PromptError, match=r"'\{' cannot stand in a prompt of rows"):
+        generate_from_prompt(run, '{ "a"')
+
+
+def test_rows_that_changed_since_training_are_refused(file, tmp_path):
+    experiment = small_experiment(Rows(file=str(file)), COUPLED)
+    train(experiment, tmp_path / "run", device="cpu")
+    content = file.read_text()
+    written(file, backwards(range(1, 5), seed=1))
+    with pytest.raises(RowError, match=r"rows\.jsonl has changed since it was named; name it anew with --task"):
+        evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
+    # Named anew, it is another file to be measured on.
+    anew = load_run(tmp_path / "run", brought={"task": Rows(file=str(file))}, device="cpu")
+    evaluate(anew, replace(experiment.evaluation, lengths=(4,)))
+    file.write_text(content)
+    with pytest.warns(SeenRowsWarning):
+        evaluate(load_run(tmp_path / "run", device="cpu"), replace(experiment.evaluation, lengths=(4,)))
+
+
+def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
+    experiment = small_experiment(Rows(file=str(file)), COUPLED)
+    train(experiment, tmp_path / "whole", device="cpu")
+    assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
+    train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
+    assert same_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
+
+
+def test_a_run_of_another_task_takes_no_rows(file, tmp_path):
+    train(small_experiment(steps=1), tmp_path / "run", device="cpu")
+    with pytest.raises(
+        RowError, match=r"run was not trained on a file of rows \(it has no rows\.json\); name the task"
+    ):
+        load_run(tmp_path / "run", brought={"task": Rows(file=str(file))}, device="cpu")
+
+
+def test_what_a_run_keeps_of_its_rows_is_refused_when_damaged(file, tmp_path):
+    train(small_experiment(Rows(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
+    for content in ("", "[]", "{}", '{"symbols": 3, "coupled": true, "falls": true}'):
+        (tmp_path / "run/rows.json").write_text(content)
+        with pytest.raises(RowError, match=r"run/rows\.json cannot be read \(.*\); train the run again"):
+            load_run(tmp_path / "run", device="cpu")
+
+
+def test_tokens_that_changed_places_in_what_a_run_keeps_are_refused(file, tmp_path):
+    experiment, kept = small_experiment(Rows(file=str(file)), COUPLED, steps=2), tmp_path / "run/rows.json"
+    train(experiment, tmp_path / "run", device="cpu", stop=stop_after(1))
+    facts = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**facts, "symbols": facts["symbols"][::-1]}))
+    with pytest.raises(RunFolderError, match=r"rows\.json has changed since training \(its digest differs\)"):
+        train(experiment, tmp_path / "run", device="cpu", resume=True)
+    kept.write_text(json.dumps(facts) + "\n")
+    train(experiment, tmp_path / "run", device="cpu", resume=True)
+    kept.write_text(json.dumps({**facts, "symbols": facts["symbols"][::-1]}))
+    with pytest.raises(RunFolderError, match=r"rows\.json has changed since training \(its digest differs\)"):
+        load_run(tmp_path / "run", device="cpu")
+
+
+def test_an_experiment_is_made_for_a_task_of_its_own_settings(file):
+    task = Rows(file=str(file))
+    assert experiment_for(task, "coupled", "rotary") == experiment_for(str(file), "coupled", "rotary")
+    assert experiment_for(task, "coupled", "rotary").task is task
+    ours = experiment_for(Parity(coupling="same"), "coupled")
+    assert ours == replace(experiment_for("parity", "coupled"), task=Parity(coupling="same"))
+
+
+QUICK = ["--quick", "--device", "cpu"]
+
+
+def test_rows_are_trained_on_evaluated_and_compared_from_the_command_line(file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    written(tmp_path / "test.jsonl", backwards([3, 8]))
+    flags = ["--scheme", "coupled", "--encoding", "rotary", "--train-lengths", "1:3", *QUICK]
+    asked(["train", "--task", "rows.jsonl", *flags, "--out", "run"], capsys)
+    tested = ["--lengths", "3,8", "--num-examples", "4", "--device", "cpu", "--json"]
+    document = json.loads(asked(["evaluate", "run", "--task", "test.jsonl", *tested], capsys)[0])
+    assert [row["length"] for row in document["results"]] == [3, 8]
+    # Without a length, those of the file.
+    quickly = ["--num-examples", "4", "--device", "cpu", "--json"]
+    document = json.loads(asked(["evaluate", "run", "--task", "test.jsonl", *quickly], capsys)[0])
+    assert [row["length"] for row in document["results"]] == [3, 8]
+    asked(["export", "test.jsonl", "--format", "lm-eval", "--shots", "0", "--out", "harness"], capsys)
+    assert {path.name for path in (tmp_path / "harness").glob("rows_*.yaml")} == {"rows_3.yaml", "rows_8.yaml"}
+    # A run is asked about the different rows of another file, which needs some of the longest trained length.
+    diagnosis = ["diagnose", "run", "--length", "8", "--task"]
+    document = json.loads(asked([*diagnosis, "test.jsonl", "--json"], capsys)[0])
+    assert [(each["length"], each["num_examples"]) for each in document["by_length"]] == [(3, 4), (8, 6)]
+    written(tmp_path / "long.jsonl", backwards([8]))
+    assert "the rows have none of length 3, the longest of training" in refused([*diagnosis, "long.jsonl"], capsys)
+    rows = ["--rows", "coupled/rotary,sequential/nope", "--train-lengths", "1:2", "--lengths", "2,4", *QUICK]
+    document = json.loads(asked(["compare", "--task", "rows.jsonl", *rows, "--out", "both", "--json"], capsys)[0])
+    assert [(row["row"], row["length"]) for row in document["results"]] == [
+        (label, length) for label in ("coupled/rotary", "sequential/nope") for length in (2, 4)
+    ]
+    # The command of a run is that of its resumption.
+    before = tree(tmp_path / "run")
+    asked(["train", "--task", "rows.jsonl", *flags, "--resume", "--out", "run"], capsys)
+    assert tree(tmp_path / "run") == before
+
+
+def test_wrong_rows_are_answered_in_one_line_with_status_2_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "bad.jsonl", [GOOD, "{}"])
+    written(tmp_path / "short.jsonl", uncoupled(backwards([1, 2])))
+    before = tree(tmp_path)
+    for task, flags, text in (
+        ("bad.jsonl", [], 'bad.jsonl line 2: the row has no "prompt"; write one object such as'),
+        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); name one that can be, as --task"),
+        (
+            "short.jsonl",
+            ["--train-lengths", "1:20"],
+            "short.jsonl has no row of length 20; use a length that it has: 1-2",
+        ),
+        ("short.jsonl", [], "this task declares no coupling; use the scheme sequential"),
+    ):
+        assert text in refused(["train", "--task", task, "--scheme", "coupled", *flags, "--out", "run"], capsys)
+        assert tree(tmp_path) == before
+    flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
+    assert "has no row of length 20; use a length that it has: 1-2" in refused(
+        ["compare", *flags, "--out", "both"], capsys
+    )
+    certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
+    assert "does not say which tokens its answers depend on" in refused(certify, capsys)
+    assert tree(tmp_path) == before

@@ -1,0 +1,100 @@
+"""Multiplication: every symbol by plain Python from both factors alone, and what steps depend on."""
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from cases import words
+from tests.tasks.test_oracles import written_multiplication
+
+from lengthwise.tasks import Multiplication
+
+over_counts = pytest.mark.parametrize("digits", [1, 2, None])
+
+
+def factors_of(prompt: list[str]) -> tuple[int, int, int, int]:
+    """Both factors, and how many digits the rows and the second factor have."""
+    first, second = "".join(prompt).removesuffix("=>").split("x")
+    return int(first[::-1]), int(second), len(first), len(second)
+
+
+@over_counts
+@pytest.mark.parametrize("length", [1, 2, 4])
+def test_a_thousand_scratchpads_are_what_whole_numbers_say(length, digits, rng):
+    task = Multiplication(digits=digits)
+    examples = task.sample(length=length, size=1_000, rng=rng)
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        symbols = words(task, tokens)
+        assert symbols == written_multiplication(task, symbols[:prompt_length])
+        # The last row is the product.
+        a, b, width, _ = factors_of(symbols[:prompt_length])
+        last = [symbol[0] for symbol in symbols[-2 - 2 * width : -2] if "c" in symbol]
+        assert int("".join(reversed(last))) == a * b
+
+
+def test_a_step_depends_on_every_token_that_its_support_names(rng):
+    task = Multiplication()
+    examples = task.sample(length=3, size=1_000, rng=rng)
+    assert examples.support is not None
+    is_sum = np.array(["c" in symbol for symbol in task.vocabulary])[examples.tokens]
+    read = np.where(
+        examples.support >= 0, np.take_along_axis(examples.tokens[..., None], examples.support.clip(0), axis=1), -1
+    )
+    for kind in (examples.is_answer & is_sum, examples.is_answer & ~is_sum):
+        for column in np.flatnonzero((examples.support[kind] >= 0).any(axis=0)):
+            answers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+            for tokens, answer in zip(np.delete(read, column, axis=-1)[kind], examples.tokens[kind], strict=True):
+                answers[tuple(tokens.tolist())].add(int(answer))
+            assert max(map(len, answers.values())) > 1
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_what_a_step_needs_is_at_distance_zero_and_nothing_else_of_its_kind_is(length, rng):
+    task = Multiplication(digits=3)
+    examples = task.sample(length=length, size=1, rng=rng)
+    assert examples.coupling is not None
+    assert examples.support is not None
+    ids, symbols = examples.coupling[:, 0], words(task, examples.tokens[0])
+    index, (times, equals) = np.arange(len(symbols)), (symbols.index(sign) for sign in "x=")
+    is_sum = np.array(["c" in symbol for symbol in symbols])
+    for answer in np.flatnonzero(examples.is_answer[0]):
+        same, named = ids[:, :answer] == ids[:, answer - 1, None], examples.support[0, answer]
+        before = index[:answer]
+        if is_sum[answer]:
+            read = before[same.all(axis=0) & is_sum[:answer]]
+            assert sorted(read) == sorted(place for place in named[1:] if place >= 0)
+        elif symbols[answer] not in (">", "end"):
+            first, second = before < times, (before > times) & (before < equals)
+            assert [*before[same[0] & first], *before[same[1] & second]] == named[:2].tolist()
+
+
+def test_no_step_is_far_from_the_one_before_on_either_level(rng):
+    examples = Multiplication(digits=3).sample(length=5, size=1, rng=rng)
+    assert examples.coupling is not None
+    symbols = words(Multiplication(), examples.tokens[0])
+    steps = np.diff(examples.coupling[:, 0], axis=1)
+    within = [place for place in range(examples.prompt_length[0], len(symbols)) if symbols[place] not in (">", "end")]
+    assert np.abs(steps[:, np.array(within) - 1]).max() == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", ["57x68", "57*68", " 57 x 68 = ", "0x0", "9x99999", "007x5", "99999999999999999999x9"]
+)
+def test_an_asked_product_is_answered_as_python_multiplies(prompt):
+    task = Multiplication()
+    examples = task.from_prompt(prompt)
+    symbols = words(task, examples.tokens[0])
+    assert symbols == written_multiplication(task, symbols[: examples.prompt_length[0]])
+    first, second = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
+    a, b, width, count = factors_of(symbols[: examples.prompt_length[0]])
+    assert (a, b, width, count) == (int(first), int(second), len(first) + len(second), len(second))
+
+
+def test_both_factors_have_as_many_digits_as_they_should(rng):
+    for digits, length in ((2, 5), (7, 3), (None, 4)):
+        examples = Multiplication(digits=digits).sample(length=length, size=300, rng=rng)
+        task = Multiplication()
+        for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+            a, b, width, count = factors_of(words(task, tokens[:prompt_length]))
+            assert (len(str(a)), len(str(b))) == (length, count) == (length, length if digits is None else digits)
+            assert width == length + count

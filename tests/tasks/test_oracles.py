@@ -1,0 +1,373 @@
+"""Sequences recomputed from their prompts by plain Python, one symbol at a time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import ADDITIONS, ANSWERED, smallest_length, words
+
+from lengthwise.tasks import (
+    TASKS,
+    Addition,
+    Copy,
+    GradedByLoss,
+    IndexHints,
+    MultiAddition,
+    Multiplication,
+    Parity,
+    Planted,
+    Recall,
+    Reverse,
+    Rows,
+    Sort,
+    SparseParity,
+    Task,
+    VariableAssignment,
+)
+from lengthwise.tasks.examples import Examples
+
+over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
+over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
+
+
+def written_parity(task: Parity, prompt: list[str]) -> list[str]:
+    bits = prompt[: prompt.index("=")]
+    ones, running = 0, []
+    for bit in bits:
+        ones += bit == "1"
+        running.append("1" if ones % 2 else "0")
+    return [*bits, "=", "0", *running, "end"]
+
+
+def written_copy(task: Copy, prompt: list[str]) -> list[str]:
+    symbols = prompt[: prompt.index("=")]
+    return [*symbols, "=", ">", *symbols, "end"]
+
+
+def written_reverse(task: Reverse, prompt: list[str]) -> list[str]:
+    symbols = prompt[1 : prompt.index(">")]
+    return ["=", *symbols, ">", *reversed(symbols), "end"]
+
+
+def operands_of(task: Addition, prompt: list[str]) -> tuple[str, str]:
+    """Both operands as written in the prompt, turned most significant digit first."""
+    first, second = "".join(prompt).split("=")[0].split("+")
+    return (first[::-1], second[::-1]) if task.order == "least" else (first, second)
+
+
+def carries_out(a: int, b: int, place: int) -> bool:
+    """Whether adding the digits up to a place, counted from 0, gives one digit more."""
+    power = 10 ** (place + 1)
+    return a % power + b % power >= power
+
+
+def written_addition(task: Addition, prompt: list[str]) -> list[str]:
+    first, second = operands_of(task, prompt)
+    a, b = int(first), int(second)
+    digits = [str(a), str(b), str(a + b)]
+    if task.zero_padding:
+        assert len(first) == len(second)
+        digits = [number.zfill(len(first)) for number in digits]
+    least_first = {"least": (True, True), "most": (False, False), "reversed_sum": (False, True)}[task.order]
+    for number, reverse in enumerate((least_first[0], least_first[0], least_first[1])):
+        digits[number] = digits[number][::-1] if reverse else digits[number]
+    total = list(digits[2])
+    if task.scratchpad == "carry":
+        total = [f"{digit}c" if carries_out(a, b, place) else digit for place, digit in enumerate(total)]
+    return [*digits[0], "+", *digits[1], "=", *total, "end"]
+
+
+def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
+    operands = "".join(prompt).removesuffix("=>").split("+")
+    width = len(operands[0])
+    assert {len(operand) for operand in operands} == {width}
+    symbols = [*"+".join(operands), "="]
+    total, *others = (int(operand[::-1]) for operand in operands)
+    for other in others:
+        symbols.append(">")
+        for place in range(width):
+            carry = carries_out(total, other, place)
+            symbols += [str(total + other).zfill(width)[::-1][place] + "c" * carry, "c" if carry else "."]
+        total += other
+    return [*symbols, "end"]
+
+
+def written_multiplication(task: Multiplication, prompt: list[str]) -> list[str]:
+    first, second = "".join(prompt).removesuffix("=>").split("x")
+    symbols, a = [*first, "x", *second, "=", ">"], int(first[::-1])
+    for row, digit in enumerate(map(int, second)):
+        shifted = 10 * a * int(second[:row] or 0)
+        for place in range(len(first)):
+            power = 10**place
+            carried = (shifted % power + digit * (a % power)) // power
+            product = digit * (a // power % 10) + carried
+            tens, ones = divmod(product + shifted // power % 10, 10)
+            symbols += [f"{product:02}", f"{ones}c{tens}"]
+        symbols.append(">")
+    return [*symbols, "end"]
+
+
+def written_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
+    bits = [symbol for symbol in prompt if not symbol.startswith("#")]
+    plain = written_parity(Parity(), bits)
+    numbered, hint, start = [], 0, int(prompt[0].removeprefix("#"))
+    for index, symbol in enumerate(plain):
+        # Neither the separator nor the start token behind it is counted, nor the end.
+        counted = symbol in ("0", "1") and index != bits.index("=") + 1
+        numbered += [f"#{start + hint}", symbol] if counted else [symbol]
+        hint = hint + 1 if counted else 0
+    return numbered
+
+
+def written_planted(task: Planted, prompt: list[str]) -> list[str]:
+    letters = prompt[: prompt.index("=")]
+    first, second = (letter for letter in letters if letter in "cd")
+    return [*letters, "=", "0" if first == second else "1", "end"]
+
+
+def written_sparse_parity(task: SparseParity, prompt: list[str]) -> list[str]:
+    given = prompt[: prompt.index("=")]
+    flagged = [symbol[0] for symbol in given if (symbol in "01" if task.coding == "letters" else symbol[1:] == "*")]
+    assert min(task.fewest, len(given)) <= len(flagged) <= task.most
+    return [*given, "=", str(flagged.count("1") % 2), "end"]
+
+
+def written_recall(task: Recall, prompt: list[str]) -> list[str]:
+    text, questions = prompt[: prompt.index("=")], prompt[prompt.index("=") + 1 : -1]
+    value_of = {key: text[place + 1] for place, key in enumerate(text) if key.startswith("k")}
+    return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
+
+
+def written_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
+    width, (asked, _) = task.operands + 2, prompt[-2:]
+    blocks = [prompt[first : first + width] for first in range(0, len(prompt) - 3, width)]
+    assigned = {variable: operands for variable, _, *operands in blocks}
+    variable, total, response = asked, 0, [asked]
+    while variable.startswith("x"):
+        variable, *constants = assigned[variable]
+        if task.operands == 1:
+            response.append(variable)
+            continue
+        read = [variable, *constants] if variable.startswith("v") else constants
+        total += sum(int(constant[1:]) for constant in read)
+        response += [f"v{total % task.num_values}", *([variable] if variable.startswith("x") else [])]
+    return [*prompt, *response, "end"]
+
+
+def written_rows(task: Rows, prompt: list[str]) -> list[str]:
+    assert prompt[-2:] == ["<mark>", "<start>"]
+    return [*prompt, *prompt[-3::-1], "end"]
+
+
+def written_sort(task: Sort, prompt: list[str]) -> list[str]:
+    items = prompt[: prompt.index("=")]
+    return [*items, "=", ">", *sorted(items, key=int), "end"]
+
+
+WRITTEN = {
+    "parity": written_parity,
+    "copy": written_copy,
+    "reverse": written_reverse,
+    "addition": written_addition,
+    "multi_addition": written_multi_addition,
+    "multiplication": written_multiplication,
+    "index_hints": written_index_hints,
+    "planted": written_planted,
+    "sparse_parity": written_sparse_parity,
+    "recall": written_recall,
+    "variable_assignment": written_variable_assignment,
+    "rows": written_rows,
+    "sort": written_sort,
+}
+
+
+def spelled(task: Task, examples: Examples) -> list[list[str]]:
+    """The symbols of every row."""
+    return np.array(task.vocabulary)[examples.tokens].tolist()
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+@pytest.mark.parametrize("beyond", [0, 1, 4, 11])
+def test_every_sequence_is_what_plain_python_writes_after_its_prompt(beyond, task, rng):
+    examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)
+    for symbols, prompt_length in zip(spelled(task, examples), examples.prompt_length.tolist(), strict=True):
+        expected = WRITTEN[task.name](task, symbols[:prompt_length])
+        fill = ["end"] * (len(symbols) - len(expected))
+        assert symbols == [*expected, *fill]
+
+
+def test_every_task_with_a_right_answer_has_an_oracle():
+    assert set(WRITTEN) == {name for name, task in TASKS.items() if not isinstance(task(), GradedByLoss)}
+
+
+def length_of(task: Addition, prompt: list[str]) -> tuple[int, int]:
+    """The numbers of digits of both operands, without the zeros in front."""
+    first, second = (len(operand.lstrip("0")) or 1 for operand in operands_of(task, prompt))
+    return first, second
+
+
+@over_additions
+@over_lengths
+def test_the_longer_operand_has_as_many_digits_as_the_length_says(length, task, rng):
+    examples = task.sample(length=length, size=100, rng=rng)
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        assert max(length_of(task, words(task, tokens[:prompt_length]))) == length
+
+
+def longest_chain(a: int, b: int, length: int) -> int:
+    """The most neighbouring places that all carry."""
+    longest = run = 0
+    for place in range(length):
+        run = run + 1 if carries_out(a, b, place) else 0
+        longest = max(longest, run)
+    return longest
+
+
+def chains(task: Addition, length: int, size: int, rng: np.random.Generator) -> list[int]:
+    examples = task.sample(length=length, size=size, rng=rng)
+    prompts = [words(task, row[:end]) for row, end in zip(examples.tokens, examples.prompt_length, strict=True)]
+    return [longest_chain(*map(int, operands_of(task, prompt)), length) for prompt in prompts]
+
+
+@over_additions
+@pytest.mark.parametrize("length", [1, 2, 5, 12, 31])
+def test_the_carry_variant_carries_through_at_least_half_the_digits(length, task, rng):
+    found = chains(task.variants()["carry"], length, 100, rng)
+    assert min(found) >= length / 2
+    assert max(found) == length
+
+
+def test_long_carries_are_planted_in_the_share_that_is_asked_for(rng):
+    found = chains(Addition(long_carry_share=0.25, long_carry_from=1.0), 10, 2_000, rng)
+    assert np.mean([chain == 10 for chain in found]) == pytest.approx(0.25, abs=0.03)
+
+
+def test_the_uniform_variant_plants_no_carries(rng):
+    found = chains(Addition(long_carry_share=1.0).variants()["uniform"], 10, 500, rng)
+    assert np.mean([chain == 10 for chain in found]) < 0.02
+    assert 1 < np.mean(found) < 5
+
+
+@over_additions
+def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task, rng):
+    variant = task.variants()["unequal"]
+    examples = variant.sample(length=6, size=600, rng=rng)
+    lengths = [
+        length_of(variant, words(variant, tokens[:prompt_length]))
+        for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True)
+    ]
+    assert {first for first, _ in lengths} == {6}
+    counts = np.bincount([second for _, second in lengths], minlength=7)
+    assert (counts[1:] > 60).all()
+
+
+@over_additions
+@pytest.mark.parametrize(
+    "sum_of", ["57+68", "0+0", "999+1", "1+999", "5+5", "90+9", "007+5", " 12 + 34 = ", "99999999999999999999+1"]
+)
+def test_an_asked_sum_is_answered_as_python_adds(sum_of, task):
+    examples = task.from_prompt(sum_of)
+    answer = words(task, examples.tokens[0, examples.is_answer[0]])
+    assert answer.pop() == "end"
+    digits = "".join(symbol.removesuffix("c") for symbol in answer)
+    a, b = map(int, sum_of.replace("=", "").split("+"))
+    assert int(digits if task.order == "most" else digits[::-1]) == a + b
+    assert task.zero_padding or len(digits) == len(str(a + b))
+    prompt = words(task, examples.tokens[0, : examples.prompt_length[0]])
+    assert tuple(map(int, operands_of(task, prompt))) == (a, b)
+
+
+@pytest.mark.parametrize("prompt", ["3 1 4", "314", "314=>", " 3 1 4 = > ", "7"])
+@pytest.mark.parametrize(("task", "step"), [(Copy(), 1), (Reverse(), -1)])
+def test_an_asked_string_is_written_as_python_orders_it(step, task, prompt):
+    examples = task.from_prompt(prompt)
+    symbols = prompt.replace(" ", "").removesuffix("=>")
+    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
+
+
+@pytest.mark.parametrize(("task", "step"), [(Copy(num_symbols=12), 1), (Reverse(num_symbols=12), -1)])
+def test_symbols_of_two_digits_are_read_between_spaces(step, task):
+    examples = task.from_prompt("11 3 10")
+    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
+
+
+@pytest.mark.parametrize("prompt", ["0110", "0 1 1 0", "0110=", "0110=0"])
+def test_asked_bits_are_answered_with_their_running_parity(prompt):
+    examples = Parity().from_prompt(prompt)
+    assert "".join(words(Parity(), examples.tokens[0])) == "0110=00100end"
+
+
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
+    # As many hints as places: asked and sampled ones start at the same.
+    task = replace(task, num_hints=5) if isinstance(task, IndexHints) else task
+    examples = task.sample(length=5, size=10, rng=rng)
+    for row, prompt_length in enumerate(examples.prompt_length):
+        symbols = words(task, examples.tokens[row, :prompt_length])
+        asked = " ".join(symbol for symbol in symbols if not symbol.startswith("#"))
+        if isinstance(task, Addition):
+            asked = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
+        if isinstance(task, MultiAddition):
+            operands = "".join(symbols).removesuffix("=>").split("+")
+            asked = "+".join(number.rstrip("0")[::-1] or "0" for number in operands)
+        if isinstance(task, Multiplication):
+            first, second = "".join(symbols).removesuffix("=>").split("x")
+            asked = first[: -len(second)][::-1] + "x" + second
+        again = task.from_prompt(asked)
+        kept = again.tokens.shape[1]
+        assert np.array_equal(again.tokens[0], examples.tokens[row, :kept])
+        assert np.array_equal(again.is_answer[0], examples.is_answer[row, :kept])
+        if examples.coupling is not None:
+            assert again.coupling is not None
+            assert np.array_equal(again.coupling[:, 0], examples.coupling[:, row, :kept])
+        if examples.support is not None:
+            assert again.support is not None
+            assert np.array_equal(again.support[0], examples.support[row, :kept])
+
+
+@pytest.mark.parametrize(("operands", "chains"), [(1, 4), (1, 1), (3, 2)])
+def test_a_chain_takes_its_share_of_the_assignments_and_others_end_elsewhere(operands, chains, rng):
+    task = VariableAssignment(operands=operands, num_chains=chains)
+    examples = task.sample(length=12, size=1_000, rng=rng)
+    depths, ends = [], []
+    for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
+        symbols = words(task, tokens)
+        response = symbols[prompt_length : symbols.index("end")]
+        depths.append(sum(symbol.startswith("x") for symbol in response))
+        ends.append(sum(symbol.startswith("v") for symbol in symbols[2 : prompt_length - 3 : operands + 2]))
+        assert len(set(symbols[: prompt_length - 3 : operands + 2])) == 12
+    assert set(depths) == (set(range(3, 13)) if chains > 1 else {12})
+    assert all((end == 1) == (depth == 12) for end, depth in zip(ends, depths, strict=True))
+    assert set(ends) == set(range(1, chains + 1))
+
+
+def test_a_sum_of_several_numbers_is_answered_as_python_adds():
+    task = MultiAddition()
+    examples = task.from_prompt("999 + 1 + 27 + 999 =")
+    rows = "".join(words(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
+    sums = [row.replace("c", "").replace(".", "")[::-1] for row in rows]
+    assert [int(total) for total in sums] == [1000, 1027, 2026]
+
+
+@pytest.mark.parametrize(("count", "width"), [(2, 4), (9, 4), (10, 4), (11, 5), (12, 5)])
+def test_numbers_are_as_wide_as_the_longest_possible_sum(count, width, rng):
+    examples = MultiAddition(operands=(count, count)).sample(length=3, size=1, rng=rng)
+    assert examples.prompt_length[0] == count * (width + 1) + 1
+    assert len(str(count * 999)) <= width
+
+
+def test_the_number_of_operands_covers_both_ends_of_its_range(rng):
+    samples = [MultiAddition(operands=(2, 4)).sample(length=1, size=1, rng=rng) for _ in range(60)]
+    assert {int((examples.tokens == 10).sum()) + 1 for examples in samples} == {2, 3, 4}
+
+
+def test_what_a_step_needs_is_at_distance_zero_on_both_levels_and_nothing_else_of_the_numbers_is(rng):
+    task = MultiAddition(operands=(4, 4))
+    examples = task.sample(length=3, size=1, rng=rng)
+    assert examples.coupling is not None
+    assert examples.support is not None
+    ids, index = examples.coupling[:, 0], np.arange(examples.tokens.shape[1])
+    places = examples.places[0]
+    for answer in np.flatnonzero((places > 0) & (index >= examples.prompt_length[0])):
+        near = (ids[:, :answer] == ids[:, answer - 1, None]).all(axis=0) & (places[:answer] > 0)
+        assert sorted(np.flatnonzero(near)) == sorted(examples.support[0, answer, :2])

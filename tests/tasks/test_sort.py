@@ -1,0 +1,42 @@
+"""Sort: which items are drawn, and what the IDs of a list and its response tell."""
+
+import numpy as np
+import pytest
+from cases import words
+
+from lengthwise.tasks import Sort
+
+over_repeats = pytest.mark.parametrize("task", [Sort(), Sort(num_values=6, repeats=True)], ids=["distinct", "repeats"])
+
+
+@over_repeats
+def test_the_id_of_a_response_token_is_that_of_the_item_written_next(task, rng):
+    examples = task.sample(length=6, size=50, rng=rng)
+    assert examples.coupling is not None
+    for tokens, ids in zip(examples.tokens, examples.coupling[0], strict=True):
+        for index in range(7, 13):
+            assert tokens[:6][ids[:6] == ids[index]] == [tokens[index + 1]]
+        assert ids[13] == ids[6]
+
+
+def test_the_ids_of_a_prompt_say_nothing_about_the_order(rng):
+    examples = Sort().sample(length=8, size=50, rng=rng)
+    assert examples.coupling is not None
+    prompts = examples.coupling[0, :, : examples.prompt_length[0]]
+    assert (prompts == prompts[:1]).all()
+    assert len({tuple(ids) for ids in examples.coupling[0].tolist()}) > 40
+
+
+def test_values_repeat_only_where_they_may(rng):
+    distinct = Sort(num_values=12).sample(length=12, size=100, rng=rng).tokens[:, :12]
+    assert all(len(set(row)) == 12 for row in distinct.tolist())
+    assert len({tuple(row) for row in distinct.tolist()}) == 100
+    repeated = Sort(num_values=12, repeats=True).sample(length=12, size=100, rng=rng).tokens[:, :12]
+    assert any(len(set(row)) < 12 for row in repeated.tolist())
+    assert set(np.unique(repeated)) == set(range(12))
+
+
+@pytest.mark.parametrize("prompt", ["17 4 33", "17 4 33 =", " 17  4 33 = > "])
+def test_an_asked_list_is_written_as_python_sorts_it(prompt):
+    examples = Sort().from_prompt(prompt)
+    assert words(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]

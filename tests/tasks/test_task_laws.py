@@ -1,0 +1,139 @@
+"""Laws that every task keeps, and every batch that is drawn of one."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
+
+from lengthwise.core.randomness import stream
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS, Addition, IndexHints, Parity, Rows, Sort
+from lengthwise.training.batch import Sampler
+
+over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
+over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
+over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+over_schemes = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+@over_settings
+def test_the_same_stream_gives_the_same_examples(task):
+    first, again, other = (task.sample(length=9, size=8, rng=stream(seed, "examples", task.name)) for seed in (0, 0, 1))
+    assert np.array_equal(first.tokens, again.tokens)
+    assert first.tokens.shape != other.tokens.shape or not np.array_equal(first.tokens, other.tokens)
+
+
+@over_tasks
+@over_schemes
+def test_a_batch_depends_on_its_step_and_seed_and_not_on_the_batches_before(scheme, task):
+    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+        return
+    sampler = Sampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
+    forward = [sampler.batch(step) for step in range(4)]
+    backward = [sampler.batch(step) for step in reversed(range(4))][::-1]
+    for batch, again in zip(forward, backward, strict=True):
+        for field in fields(batch):
+            one, other = getattr(batch, field.name), getattr(again, field.name)
+            assert one == other if field.name == "length" else torch.equal(one, other)
+    reseeded = [replace(sampler, seed=4).batch(step) for step in range(4)]
+    contents = {(batch.length, tuple(batch.tokens.flatten().tolist())) for batch in (*forward, *reseeded)}
+    assert len(contents) == 8
+
+
+@over_tasks
+@over_schemes
+def test_the_draws_of_a_scheme_shift_no_draw_of_a_task(scheme, task):
+    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+        return
+    settings = {"task": task, "lengths": (3, 9), "batch_size": 6, "seed": 3}
+    for step in range(3):
+        plain = Sampler(scheme=small_scheme("sequential"), **settings).batch(step)
+        assert torch.equal(Sampler(scheme=small_scheme(scheme), **settings).batch(step).tokens, plain.tokens)
+
+
+def test_rows_of_a_batch_are_the_same_rows_of_every_tensor():
+    batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batch(0)
+    part = batch.rows(slice(1, 4))
+    assert part.length == batch.length
+    assert torch.equal(part.position_ids, batch.position_ids[:, 1:4])
+    for name in ("tokens", "prompt_length", "token_scored", "id_scored"):
+        assert torch.equal(getattr(part, name), getattr(batch, name)[1:4])
+
+
+def test_training_lengths_cover_both_ends_of_their_range():
+    sampler = Sampler(task=Parity(), scheme=small_scheme("sequential"), lengths=(2, 4), batch_size=1, seed=0)
+    assert {sampler.batch(step).length for step in range(40)} == {2, 3, 4}
+
+
+@over_answered
+@pytest.mark.parametrize("beyond", [0, 1, 6])
+def test_answers_reach_from_the_prompt_to_the_end_token(beyond, task, rng):
+    examples = task.sample(length=smallest_length(task) + beyond, size=60, rng=rng)
+    index = np.arange(examples.tokens.shape[1])
+    end = task.vocabulary.index("end")
+    separators = [task.vocabulary.index(symbol) for symbol in task.separators]
+    for row, tokens in enumerate(examples.tokens):
+        first, last = examples.prompt_length[row], examples.response_end[row]
+        assert np.array_equal(examples.is_answer[row], (first <= index) & (index <= last))
+        assert np.flatnonzero(tokens == end)[0] == last
+        assert [token for token in tokens[:first] if token in separators] == separators
+        assert not np.isin(tokens[first:last], separators).any()
+    assert examples.response_end.max() == index[-1]
+    assert len(examples) == 60
+
+
+@over_answered
+@pytest.mark.parametrize("beyond", [0, 1, 2])
+def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, task, rng):
+    examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
+    if isinstance(task, Rows):
+        # Nobody says what an answer of one's own depends on.
+        assert examples.support is None
+        return
+    if examples.support is None:
+        inner = task.task if isinstance(task, IndexHints) else task
+        assert isinstance(inner, Sort) or (isinstance(inner, Addition) and inner.order == "most")
+        return
+    assert (examples.support[~examples.is_answer] == -1).all()
+    read = np.where(
+        examples.support >= 0,
+        np.take_along_axis(examples.tokens[..., None], examples.support.clip(0), axis=1),
+        -1,
+    )
+    answers: dict[tuple[int, ...], int] = {}
+    for known, answer in zip(read[examples.is_answer].tolist(), examples.tokens[examples.is_answer], strict=True):
+        assert answers.setdefault(tuple(known), answer) == answer
+    assert len(set(answers.values())) > 1
+
+
+@over_settings
+def test_support_names_earlier_tokens_and_names_each_once(task, rng):
+    examples = task.sample(length=6, size=50, rng=rng)
+    if examples.support is None:
+        return
+    index = np.arange(examples.tokens.shape[1])[:, None]
+    assert (examples.support < index).all()
+    assert (examples.support.max(axis=-1)[examples.is_answer] >= 0).all()
+    for named in examples.support[examples.is_answer].tolist():
+        given = [place for place in named if place >= 0]
+        assert len(given) == len(set(given))
+
+
+@over_settings
+def test_the_token_before_an_answer_has_the_id_of_what_the_answer_needs(task, rng):
+    examples = task.sample(length=6, size=50, rng=rng)
+    if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
+        return
+    for row, index in np.argwhere(examples.is_answer):
+        ids = examples.coupling[:, row].T
+        needed = [ids[place] for place in examples.support[row, index] if 0 <= place < index - 1]
+        # A carry repeats what the token before says, and needs no other. One level may lead to one of several tokens.
+        assert any((ids[index - 1] == each).any() for each in needed) or not needed
+
+
+def test_same_coupling_gives_a_running_parity_the_id_of_its_own_bit(rng):
+    groups = Parity(coupling="same").sample(length=6, size=2, rng=rng).coupling
+    assert groups is not None
+    assert np.array_equal(groups[0, :, 8:14], groups[0, :, 0:6])

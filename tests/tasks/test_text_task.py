@@ -1,0 +1,206 @@
+"""The task text: windows of a corpus, its kinds, and runs that keep what their tokens mean."""
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import facts, same_tensors, stop_after, tree, weights
+from text_runs import small_corpus, text_experiment
+
+from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
+from lengthwise.core.randomness import stream
+from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
+from lengthwise.experiments.generate_from_prompt import generate_from_prompt
+from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.experiments.run_folder import claim_run, read_experiment
+from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text, task_facts
+from lengthwise.tasks.text.built_in_texts import HELD_OUT as HELD_OUT_WORDS
+from lengthwise.tasks.text.built_in_texts import SEEN
+from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, open_corpus
+from lengthwise.tasks.text.tokenizer import END
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of two kinds."""
+    folder = tmp_path_factory.mktemp("corpora")
+    small_corpus(folder)
+    return folder
+
+
+@pytest.fixture
+def text(corpora: Path) -> Text:
+    """Its training text."""
+    return Text(corpus=str(corpora / "corpus"))
+
+
+def test_text_is_a_task_that_is_graded_by_loss_and_keeps_files_and_parity_is_not():
+    assert isinstance(Text(), Task)
+    assert isinstance(Text(), GradedByLoss)
+    assert isinstance(Text(), KeepsFiles)
+    assert not isinstance(Parity(), GradedByLoss | KeepsFiles)
+
+
+def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
+    digest = hashlib.sha256((corpora / "corpus" / "corpus.json").read_bytes()).hexdigest()
+    assert task_facts(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
+    assert task_facts(Text()) == {"task": "text"}
+    assert task_facts(Parity()) == {"task": "parity"}
+
+
+def test_a_sequence_is_tokens_in_a_row_and_every_token_but_the_first_is_an_answer(text, rng):
+    examples = text.sample(length=30, size=40, rng=rng)
+    whole = open_corpus(Path(text.corpus)).stream(TRAIN)
+    windows = np.lib.stride_tricks.sliding_window_view(whole, 31)
+    for tokens in examples.tokens:
+        assert (windows == tokens).all(axis=1).any()
+    assert examples.tokens.shape == (40, 31)
+    assert examples.is_answer[:, 1:].all()
+    assert not examples.is_answer[:, 0].any()
+    assert (examples.prompt_length == 1).all()
+    assert examples.coupling is examples.places is examples.support is None
+
+
+def test_sequences_start_anywhere_from_the_first_token_to_the_last_that_leaves_room(text, rng):
+    whole = open_corpus(Path(text.corpus)).stream(TRAIN).astype(np.int64)
+    length = len(whole) - 3
+    found = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
+    assert found == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
+    with pytest.raises(
+        SettingError, match=rf"length {len(whole)} takes {len(whole) + 1} tokens and .* use at most {len(whole) - 1}"
+    ):
+        text.sample(length=len(whole), size=1, rng=rng)
+
+
+def test_a_split_and_a_kind_are_where_sequences_come_from(text, rng):
+    corpus = open_corpus(Path(text.corpus))
+    assert list(text.variants()) == ["tales", "notes"]
+    for split in (TRAIN, HELD_OUT):
+        for kind, task in replace(text, split=split).variants().items():
+            source = corpus.stream(split, kind)
+            (tokens,) = task.sample(length=len(source) - 1, size=1, rng=rng).tokens
+            assert np.array_equal(tokens, source)
+            assert task.variants() == {}
+
+
+def test_held_out_documents_are_those_of_the_corpus_whatever_the_split(text):
+    expected = {name: tokens.tolist() for name, tokens in open_corpus(Path(text.corpus)).texts(HELD_OUT)}
+    for task in (text, replace(text, split=HELD_OUT)):
+        assert {document.name: document.tokens.tolist() for document in task.held_out()} == expected
+    of_kind = replace(text, kind="notes").held_out()
+    assert {document.name for document in of_kind} == {name for name in expected if "notes" in name}
+    assert all(END not in document.tokens for document in of_kind)
+
+
+def test_without_a_corpus_it_is_our_own_words_a_token_per_byte(rng):
+    task = Text()
+    (tokens,) = task.sample(length=len("".join(SEEN.values()).encode()) + len(SEEN) - 1, size=1, rng=rng).tokens
+    assert bytes(token - 1 for token in tokens if token != END).decode() == "".join(SEEN.values())
+    assert {document.name for document in task.held_out()} == set(HELD_OUT_WORDS)
+    assert set(SEEN).isdisjoint(HELD_OUT_WORDS)
+    assert (len(task.vocabulary), task.vocabulary[0], task.vocabulary[ord("a") + 1]) == (257, "end", "'a'")
+    assert task.variants() == task.kept_files() == {}
+
+
+def test_token_bytes_are_those_of_the_text(text):
+    tokens = text.tokenizer.encode("a bird, a house: 東京")
+    assert text.token_bytes()[tokens].sum() == len("a bird, a house: 東京".encode())
+    assert text.token_bytes()[END] == 0
+
+
+def test_a_kind_or_a_split_that_there_is_not_is_refused(text, rng):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown kind of text 'tails'; did you mean 'tales'\? known: notes, tales"
+    ):
+        replace(text, kind="tails").sample(length=2, size=1, rng=rng)
+    with pytest.raises(SettingError, match=r"split 'test' is unknown to text; choose one of train, held_out"):
+        Text(split="test")
+
+
+def test_the_path_of_the_run_that_keeps_the_tokenizer_is_not_saved(text):
+    kept = text.kept_in(Path(text.corpus))
+    assert kept.kept == text.corpus
+    assert kept == text
+    assert to_dict(kept) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}
+    assert from_dict(to_dict(Experiment(task=kept))).task == text
+
+
+def test_a_run_folder_keeps_the_tokenizer_and_reads_text_without_the_corpus(corpora, tmp_path):
+    lost = tmp_path / "lost"
+    shutil.copytree(corpora / "corpus", lost)
+    experiment = text_experiment(Text(corpus=str(lost)))
+    run = train(experiment, tmp_path / "run", device="cpu")
+    assert run is not None
+    rows = evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
+    shutil.rmtree(lost)
+    loaded = load_run(tmp_path / "run", device="cpu")
+    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    assert loaded.experiment == experiment
+    assert isinstance(loaded.experiment.task, Text)
+    assert loaded.experiment.task.vocabulary == Text(corpus=str(corpora / "corpus")).vocabulary
+    with pytest.raises(
+        TextError, match=r"lost is no corpus \(it has no corpus.json\); make one with lengthwise prepare"
+    ):
+        evaluate(loaded, experiment.evaluation)
+    # Named again where it is now, it is the same.
+    moved = replace(loaded.experiment, task=replace(loaded.experiment.task, corpus=str(corpora / "corpus")))
+    again = evaluate(replace(loaded, experiment=moved), experiment.evaluation)
+    assert [row["loss"] for row in again] == [row["loss"] for row in rows]
+
+
+def test_another_corpus_than_the_runs_is_refused(corpora, tmp_path):
+    other = small_corpus(tmp_path, documents=6)
+    run = train(text_experiment(Text(corpus=str(corpora / "corpus")), steps=1), tmp_path / "run", device="cpu")
+    assert run is not None
+    task = replace(load_run(tmp_path / "run", device="cpu").experiment.task, corpus=str(other))
+    with pytest.raises(
+        TextError, match=r"corpus .* is not the one that .*run was trained on \(its corpus.json differs\)"
+    ):
+        task.held_out()
+
+
+def test_a_run_on_our_own_words_keeps_no_files(tmp_path):
+    claim_run(tmp_path / "run", text_experiment(Text()), resume=False)
+    assert set(tree(tmp_path / "run")) == {"experiment.json"}
+    assert read_experiment(tmp_path / "run").task == Text()
+
+
+def test_a_stopped_language_model_goes_on_to_the_same_weights(text, tmp_path):
+    experiment = text_experiment(text)
+    train(experiment, tmp_path / "whole", device="cpu")
+    assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
+    train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
+    assert same_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
+
+
+def test_nothing_is_fitted_where_there_is_no_right_answer(text, tmp_path):
+    assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
+    with pytest.raises(
+        SettingError, match=r"fit_every looks for exact match, and text is graded by loss; leave it out"
+    ):
+        train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other").exists()
+
+
+def test_text_is_continued_and_called_neither_right_nor_wrong(text, tmp_path):
+    run = train(text_experiment(text, steps=40, learning_rate=1e-2), tmp_path / "run", device="cpu")
+    assert run is not None
+    answer = generate_from_prompt(run, "the bird ", max_new_tokens=5)
+    assert (answer.expected, answer.right) == ([], None)
+    assert 1 <= len(answer.symbols) <= 5
+    start = len(text.tokenizer.encode("the bird "))
+    assert answer.position_ids == list(range(start, start + len(answer.symbols)))
+    with pytest.raises(PromptError, match=r"the prompt is empty; text takes some words to go on from"):
+        generate_from_prompt(run, "")
+
+
+def test_a_corpus_that_was_opened_is_not_sent_to_another_process_whole(text):
+    import pickle  # noqa: PLC0415  (what worker processes are sent by)
+
+    before = len(pickle.dumps(text))
+    text.sample(length=5, size=1, rng=stream(0))
+    assert len(pickle.dumps(text)) < before + 100_000

@@ -1,0 +1,241 @@
+"""Laws that continue measured risks to longer sequences, against exact risks at those lengths."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.support.planted_laws import random_attention, random_law, single_tokens
+
+from lengthwise.core.errors import SettingError
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.risk.bayes import LogLoss
+from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.growth import (
+    OddsLaw,
+    adaptive_temperature,
+    fit_odds,
+    largest_bend,
+    limit_risk,
+    resampled_interval,
+    score_gap,
+    secant,
+    tempered,
+)
+from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk, laplace_risks
+from lengthwise.theory.risk.sampling import sampled_risk
+
+SHORT = (4, 6, 8, 12, 16)
+PAIRS = Planted(probabilities=(0.4, 0.2, 0.1, 0.3))
+
+
+def reading_pairs(rng: np.random.Generator, gap: float, spread: float) -> TabularAttention:
+    """The right answer on planted pairs; background scores lie around minus ``gap``, its values anywhere."""
+    attention = random_attention(rng, 4, 2, 3, spread=spread)
+    attention.log_scores[:] -= gap
+    marked = PAIRS.codes(np.array(PAIRS.tuples))
+    attention.log_scores[:, marked] = 0.0
+    attention.values[:, marked] = np.array(PAIRS.labels)
+    return attention
+
+
+def on_background_alone(attention: TabularAttention, log_score: float) -> TabularAttention:
+    """The score of all pairs of tokens that the background draws; pairs that meet the planted one keep theirs."""
+    drawn = [first * 4 + second for first in (0, 1) for second in (0, 1)]
+    log_scores = attention.log_scores.copy()
+    log_scores[:, drawn] = log_score
+    return replace(attention, log_scores=log_scores)
+
+
+@pytest.mark.parametrize("score", [1e-6, 1e-2, 0.5])
+def test_with_one_background_weight_the_odds_are_linear_and_short_lengths_tell_all(score):
+    law, attention = single_tokens(score)
+    risks = laplace_risks(law, attention, SHORT, TotalVariation())
+    # Linear growth: the ratio of risks is that of the numbers of other tokens while both are small.
+    if score == 1e-6:
+        long = laplace_risk(law, attention, 160, TotalVariation())
+        assert long / risks[-1] == pytest.approx(159 / 15, rel=2e-4)
+    assert limit_risk(law, attention) == pytest.approx(1)
+    for limit in (1.0, None):
+        fitted = fit_odds(SHORT, risks, limit)
+        assert fitted.at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
+        assert fitted.limit == pytest.approx(1, rel=1e-6)
+
+
+def test_leakage_is_concave_in_the_length_for_single_tokens_and_secants_bound_it(rng):
+    lengths = [2, 3, 4, 6, 9, 15, 40, 100, 1000]
+    for spread in (0.3, 1.0, 3.0, 10.0) * 5:
+        law, attention = random_law(rng, 3, 1, 1), random_attention(rng, 3, 1, 1, spread=spread)
+        risks = laplace_risks(law, attention, lengths, Leakage())
+        assert largest_bend(lengths, risks) < 1e-12
+        for last in range(2, 5):
+            for length, risk in zip(lengths[last:], risks[last:], strict=True):
+                assert secant(lengths[:last], risks[:last], length) >= risk - 1e-12
+
+
+def test_a_curve_that_bends_upwards_is_not_called_concave():
+    assert largest_bend([1, 2, 4], [0.0, 0.1, 0.4]) == pytest.approx(0.05)
+    assert largest_bend([1, 2, 4], [0.0, 0.1, 0.2]) == pytest.approx(-0.05)
+    assert secant([1, 2, 4], [0.0, 0.1, 0.4], 7) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("loss", [TotalVariation(), Leakage()], ids=lambda loss: loss.name)
+def test_lengths_up_to_16_tell_the_risk_at_512_within_2_percent_and_the_secant_is_far_above(loss, rng):
+    attention = reading_pairs(rng, 7.0, 0.7)
+    risks = laplace_risks(PAIRS, attention, SHORT, loss)
+    exact = laplace_risk(PAIRS, attention, 512, loss)
+    assert fit_odds(SHORT, risks, limit_risk(PAIRS, attention, loss)).at(512) == pytest.approx(exact, rel=0.02)
+    assert secant(SHORT, risks, 512) > 1.3 * exact
+
+
+def test_the_risk_comes_to_the_mean_value_of_background(rng):
+    attention = reading_pairs(rng, 1.0, 1.0)
+    end = limit_risk(PAIRS, attention)
+    risks = laplace_risks(PAIRS, attention, [64, 1024, 16384], TotalVariation())
+    assert np.abs(risks - end)[2] < 1e-3 < np.abs(risks - end)[0]
+    assert (np.abs(risks - end)[1:] < np.abs(risks - end)[:-1] / 10).all()
+    assert limit_risk(PAIRS, attention, Leakage()) == 1
+    assert laplace_risk(PAIRS, attention, 16384, Leakage()) > 0.999
+
+
+def test_under_other_losses_the_limit_is_that_of_the_mean_value_too(rng):
+    attention = reading_pairs(rng, 1.0, 1.0)
+    assert limit_risk(PAIRS, attention, LogLoss()) == pytest.approx(laplace_log_loss(PAIRS, attention, 4096), abs=0.01)
+    sample = sampled_risk(PAIRS, attention, 2048, Distance(), 100, rng)
+    assert limit_risk(PAIRS, attention, Distance()) == pytest.approx(sample.mean, abs=4 * sample.standard_error)
+    assert sample.standard_error < 0.02
+
+
+def test_without_any_weight_on_background_the_risk_far_from_the_ends_is_that_of_all_lengths(rng):
+    attention = on_background_alone(reading_pairs(rng, 2.0, 1.0), -np.inf)
+    for loss in (TotalVariation(), Leakage()):
+        given = enumerated_risk(PAIRS, attention, 8, loss)
+        inside = (given.sets.min(axis=1) >= 2) & (given.sets.max(axis=1) < 6)
+        for gap in (1, 2):
+            alike = given.risk[inside & (np.diff(given.sets, axis=1)[:, 0] == gap)]
+            assert np.ptp(alike) < 1e-12
+        end = limit_risk(PAIRS, attention, loss)
+        risks = laplace_risks(PAIRS, attention, [1000, 2000, 100_000], loss)
+        # Only sets near the ends differ, whose share falls as 1 / length.
+        assert (risks - end) * [1000, 2000, 100_000] == pytest.approx((risks - end)[0] * 1000, rel=0.01)
+        assert risks[2] == pytest.approx(end, rel=1e-3)
+
+
+def test_a_temperature_that_grows_with_the_length_keeps_the_risk(rng):
+    attention = reading_pairs(rng, 6.0, 0.3)
+    flat = on_background_alone(attention, -6.0)
+    gap = score_gap(PAIRS, flat)
+    assert gap == pytest.approx(6.0)
+    lower = replace(flat, log_scores=flat.log_scores.copy())
+    lower.log_scores[1, PAIRS.codes(np.array(PAIRS.tuples[0]))] = -2.0
+    assert score_gap(PAIRS, lower) == pytest.approx(4.0)
+    lengths = (64, 1024)
+    trained = laplace_risk(PAIRS, flat, 16, Leakage())
+    cooled = [tempered(flat, adaptive_temperature(length, 16, gap)) for length in lengths]
+    risks = [laplace_risk(PAIRS, each, length, Leakage()) for each, length in zip(cooled, lengths, strict=True)]
+    # What meets the planted pair has lost its weight, so the risk may even fall a little.
+    assert max(risks) < 1.2 * trained
+    assert min(risks) > 0.7 * trained
+    assert laplace_risk(PAIRS, flat, 1024, Leakage()) > 10 * trained
+    # With the smallest gap of scores that differ, no set gains on the planted one.
+    varied = score_gap(PAIRS, attention)
+    assert varied == pytest.approx(-attention.log_scores[:, [0, 1, 4, 5]].max())
+    for length in lengths:
+        cooled_risk = laplace_risk(
+            PAIRS, tempered(attention, adaptive_temperature(length, 16, varied)), length, Leakage()
+        )
+        assert cooled_risk < 1.2 * laplace_risk(PAIRS, attention, 16, Leakage())
+
+
+def test_a_temperature_is_1_up_to_the_longest_trained_length():
+    assert adaptive_temperature(8, 16, 5.0) == adaptive_temperature(16, 16, 5.0) == 1
+    assert adaptive_temperature(64, 16, 5.0) == pytest.approx(1 + math.log(4) / 5)
+
+
+def test_a_score_of_0_stays_0_at_any_temperature(rng):
+    attention = random_attention(rng, 3, 2, 3, zeros=0.5)
+    for temperature in (0.0, 2.0):
+        assert (np.isneginf(tempered(attention, temperature).log_scores) == np.isneginf(attention.log_scores)).all()
+    assert tempered(attention, 2.0).log_scores[0] == pytest.approx(2 * attention.log_scores[0])
+
+
+def test_planted_sets_without_a_score_are_below_any_background(rng):
+    attention = reading_pairs(rng, 2.0, 1.0)
+    assert score_gap(PAIRS, on_background_alone(attention, -np.inf)) == np.inf
+    assert score_gap(PAIRS, replace(attention, log_scores=np.full((2, 16), -np.inf))) == -np.inf
+    near = replace(
+        attention, shapes=attention.shapes[:1], log_scores=attention.log_scores[:1], values=attention.values[:1]
+    )
+    assert score_gap(PAIRS, near) == -np.inf
+
+
+def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
+    return np.array([law.at(length) for length in SHORT]) + noise * rng.normal(size=len(SHORT))
+
+
+@pytest.mark.parametrize("limit", [0.5, None], ids=["given", "fitted"])
+def test_intervals_hold_the_true_risk_in_about_95_of_100_cases(limit, rng):
+    truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
+    held = []
+    for _ in range(200):
+        low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
+        held.append(low <= truth.at(64) <= high)
+    assert 0.9 <= np.mean(held) <= 0.99
+
+
+def test_intervals_from_resampled_runs_hold_the_true_risk_mostly(rng):
+    truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
+    held = []
+    for _ in range(20):
+        runs = np.stack([noisy(rng, truth, 3e-3) for _ in range(10)])
+        low, high = resampled_interval(SHORT, runs, 64, 0.5, rng, resamples=60)
+        held.append(low <= truth.at(64) <= high)
+    assert np.mean(held) >= 0.75
+    assert low < fit_odds(SHORT, runs.mean(axis=0), 0.5).at(64) < high
+
+
+def test_a_horizon_is_the_length_at_which_the_law_reaches_a_risk():
+    law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
+    assert law.limit == pytest.approx(0.5)
+    assert law.at(law.horizon(0.3)) == pytest.approx(0.3)
+    assert law.horizon(0.5) == law.horizon(0.7) == math.inf
+    assert law.horizon(0.005) == 0
+    flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), freedom=0)
+    assert (flat.horizon(0.2), flat.limit) == (math.inf, 0.1)
+
+
+def test_risks_that_bend_upwards_are_continued_straight_and_falling_ones_flat():
+    straight = fit_odds(SHORT, [0.01 * length**1.5 for length in SHORT], None)
+    assert straight.parameters[2] == 0
+    assert straight.limit == math.inf
+    assert straight.at(64) == pytest.approx(np.polyval(np.polyfit(SHORT, 0.01 * np.array(SHORT) ** 1.5, 1), 64))
+    falling = fit_odds(SHORT, [0.3 / length for length in SHORT], 1.0)
+    assert falling.at(10) == falling.at(1000) == pytest.approx(np.mean([0.3 / length for length in SHORT]))
+
+
+def test_a_risk_at_its_limit_stays_there():
+    assert fit_odds([8, 16], [0.5, 0.5], 0.5).at(4096) == pytest.approx(0.5)
+
+
+def test_no_length_left_over_leaves_no_interval():
+    assert fit_odds([8, 16], [0.1, 0.2], 1.0).interval(64) == (None, None)
+
+
+def test_what_fixes_no_curve_is_refused(rng):
+    with pytest.raises(SettingError, match=r"2 lengths do not fix the curve; measure at least 3"):
+        fit_odds([8, 16], [0.1, 0.2], None)
+    with pytest.raises(SettingError, match=r"lengths \[16, 8\] do not increase"):
+        fit_odds([16, 8], [0.1, 0.2], 1.0)
+    with pytest.raises(SettingError, match=r"3 risks do not belong to 2 lengths"):
+        secant([8, 16], [0.1, 0.2, 0.3], 64)
+    with pytest.raises(SettingError, match=r"risk is infinite or no number"):
+        largest_bend([8, 16, 32], [0.1, 0.2, math.nan])
+    with pytest.raises(SettingError, match=r"limit of 0.0 leaves no room"):
+        fit_odds([8, 16], [0.1, 0.2], 0.0)
+    with pytest.raises(SettingError, match=r"length 12 is below the measured 16"):
+        secant([8, 16], [0.1, 0.2], 12)
+    with pytest.raises(SettingError, match=r"1 run does not show"):
+        resampled_interval([8, 16], np.array([[0.1, 0.2]]), 64, 1.0, rng)
+    with pytest.raises(SettingError, match=r"gap of -1 between planted and background"):
+        adaptive_temperature(64, 16, -1.0)

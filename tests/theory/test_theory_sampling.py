@@ -1,0 +1,84 @@
+"""Sampled risks against exact ones, and intervals that hold as often as they say."""
+
+from dataclasses import replace
+from math import log, sqrt
+
+import numpy as np
+import pytest
+from tests.support.planted_laws import random_attention, random_law, single_tokens
+
+from lengthwise.core.errors import SettingError
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory import sampling
+from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_risk
+from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.laplace import laplace_risk
+from lengthwise.theory.risk.sampling import SampledRisk, empirical_bernstein, hoeffding, sampled_risk
+
+
+@pytest.mark.parametrize("loss", [TotalVariation(), Distance(), Leakage()], ids=lambda loss: loss.name)
+def test_a_sampled_risk_is_the_exact_one_within_4_standard_errors(loss, rng):
+    law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
+    sample = sampled_risk(law, attention, 7, loss, 4000, rng)
+    assert abs(sample.mean - enumerated_risk(law, attention, 7, loss).mean) < 4 * sample.standard_error
+    assert sample.standard_error < 0.02
+
+
+def test_any_predictor_has_a_sampled_risk(rng):
+    law = Planted(
+        background=(0.8, 0.2), tuples=((1, 1), (0, 1)), probabilities=(0.5, 0.5), labels=((1.0, 0.0), (0.0, 1.0))
+    )
+    sample = sampled_risk(law, BayesPredictor(law), 100, LogLoss(), 2000, rng)
+    low, high = sample.student()
+    assert low < bayes_risk(law, 100, LogLoss()) < high
+
+
+def test_a_sample_that_is_drawn_in_blocks_has_every_sequence(rng, monkeypatch):
+    law, attention = single_tokens(0.1)
+    monkeypatch.setattr(sampling, "BLOCK", 64)
+    sample = sampled_risk(law, attention, 16, TotalVariation(), 9, rng)
+    assert sample.losses == pytest.approx(np.full(9, laplace_risk(law, attention, 16, TotalVariation())))
+
+
+@pytest.mark.parametrize("interval", [empirical_bernstein, hoeffding])
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_an_interval_misses_the_mean_no_more_often_than_it_says(interval, share, rng):
+    bounds = [interval((rng.random(60) < share).astype(float), 0.8) for _ in range(400)]
+    assert np.mean([low <= share <= high for low, high in bounds]) >= 0.8
+    assert all(0 <= low <= high <= 1 for low, high in bounds)
+
+
+def test_intervals_have_the_published_widths(rng):
+    values = rng.random(50) / 10 + 0.45
+    low, high = hoeffding(values, 0.9)
+    assert high - low == pytest.approx(2 * sqrt(log(20) / 100))
+    low, high = empirical_bernstein(values, 0.9)
+    assert high - low == pytest.approx(2 * (np.std(values, ddof=1) * sqrt(2 * log(40) / 50) + 7 * log(40) / (3 * 49)))
+    # Few values, all alike: what is bounded by the spread is wide yet; with many it is the narrower one.
+    many = SampledRisk(np.tile(values, 100))
+    assert np.diff(many.bernstein())[0] < np.diff(many.hoeffding())[0] / 3
+
+
+def test_more_confidence_is_a_wider_interval(rng):
+    sample = SampledRisk(rng.random(1000))
+    for interval in (sample.bernstein, sample.hoeffding):
+        assert np.diff(interval(0.99))[0] > np.diff(interval(0.9))[0]
+
+
+def test_the_same_stream_draws_the_same_sample():
+    law, attention = random_law(np.random.default_rng(1), 3, 2, 3), random_attention(np.random.default_rng(1), 3, 2, 3)
+    first, second = (sampled_risk(law, attention, 9, Leakage(), 50, np.random.default_rng(3)) for _ in range(2))
+    assert (first.losses == second.losses).all()
+
+
+def test_what_has_no_interval_is_refused(rng):
+    law, attention = single_tokens(0.1)
+    with pytest.raises(SettingError, match=r"sample of 0 sequences .* at least 1"):
+        sampled_risk(law, attention, 8, Leakage(), 0, rng)
+    with pytest.raises(SettingError, match=r"1 value has no spread"):
+        sampled_risk(law, attention, 8, Leakage(), 1, rng).bernstein()
+    with pytest.raises(SettingError, match=r"confidence 95.0 is no probability"):
+        hoeffding(np.ones(3), 95.0)
+    doubled = replace(attention, values=5 * attention.values)
+    with pytest.raises(SettingError, match=r"losses from -\d.* leave \[0, 1\]"):
+        sampled_risk(law, doubled, 8, TotalVariation(), 8, rng).hoeffding()

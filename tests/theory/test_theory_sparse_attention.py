@@ -1,0 +1,487 @@
+"""Every sum over sets against one that lists them all, and the laws of sparse functional attention."""
+
+import math
+from itertools import combinations, pairwise, product
+
+import numpy as np
+import pytest
+import torch
+from torch.func import functional_call
+
+import lengthwise.theory.attention.window as window_module
+from lengthwise.core.errors import SettingError, UnknownNameError
+from lengthwise.theory.attention.product import NEVER, counting
+from lengthwise.theory.attention.sparse_attention import ZERO, SparseFunctionalAttention, Temperature
+from lengthwise.theory.attention.tabular import TabularAttention
+
+TOKENS = 3
+ABSOLUTE = {"relative": False, "num_places": 40}
+SHARPER = Temperature(trained_length=2, log_gap=1.5)
+CASES = {
+    "bag of words": {"k": 1, "span": 1},
+    "pairs": {"k": 2, "span": 3},
+    "triples": {"k": 3, "span": 5},
+    "values by shape": {"k": 2, "span": 4, "by_shape": True},
+    "table and automaton": {"k": 3, "span": 4, "value": "automaton", "num_states": 3},
+    "perceptron": {"k": 2, "span": 4, "score": "mlp"},
+    "absolute pairs": {"k": 2, "span": 3, **ABSOLUTE},
+    "chain of one": {"k": 1, "span": 2, "score": "chain"},
+    "chain": {"k": 3, "span": 5, "max_gap": 2, "score": "chain", "value": "automaton"},
+    "tight chain": {"k": 4, "span": 6, "max_gap": 3, "score": "chain", "value": "automaton"},
+    "tight chain of words": {"k": 3, "span": 4, "score": "chain"},
+    "absolute chain": {"k": 3, "span": 4, "score": "chain", **ABSOLUTE},
+    "local product": {"k": 3, "span": 4, "score": "product"},
+    "product": {"k": 3, "score": "product", "local": False, "value": "automaton"},
+    "product of words": {"k": 4, "score": "product", "local": False},
+    "absolute product": {"k": 2, "score": "product", "local": False, **ABSOLUTE},
+    "sharper": {"k": 3, "span": 5, "temperature": Temperature(trained_length=1, log_gap=2.0)},
+    "sharper absolute pairs": {"k": 2, "span": 3, **ABSOLUTE, "temperature": SHARPER},
+    "sharper absolute chain": {"k": 3, "span": 4, "score": "chain", **ABSOLUTE, "temperature": SHARPER},
+    "sharper absolute product": {"k": 2, "score": "product", "local": False, **ABSOLUTE, "temperature": SHARPER},
+    "coupled": {"k": 2, "span": 3, "coupled": True},
+    "coupled triples": {"k": 3, "span": 2, "coupled": True, "value": "automaton"},
+    "coupled perceptron": {"k": 2, "span": 2, "coupled": True, "score": "mlp"},
+}
+STEADY = [name for name, settings in CASES.items() if "temperature" not in settings]
+over_cases = pytest.mark.parametrize("name", CASES)
+over_kinds = pytest.mark.parametrize("kind", ["mild", "extreme", "zeros"])
+over_steady = pytest.mark.parametrize("name", STEADY)
+
+
+def build(settings: dict, kind: str = "mild") -> SparseFunctionalAttention:
+    """In double precision, all parameters drawn anew; the scores of tables as wide as ``kind`` says."""
+    module = SparseFunctionalAttention(num_tokens=TOKENS, num_outputs=2, **settings).double()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(torch.randn_like(parameter))
+            if name.startswith("sets.") and module.score != "mlp" and kind == "extreme":
+                parameter.copy_(50 * parameter.sign())
+            if name.startswith("sets.") and module.score != "mlp" and kind == "zeros":
+                parameter[torch.rand_like(parameter) < 0.6] = NEVER
+    return module
+
+
+def read(name: str, length: int, batch: int = 3) -> dict[str, torch.Tensor]:
+    """Random tokens; where IDs are coupled, random ones that repeat, fall and jump."""
+    read = {"tokens": torch.randint(0, TOKENS, (batch, length))}
+    if CASES[name].get("coupled"):
+        read["position_ids"] = torch.randint(0, max(2, length), (batch, length)) * torch.randint(1, 3, (batch, 1))
+    return read
+
+
+def plain(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def score_of(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tuple[int, ...]) -> float:
+    """``log g`` in plain Python, minus infinity where it is 0; none of the code that sums is used."""
+    if module.score in ("table", "mlp"):
+        return window_score(module, ids, tokens)
+    score = sum(float(module.sets.tokens[slot, token]) for slot, token in enumerate(tokens))
+    if module.span is None:
+        return score
+    gaps = [later - earlier for earlier, later in pairwise(ids)]
+    if ids[-1] - ids[0] >= module.span or any(gap > module.sets.max_gap for gap in gaps):
+        return -math.inf
+    if module.score == "chain":
+        for slot, gap in enumerate(gaps):
+            score += float(module.sets.links[slot, gap - 1, tokens[slot], tokens[slot + 1]])
+    return score
+
+
+def window_score(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tuple[int, ...]) -> float:
+    shapes = [(0, *rest) for rest in combinations(range(1, module.span), module.k - 1)]
+    if module.coupled:
+        shapes = [shape for shape in product(range(module.span), repeat=module.k) if 0 in shape]
+    shape = tuple(each - min(ids) for each in ids)
+    if shape not in shapes:
+        return -math.inf
+    if module.score == "mlp":
+        return perceptron(module.sets.scores, shapes.index(shape), tokens)
+    return float(module.sets.scores.logits[shapes.index(shape), int("".join(map(str, tokens)), TOKENS)])
+
+
+def perceptron(scores: torch.nn.Module, shape: int, tokens: tuple[int, ...]) -> float:
+    hidden = plain(scores.shape.weight)[shape].copy()
+    for slot, token in enumerate(tokens):
+        hidden += plain(scores.token.weight)[slot * TOKENS + token]
+    for layer in (scores.read[1], scores.read[3]):
+        hidden = np.array([x * (1 + math.erf(x / math.sqrt(2))) / 2 for x in hidden])
+        hidden = plain(layer.weight) @ hidden + plain(layer.bias)
+    return float(hidden[0])
+
+
+def value_of(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tuple[int, ...]) -> np.ndarray:
+    def softmax(logits: np.ndarray) -> np.ndarray:
+        scaled = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return scaled / scaled.sum(axis=-1, keepdims=True)
+
+    if module.value == "automaton":
+        row = np.ones(1)
+        for slot, token in enumerate(tokens):
+            row = row @ softmax(plain(module.values.steps[slot])[token])
+        return row
+    shapes = [(0, *rest) for rest in combinations(range(1, module.span or 1), module.k - 1)]
+    shape = shapes.index(tuple(each - ids[0] for each in ids)) if module.by_shape else 0
+    return softmax(plain(module.values.logits)[shape, int("".join(map(str, tokens)), TOKENS)])
+
+
+@torch.no_grad()
+def listed(
+    module: SparseFunctionalAttention, tokens: list[int], ids: list[int] | None = None
+) -> tuple[list, np.ndarray]:
+    """All sets of k tokens and their log scores."""
+    ids = list(range(len(tokens))) if ids is None else ids
+    tau = 1.0
+    if module.temperature is not None:
+        ratio = max(1.0, len(tokens) / module.temperature.trained_length)
+        tau = 1 + math.log(ratio) / module.temperature.log_gap
+    sets, scores = list(combinations(range(len(tokens)), module.k)), []
+    for each in sets:
+        score = score_of(module, tuple(ids[i] for i in each), tuple(tokens[i] for i in each))
+        if not module.relative:
+            score += float(module.places[each[0]])
+        scores.append(tau * score if score > ZERO else -math.inf)
+    return sets, np.array(scores)
+
+
+def brute(module: SparseFunctionalAttention, tokens: list[int], ids: list[int] | None = None) -> np.ndarray:
+    """``log f``, set by set."""
+    sets, scores = listed(module, tokens, ids)
+    if not len(scores) or scores.max() == -math.inf:
+        return np.full(module.num_outputs, -math.log(module.num_outputs))
+    weights, ids = np.exp(scores - scores.max()), list(range(len(tokens))) if ids is None else ids
+    total = np.zeros(module.num_outputs)
+    for each, weight in zip(sets, weights, strict=True):
+        if weight > 0:
+            total += weight * value_of(module, tuple(ids[i] for i in each), tuple(tokens[i] for i in each))
+    return np.log(total) - np.log(weights.sum())
+
+
+def agree(module: SparseFunctionalAttention, asked: dict[str, torch.Tensor]) -> None:
+    for row, answer in enumerate(plain(module(**asked))):
+        ids = asked["position_ids"][row].tolist() if "position_ids" in asked else None
+        close(answer, brute(module, asked["tokens"][row].tolist(), ids))
+
+
+def close(found: np.ndarray, expected: np.ndarray, within: float = 1e-10) -> None:
+    np.testing.assert_allclose(found, expected, rtol=0, atol=within)
+
+
+@over_cases
+@over_kinds
+def test_every_algorithm_gives_what_listing_all_sets_gives(name, kind):
+    module = build(CASES[name], kind)
+    for length in (1, 2, 4, 7):
+        agree(module, read(name, length))
+
+
+@over_steady
+@over_kinds
+def test_what_comes_after_a_prefix_is_what_the_prefix_alone_gives(name, kind):
+    module = build(CASES[name], kind)
+    asked = read(name, 20)
+    prefixes = plain(module(**asked, all_prefixes=True))
+    for length in range(1, 21):
+        alone = plain(module(**{what: each[:, :length] for what, each in asked.items()}))
+        close(prefixes[:, length - 1], alone)
+
+
+@over_cases
+def test_gradients_are_those_of_finite_differences(name):
+    module = build(CASES[name])
+    asked = read(name, 5, batch=2)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def answers(*values):
+        return functional_call(module, dict(zip(names, values, strict=True)), kwargs=asked)
+
+    assert torch.autograd.gradcheck(answers, parameters, fast_mode=True)
+
+
+@over_cases
+@pytest.mark.parametrize("length", [1, 9])
+def test_gradients_are_numbers_where_scores_are_zero(name, length):
+    module = build(CASES[name], "zeros").float()
+    module(**read(name, length)).exp().sum().backward()
+    module(**read(name, length))[:, 0].sum().backward()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters() if parameter.grad is not None)
+
+
+@over_cases
+def test_parameters_that_are_no_numbers_give_no_numbers(name):
+    module = build(CASES[name])
+    asked = read(name, 9)
+    asked["position_ids"] = torch.zeros_like(asked["tokens"]) if module.coupled else None
+    for parameter in module.sets.parameters():
+        parameter.data[:] = torch.nan
+    assert module(**asked).isnan().all()
+    assert module.leakage(planted_sets=torch.arange(module.k).expand(3, -1), **asked).isnan().all()
+
+
+@over_cases
+def test_weights_are_those_of_listed_scores_and_zero_beyond_the_span(name):
+    module = build(CASES[name])
+    asked = read(name, 7)
+    sets, weights = module.log_weights(**asked)
+    for row, weight in enumerate(weights.exp()):
+        ids = asked["position_ids"][row].tolist() if "position_ids" in asked else None
+        every, scores = listed(module, asked["tokens"][row].tolist(), ids)
+        weights_by_hand = np.exp(scores - max(scores.max(), ZERO))
+        expected = dict(zip(every, weights_by_hand / max(weights_by_hand.sum(), 1e-300), strict=True))
+        found = dict(zip(map(tuple, sets.tolist()), weight.tolist(), strict=True))
+        assert all(expected[each] == 0 for each in expected.keys() - found.keys())
+        assert all(found[each] == pytest.approx(expected[each], abs=1e-10) for each in found)
+        assert all(found[each] == 0 for each in found if expected[each] == 0)
+
+
+@over_cases
+def test_leakage_is_what_the_weight_of_a_set_leaves(name):
+    module = build(CASES[name])
+    asked = read(name, 7)
+    sets, weights = module.log_weights(**asked)
+    for planted, weight in zip(sets, weights.T, strict=True):
+        leakage = module.leakage(planted_sets=planted.expand(3, -1), **asked)
+        close(plain(leakage), 1 - np.exp(plain(weight)))
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"), [("pairs", [0, 3]), ("tight chain", [0, 2, 4, 6]), ("local product", [1, 2, 5])]
+)
+def test_all_weight_leaks_from_a_set_one_beyond_the_span(name, planted):
+    module = build(CASES[name])
+    assert planted[-1] - planted[0] == module.span
+    assert module.leakage(torch.zeros(1, 7).long(), torch.tensor([planted])).tolist() == [1.0]
+
+
+def test_all_weight_leaks_where_no_set_has_any():
+    module = build(CASES["pairs"])
+    torch.nn.init.constant_(module.sets.scores.logits, NEVER)
+    assert module.leakage(torch.zeros(1, 4).long(), torch.tensor([[0, 1]])).tolist() == [1.0]
+    assert module.log_weights(torch.zeros(1, 4).long())[1].exp().sum() == 0
+
+
+def test_tables_of_a_module_in_single_precision_are_in_double():
+    tables = build(CASES["pairs"]).float().tabular()
+    assert tables.log_scores.dtype == tables.values.dtype == tables.default.dtype == np.float64
+    close(tables.values.sum(axis=2), np.ones((2, TOKENS**2)), within=1e-14)
+
+
+def test_the_order_in_which_a_planted_set_is_written_changes_nothing():
+    module = build(CASES["tight chain"])
+    tokens = torch.randint(0, TOKENS, (1, 7))
+    written, turned = (module.leakage(tokens, torch.tensor([planted])) for planted in ([1, 2, 4, 5], [5, 1, 4, 2]))
+    assert written.tolist() == turned.tolist()
+    assert 0 < float(written.detach()) < 1
+
+
+@pytest.mark.parametrize("name", [name for name in STEADY if "absolute" not in name])
+def test_a_shift_changes_no_score(name):
+    module = build(CASES[name])
+    length, k = 9, module.k
+    sets = torch.tensor(list(combinations(range(length), k)))[None]
+    tuples = torch.randint(0, TOKENS, sets.shape)
+    assert torch.equal(module.sets.at(sets, tuples), module.sets.at(sets + 17, tuples))
+
+
+@pytest.mark.parametrize("name", ["pairs", "triples", "tight chain", "product", "local product"])
+def test_what_has_no_weight_around_a_sequence_changes_nothing(name):
+    module = build(CASES[name])
+    filler = TOKENS - 1
+    with torch.no_grad():
+        if name in ("pairs", "triples"):
+            codes = [code for code, each in enumerate(product(range(TOKENS), repeat=module.k)) if filler in each]
+            module.sets.scores.logits[:, codes] = NEVER
+        else:
+            module.sets.tokens[:, filler] = NEVER
+    tokens = torch.randint(0, filler, (3, 8))
+    around = torch.nn.functional.pad(tokens, (5, 4), value=filler)
+    close(plain(module(around)), plain(module(tokens)), within=1e-12)
+
+
+def test_one_token_at_a_time_is_a_bag_of_words():
+    module = build(CASES["bag of words"])
+    tokens = torch.randint(0, TOKENS, (3, 12))
+    close(plain(module(tokens[:, torch.randperm(12)])), plain(module(tokens)), within=1e-12)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in STEADY if not {"coupled", "absolute"} & set(name.split()) and CASES[name].get("span")],
+)
+def test_tables_of_a_module_predict_what_it_predicts_and_make_it_again(name):
+    module = build(CASES[name], "zeros")
+    tokens = torch.randint(0, TOKENS, (3, 11))
+    tables = module.tabular()
+    close(tables.predict(tokens.numpy()), np.exp(plain(module(tokens))), within=1e-12)
+    again = SparseFunctionalAttention.from_tabular(tables)
+    close(plain(again(tokens)), plain(module(tokens)))
+
+
+def test_a_module_keeps_the_zeros_the_default_and_the_shapes_of_tables():
+    tables = TabularAttention(
+        num_tokens=2,
+        shapes=np.array([[0, 3], [0, 1]]),
+        log_scores=np.array([[-np.inf, 0.5, -np.inf, -np.inf], [-np.inf, -np.inf, -np.inf, 2.0]]),
+        values=np.array([[[0.0, 0.0], [0.0, 1.0], [9.0, 9.0], [0.0, 0.0]], [[0.5, 0.5]] * 3 + [[1.0, 0.0]]]),
+        default=np.array([0.25, 0.75]),
+    )
+    module = SparseFunctionalAttention.from_tabular(tables)
+    every = np.array(list(product(range(2), repeat=6)))
+    predicted = np.exp(plain(module(torch.from_numpy(every))))
+    close(predicted, tables.predict(every), within=1e-14)
+    close(predicted[0], [0.25, 0.75], within=1e-14)
+    kept = module.tabular()
+    rows = [kept.shapes.tolist().index(shape) for shape in tables.shapes.tolist()]
+    np.testing.assert_array_equal(kept.log_scores[rows], tables.log_scores)
+
+
+def test_an_automaton_counts_the_tokens_it_is_told_to():
+    module = build({"k": 3, "score": "product", "local": False, "value": "automaton", "num_states": 2})
+    module.values = counting(TOKENS, 3, 2, (1, 2)).double()
+    words = build({"k": 3, "score": "product", "local": False})
+    words.sets = module.sets
+    parity = torch.tensor([sum(token > 0 for token in each) % 2 for each in product(range(TOKENS), repeat=3)])
+    words.values.logits.data[0] = torch.where(torch.nn.functional.one_hot(parity, 2) > 0, 0.0, NEVER)
+    tokens = torch.randint(0, TOKENS, (3, 12))
+    close(plain(module(tokens)), plain(words(tokens)))
+    assert module(torch.tensor([[1, 0, 0], [1, 0, 2]])).exp().tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_an_automaton_is_not_told_to_count_tokens_that_do_not_exist():
+    with pytest.raises(SettingError, match=r"counted tokens \(1, 3\) reach beyond the 3"):
+        counting(TOKENS, 2, 2, (1, 3))
+
+
+@pytest.mark.parametrize("length", [4, 16, 256, 4096])
+def test_a_temperature_by_length_keeps_one_planted_token_in_balance(length):
+    gap, trained = 5.0, 16
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    tokens[0, 2] = 1
+
+    def odds(temperature: Temperature | None) -> float:
+        module = build({"k": 1, "span": 1, "temperature": temperature}).requires_grad_(False)
+        module.sets.scores.logits[0] = torch.tensor([0.0, gap, 0.0])
+        leakage = float(module.leakage(tokens, torch.tensor([[2]])))
+        return leakage / (1 - leakage)
+
+    assert odds(None) == pytest.approx((length - 1) * math.exp(-gap))
+    balanced = odds(Temperature(trained_length=trained, log_gap=gap))
+    assert balanced == pytest.approx((length - 1) * min(1, trained / length) * math.exp(-gap))
+
+
+def test_indexes_as_coupled_ids_change_nothing():
+    module, indexed = build(CASES["coupled"]), build(CASES["pairs"])
+    rows = [module.shapes().tolist().index(shape) for shape in indexed.shapes().tolist()]
+    with torch.no_grad():
+        indexed.sets.scores.logits.copy_(module.sets.scores.logits[rows])
+        indexed.values.logits.copy_(module.values.logits)
+    tokens = torch.randint(0, TOKENS, (3, 12))
+    close(plain(module(tokens)), plain(indexed(tokens)), within=1e-12)
+    ids = torch.arange(12).expand_as(tokens) + 40
+    close(plain(module(tokens, ids)), plain(indexed(tokens)), within=1e-12)
+
+
+def test_coupled_pairs_are_single_tokens_of_an_alphabet_of_pairs():
+    pairs = build({"k": 2, "span": 1, "coupled": True})
+    single = SparseFunctionalAttention(num_tokens=TOKENS**2, k=1, span=1, num_outputs=2).double()
+    with torch.no_grad():
+        single.sets.scores.logits.copy_(pairs.sets.scores.logits)
+        single.values.logits.copy_(pairs.values.logits)
+    for half in range(2, 6):
+        tokens = torch.randint(0, TOKENS, (3, 2 * half))
+        together = TOKENS * tokens[:, :half] + tokens[:, half:]
+        ids = (torch.arange(2 * half) % half).expand_as(tokens)
+        close(plain(pairs(tokens, ids)), plain(single(together)))
+
+
+@pytest.mark.parametrize("block", [1, 40])
+def test_shapes_weighed_a_few_at_a_time_give_the_same(monkeypatch, block):
+    module = build(CASES["triples"], "zeros")
+    tokens = torch.randint(0, TOKENS, (3, 12))
+    whole = plain(module(tokens))
+    monkeypatch.setattr(window_module, "BLOCK", block)
+    close(plain(module(tokens)), whole, within=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 0, "span": 3}, r"\(3, 0, 2\); each has to be at least 1"),
+        ({"k": 2}, "has no span; give one"),
+        ({"k": 2, "span": 3, "local": False, "score": "product"}, "span 3 has no use"),
+        ({"k": 3, "span": 2}, "3 tokens do not fit a span of 2; use at least 3"),
+        ({"k": 2, "span": 3, "relative": False}, "relative is False with 0 places"),
+        ({"k": 2, "span": 3, "num_places": 4}, "relative is True with 4 places"),
+        ({"k": 2, "local": False}, "'table' cannot be summed over sets of any span"),
+        ({"k": 2, "span": 3, "coupled": True, "score": "chain"}, "coupled IDs need a relative score"),
+        ({"k": 2, "span": 3, "by_shape": True, "value": "automaton"}, "values by shape need"),
+        ({"k": 2, "span": 3, "max_gap": 2}, "max_gap 2 is for local chains"),
+        ({"k": 2, "span": 3, "value": "automaton", "num_states": 0}, "automaton of 0 states"),
+        ({"k": 16, "span": 16}, "43,046,721 entries, more than the 16,777,216"),
+        ({"k": 42, "span": 43, "score": "mlp", "value": "automaton"}, "too many to number"),
+        ({"k": 9, "span": 60}, "more than the 200000 that can be listed"),
+    ],
+)
+def test_settings_that_no_algorithm_serves_are_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
+        SparseFunctionalAttention(num_tokens=3, num_outputs=2, **settings)
+
+
+def test_unknown_scores_and_values_are_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown score 'tables'; did you mean 'table'"):
+        SparseFunctionalAttention(num_tokens=3, k=1, span=1, num_outputs=2, score="tables")
+    with pytest.raises(UnknownNameError, match="unknown value 'automata'; did you mean 'automaton'"):
+        SparseFunctionalAttention(num_tokens=3, k=1, span=1, num_outputs=2, value="automata")
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "message"),
+    [
+        ("pairs", lambda module: module(torch.tensor([[0, 3]])), "numbers from 0 to 2"),
+        ("pairs", lambda module: module(torch.zeros(1, 0, dtype=torch.int64)), "at least one"),
+        ("pairs", lambda module: module(torch.zeros(1, 2).long(), torch.zeros(1, 2).long()), "build it with coupled"),
+        ("absolute pairs", lambda module: module(torch.zeros(1, 41).long()), "41 tokens are more than the 40 places"),
+        ("sharper", lambda module: module(torch.zeros(1, 2).long(), all_prefixes=True), "one at a time"),
+        ("sharper", lambda module: module.tabular(), "one table for all lengths"),
+        ("coupled", lambda module: module.tabular(), "one table for all lengths"),
+        ("product", lambda module: module.scores(), "has a shape for every distance"),
+        ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than the 200000"),
+        (
+            "coupled triples",
+            lambda module: module(torch.zeros(1, 2000).long(), torch.zeros(1, 2000).long()),
+            "2000 tokens within a span of 2 IDs make",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(name, ask, message):
+    with pytest.raises(SettingError, match=message):
+        ask(build(CASES[name]))
+
+
+@pytest.mark.parametrize(("value", "default"), [(0.7, 0.5), (0.5, 0.7)])
+def test_values_and_defaults_that_are_no_distributions_make_no_module(value, default):
+    tables = TabularAttention(
+        num_tokens=1,
+        shapes=np.array([[0]]),
+        log_scores=np.zeros((1, 1)),
+        values=np.full((1, 1, 2), value),
+        default=np.full(2, default),
+    )
+    with pytest.raises(SettingError, match="distributions over the outputs"):
+        SparseFunctionalAttention.from_tabular(tables)
+
+
+@pytest.mark.parametrize(("trained", "gap"), [(0, 1.0), (4, 0.0)])
+def test_a_temperature_needs_a_length_and_a_gap(trained, gap):
+    with pytest.raises(SettingError, match=f"trained_length {trained} and log_gap {gap}"):
+        Temperature(trained_length=trained, log_gap=gap)
+
+
+@pytest.mark.slow
+@over_cases
+@over_kinds
+def test_every_algorithm_gives_what_listing_gives_on_many_draws(name, kind):
+    for seed in range(8):
+        torch.manual_seed(seed)
+        agree(build(CASES[name], kind), read(name, 3 + seed))
