@@ -32,7 +32,8 @@ from lengthwise.evaluation.forecast.verdict import run_verdict
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
-from lengthwise.experiments.run import Run, certify_run, train
+from lengthwise.experiments.run import Run, train
+from lengthwise.experiments.run_analysis import certify_run
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Planted
 from lengthwise.tasks.planted.placement import Local, Placement

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import append_rows
 

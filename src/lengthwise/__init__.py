@@ -1,6 +1,5 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
-from lengthwise.auto_classes import register_when_imported
 from lengthwise.core.errors import LengthwiseError, SeenRowsWarning, UntrainedDistanceWarning
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import (
@@ -27,7 +26,7 @@ from lengthwise.encodings import (
     Weave,
     YaRN,
 )
-from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, diagnose_run
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import RunCertificate
 from lengthwise.evaluation.loss_by_context import ContextLoss, loss_by_context
@@ -36,7 +35,8 @@ from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.generate_from_prompt import Answer, generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.experiments.reproductions import CLAIMS, Claim, Reproduction, reproduce
-from lengthwise.experiments.run import Run, certify_run, evaluate, load_run, train
+from lengthwise.experiments.run import Run, evaluate, load_run, train
+from lengthwise.experiments.run_analysis import certify_run, diagnose_run
 from lengthwise.hf.export import export_hf, import_hf
 from lengthwise.hf.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
 from lengthwise.hf.lm_eval import export_to_harness
@@ -236,5 +236,3 @@ __all__ = [
     "without_copies",
     "write_reasoning_rows",
 ]
-
-register_when_imported()

@@ -30,7 +30,7 @@ import lengthwise.hf.lengthwise_model
 import lengthwise.hf.loading
 import lengthwise.hf.symbols
 import lengthwise.hf.text_evaluation  # noqa: F401
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.core.errors import LengthwiseError
 
 # What is imported above and used nowhere here would be imported by every attack, and a user without rights cannot.

@@ -15,7 +15,7 @@ import typer
 import lengthwise as lw
 from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import make_corpus, make_export, make_rows, make_run, parity
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 
 NUMBERS = (
     *("-1", "0", "1", "2", "3", "7", "100"),

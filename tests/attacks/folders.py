@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from small_runs import small_experiment, stop_after
-from text_runs import small_corpus, text_experiment
+from tests.support.small_runs import small_experiment, stop_after
+from tests.support.text_runs import small_corpus, text_experiment
 
 import lengthwise as lw
 from attacks.attack import Call

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import smallest_length
 from safetensors.torch import save
-from small_runs import small_experiment
+from tests.support.cases import smallest_length
+from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.core import checkpoint
@@ -27,6 +27,7 @@ from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_values
+from lengthwise.evaluation.evaluator import EXACT_MATCH
 from lengthwise.evaluation.result_rows import check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
@@ -210,7 +211,7 @@ def read_results(content: bytes) -> None:
     with suppress(LengthwiseError):
         read_sealed(path)
     for row in read_rows(path):
-        check_row(row, by_loss=False)
+        check_row(row, EXACT_MATCH)
 
 
 def read_weights(content: bytes) -> None:

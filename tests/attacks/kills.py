@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from small_runs import small_experiment
+from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from attacks import attack as attacking

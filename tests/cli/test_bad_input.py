@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_runs import small_experiment
 from tests.cli.test_cli import asked, refused
+from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 import lengthwise.evaluation.exact_match
-from lengthwise.cli.app import app as cli
-from lengthwise.cli.app import terminal
+from lengthwise.cli import app as cli
+from lengthwise.cli import terminal
 from lengthwise.core import devices, files
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from small_runs import facts, same_tensors, tree, weights
+from tests.support.small_runs import facts, same_tensors, tree, weights
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.core.errors import UntrainedDistanceWarning
 from lengthwise.encodings import ENCODINGS, NoPE

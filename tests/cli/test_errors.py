@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import smallest_length
+from tests.support.cases import smallest_length
 
 import lengthwise
 from lengthwise.core.errors import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import small_experiment
+from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.core.errors import SettingError

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from cases import randomize
+from tests.support.cases import randomize
 from torch import nn
 from transformers import GPT2Config, GPT2Model, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor

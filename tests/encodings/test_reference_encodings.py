@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import randomize
+from tests.support.cases import randomize
 
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.alibi import slopes

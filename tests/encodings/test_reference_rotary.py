@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import randomize
+from tests.support.cases import randomize
 from torch import nn
 from transformers import GPTNeoXConfig, GPTNeoXModel, LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from cases import randomize, small_decoder
+from tests.support.cases import randomize, small_decoder
 from torch import Tensor, nn
 
 from lengthwise.encodings import DAPE, ENCODINGS, DAPEv2, EncodingSettings, EncodingSize

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse

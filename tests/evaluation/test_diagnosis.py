@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from cases import small_decoder
-from small_runs import small_experiment
+from tests.support.cases import small_decoder
+from tests.support.small_runs import small_experiment
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.core.errors import PositionRangeError, SettingError
 from lengthwise.encodings import Learned, NoPE, Rotary
 from lengthwise.evaluation.diagnosis.attribution import (
@@ -21,7 +21,7 @@ from lengthwise.evaluation.diagnosis.attribution import (
     causes_of_readings,
     limited_by,
 )
-from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, diagnose_run
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.failures import Failures, find_failures
 from lengthwise.evaluation.diagnosis.interventions import Readings, climbed, reader_of, units_of
 from lengthwise.evaluation.diagnosis.range_shift import _needed
@@ -33,7 +33,8 @@ from lengthwise.evaluation.forecast.sparse_queries import Questions, draw_questi
 from lengthwise.evaluation.forecast.subsampling import thin
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.recipes import quick, recipe
-from lengthwise.experiments.run import Run, load_run, subject_of, train
+from lengthwise.experiments.run import Run, load_run, train
+from lengthwise.experiments.run_analysis import diagnose_run, probed_model_of
 from lengthwise.model.attention_scores import Looking
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import NextIDs
@@ -312,7 +313,7 @@ def test_noise_that_repairs_as_much_as_it_breaks_is_no_cause(rng):
 
 
 def test_answers_of_the_control_are_right(unfitted):
-    subject = subject_of(load_run(unfitted, device="cpu"), seed=0)
+    subject = probed_model_of(load_run(unfitted, device="cpu"), seed=0)
     tested, end = find_failures(subject, 6, 40), subject.task.vocabulary.index("end")
     asked = [(part, row) for part in tested.right for row in range(len(part.answer))]
     assert len(asked) > 10
@@ -473,4 +474,4 @@ def test_a_task_graded_by_loss_is_refused(tmp_path):
 def test_a_length_that_the_encoding_does_not_hold_is_refused(needle):
     run = with_unseen_ids_at_random(needle())
     with pytest.raises(PositionRangeError, match=r"length 100 reaches ID 1\d\d but the encoding holds IDs up to 63"):
-        find_failures(subject_of(run, seed=0), 100, 4)
+        find_failures(probed_model_of(run, seed=0), 100, 4)

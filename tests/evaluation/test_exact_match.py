@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import decoder_after, small_experiment
+from tests.support.small_runs import decoder_after, small_experiment
 
 from lengthwise.core.errors import DivergedError, PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
+from lengthwise.evaluation import exact_match as evaluation
+from lengthwise.evaluation import grading
 from lengthwise.evaluation.exact_match import (
     EvaluationSettings,
     LengthResult,
     evaluate_by_length,
-    grading,
     warn_of_untrained,
 )
-from lengthwise.evaluation.exact_match import exact_match as evaluation
 from lengthwise.evaluation.grading import Graded, grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder

@@ -6,13 +6,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from cases import small_decoder, small_scheme
-from small_runs import small_experiment
+from tests.support.cases import small_decoder, small_scheme
+from tests.support.small_runs import small_experiment
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
-from lengthwise.evaluation.diagnosis.diagnosis import diagnose_run
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
 from lengthwise.evaluation.forecast.attainable_accuracy import knowable_accuracy
@@ -25,7 +24,8 @@ from lengthwise.evaluation.forecast.verdict import run_verdict
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
-from lengthwise.experiments.run import certify_run, evaluate, train
+from lengthwise.experiments.run import evaluate, train
+from lengthwise.experiments.run_analysis import certify_run, diagnose_run
 from lengthwise.model.attention_scores import Looking
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings

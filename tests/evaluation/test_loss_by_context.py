@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import randomize
-from text_runs import small_corpus, text_experiment
+from tests.support.cases import randomize
+from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.core.intervals import clustered_interval, student
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
+from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.exact_match import loss_by_context as context_loss
 from lengthwise.evaluation.loss_by_context import SCORED, ContextLoss, check_contexts, loss_by_context
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder

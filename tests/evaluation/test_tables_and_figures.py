@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.evaluation.exact_match import tables_and_figures as report
+from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
 from lengthwise.evaluation.tables_and_figures import cells, draw, fit_verdict, length_table, pooled, table, value
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import small_experiment, tree
+from tests.support.small_runs import small_experiment, tree
 
-from lengthwise.cli.app import app as cli
-from lengthwise.cli.app import parsing as choices
+from lengthwise.cli import app as cli
+from lengthwise.cli import parsing as choices
 from lengthwise.cli.commands import compare as compare_verb
 from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.encodings import Learned, NoPE
+from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.exact_match import exact_match as evaluation
 from lengthwise.experiments import comparison as comparison_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import COMPARED, Comparison, compare

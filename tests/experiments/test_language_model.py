@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from small_runs import small_experiment, tree
-from text_runs import small_corpus, text_experiment
+from tests.support.small_runs import small_experiment, tree
+from tests.support.text_runs import small_corpus, text_experiment
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.cli.parsing import on_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE

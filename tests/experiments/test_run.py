@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from cases import randomize
-from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
+from tests.support.cases import randomize
+from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError

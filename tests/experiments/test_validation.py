@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from small_runs import same_tensors, small_experiment, tree, weights
+from tests.support.small_runs import same_tensors, small_experiment, tree, weights
 from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError

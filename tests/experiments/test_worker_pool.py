@@ -112,7 +112,8 @@ def test_an_idle_worker_does_not_keep_the_call_when_another_one_is_lost():
 
 
 def test_workers_end_with_their_parent(tmp_path):
-    script = f"from tests.experiments.test_worker_pool import *; run_in_processes(write_number_and_wait, [{str(tmp_path)!r}] * 2, 2, print)"
+    call = f"run_in_processes(write_number_and_wait, [{str(tmp_path)!r}] * 2, 2, print)"
+    script = f"from test_worker_pool import *; {call}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", script], env=environment) as parent:
         while len(workers := [int(path.name) for path in tmp_path.iterdir()]) < 2:

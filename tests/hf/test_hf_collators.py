@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from cases import small_scheme
+from tests.support.cases import small_scheme
 from tests.support.causal_models import CONFIGS, POSITIONS, causal_model
 from tokenizers import Tokenizer, models
 from transformers import BloomConfig, PreTrainedTokenizerFast

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import ANSWERED, serves, small_scheme, smallest_length
+from tests.support.cases import ANSWERED, serves, small_scheme, smallest_length
 
 from lengthwise.core.errors import SettingError, UnservedTaskError
 from lengthwise.core.randomness import stream

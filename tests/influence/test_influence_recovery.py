@@ -15,7 +15,7 @@ from matplotlib.text import Text
 
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.influence.measures import resampling
+from lengthwise.influence.report import resampling
 from lengthwise.influence.report.columns import Columns
 from lengthwise.influence.report.figures import draw_distances, draw_recovery
 from lengthwise.influence.report.recovery import summarize

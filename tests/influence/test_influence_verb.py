@@ -7,7 +7,7 @@ import pytest
 from tests.influence.test_influence_study import Letters
 from tests.support.planted_model import PlantedModel, additive
 
-from lengthwise.cli.app import app as cli
+from lengthwise.cli import app as cli
 from lengthwise.cli.commands import influence
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel

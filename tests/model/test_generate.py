@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import randomize, small_encoding
-from small_runs import small_experiment
+from tests.support.cases import randomize, small_encoding
+from tests.support.small_runs import small_experiment
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 import torch
-from cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
+from tests.support.cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
 
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnservedTaskError
 from lengthwise.core.randomness import stream

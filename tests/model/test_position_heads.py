@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import randomize
+from tests.support.cases import randomize
 
 from lengthwise.model.position_heads import (
     POSITION_HEADS,

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
+from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
 
 from lengthwise.core.errors import UnservedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attacks.inputs import READERS, input_of, refused
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Of what takes seconds to make, the long samples are slow.
 FEW = {"kills": 6, "commands": 20, "types": 60}
 SLOW = {"mutations": 32, "lies": 28, "disk": 10, "rights": 10, "pairs": 10, "workers": 3}

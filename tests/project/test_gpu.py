@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import small_decoder, small_scheme
-from causal_models import CONFIGS, causal_model
-from small_runs import small_experiment
+from tests.support.cases import small_decoder, small_scheme
+from tests.support.causal_models import CONFIGS, causal_model
+from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.encodings import ENCODINGS

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from small_runs import tree
+from tests.support.small_runs import tree
 
 from lengthwise.core.errors import (
     LengthwiseError,

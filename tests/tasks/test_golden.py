@@ -13,7 +13,7 @@ import pytest
 from lengthwise.core.randomness import stream
 from lengthwise.tasks import TASKS, Task
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 PURPOSES: tuple[tuple[str | int, ...], ...] = (("examples",), ("examples", 1), ("examples", "1"), ())
 
 

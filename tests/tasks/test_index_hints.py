@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import SETTINGS, words
+from tests.support.cases import SETTINGS, words
 
 from lengthwise.tasks import Addition, Copy, IndexHints, Parity, Task
 

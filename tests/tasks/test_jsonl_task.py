@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import words
-from small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 from tests.cli.test_cli import asked, refused
+from tests.support.cases import words
+from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
 from lengthwise.core.errors import PromptError, RowError, RunFolderError, SeenRowsWarning, SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, drawn, evaluate_by_length

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from cases import words
+from tests.support.cases import words
 from tests.tasks.test_oracles import written_multiplication
 
 from lengthwise.tasks import Multiplication

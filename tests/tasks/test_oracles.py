@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import ADDITIONS, ANSWERED, smallest_length, words
+from tests.support.cases import ADDITIONS, ANSWERED, smallest_length, words
 
 from lengthwise.tasks import (
     TASKS,

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import words
+from tests.support.cases import words
 
 from lengthwise.tasks import Sort
 

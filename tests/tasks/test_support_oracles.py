@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from cases import ANSWERED, smallest_length
+from tests.support.cases import ANSWERED, smallest_length
 from tests.tasks.test_oracles import spelled
 
 from lengthwise.experiments.reproductions import CLAIMS

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
+from tests.support.cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
 
 from lengthwise.core.randomness import stream
 from lengthwise.positions import SCHEMES

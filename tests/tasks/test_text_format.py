@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cases import ANSWERED, smallest_length, words
+from tests.support.cases import ANSWERED, smallest_length, words
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream

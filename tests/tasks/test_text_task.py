@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import facts, same_tensors, stop_after, tree, weights
-from text_runs import small_corpus, text_experiment
+from tests.support.small_runs import facts, same_tensors, stop_after, tree, weights
+from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
 from lengthwise.core.randomness import stream

@@ -15,7 +15,7 @@ from lengthwise.theory.bounds.regularity import rho
 from lengthwise.theory.counterexamples.all_counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
 from lengthwise.theory.counterexamples.counterexample import Row, columns
 
-PAGE = (Path(__file__).parent.parent / "docs/theory.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()
 
 # Exact values by hand. C2b: where the pair stands leaves so many pairs of fillers with a gap of 6 or more.
 FAR = {pairs: 0.5 * 1e3 * pairs / (1e3 * pairs + 1) for pairs in range(1, 7)}

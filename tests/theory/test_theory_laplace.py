@@ -9,7 +9,7 @@ from tests.support.planted_laws import Tilted, random_attention, random_law, sin
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory import transfer_operator
+from lengthwise.theory.risk import transfer_operator
 from lengthwise.theory.risk.bayes import LogLoss
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk, laplace_risks

@@ -9,7 +9,7 @@ from tests.support.planted_laws import random_attention, random_law, single_toke
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory import sampling
+from lengthwise.theory.risk import sampling
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_risk
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace import laplace_risk

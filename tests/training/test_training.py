@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import randomize
-from small_runs import (
+from tests.support.cases import randomize
+from tests.support.small_runs import (
     facts,
     same_tensors,
     sampler_of,
@@ -39,7 +39,7 @@ from lengthwise.training.batch import Batch
 from lengthwise.training.loss import answer_loss, feed_own_ids
 from lengthwise.training.trainer import TrainingSettings
 
-GOLDEN = Path(__file__).parent / "golden" / "loss_curve.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "loss_curve.json"
 RAGGED = Addition(zero_padding=False, unequal=True)
 TWO_LEVELS = MultiAddition(operands=(2, 2))
 
@@ -682,7 +682,7 @@ import torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
 from lengthwise.experiments.run import train
-from small_runs import small_experiment
+from tests.support.small_runs import small_experiment
 
 experiment = small_experiment(steps={steps}, batch_size=8, log_every=3, checkpoint_every=10)
 train(experiment, Path(sys.argv[1]), resume=True, device="cpu")
@@ -692,7 +692,7 @@ train(experiment, Path(sys.argv[1]), resume=True, device="cpu")
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_never_been_killed(tmp_path):
     script = tmp_path / "long_run.py"
-    script.write_text(LONG_RUN.format(tests=str(Path(__file__).parent), steps=3000))
+    script.write_text(LONG_RUN.format(tests=str(Path(__file__).parents[2]), steps=3000))
     draw = random.Random(0)
 
     def start(folder: Path) -> subprocess.Popen[bytes]:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The command line: one command per public function."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Errors, randomness, intervals, devices and safe files: what every room uses."""

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lengthwise.core.type_checks import check_values
-from lengthwise.evaluation.exact_match import LengthResult
-from lengthwise.evaluation.loss_by_context import ContextLoss
+from lengthwise.evaluation.evaluator import Evaluator
 
 HELD_OUT = "name rows that were held out, with --task FILE.jsonl"
 
@@ -22,9 +21,9 @@ class RunFacts:
     train_seconds: float
 
 
-def check_row(row: Mapping[str, Any], *, by_loss: bool) -> None:
+def check_row(row: Mapping[str, Any], evaluator: Evaluator) -> None:
     """``SettingError`` unless a row holds numbers where an evaluation has written them."""
-    check_values(ContextLoss if by_loss else LengthResult, row)
+    check_values(evaluator.result_type, row)
     check_values(RunFacts, row)
 
 

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Experiments, runs, comparisons, recipes and reproductions of published claims."""

@@ -22,6 +22,7 @@ from lengthwise.core.folder_lock import alone_in
 from lengthwise.core.interruption import interruptible
 from lengthwise.core.paths import StrPath
 from lengthwise.core.type_checks import typed
+from lengthwise.evaluation.evaluator import evaluator_of
 from lengthwise.evaluation.exact_match import compares_distances
 from lengthwise.evaluation.result_rows import HELD_OUT, check_row, seen_lengths
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
@@ -38,9 +39,9 @@ from lengthwise.experiments.run_folder import (
     slug,
     write_rows,
 )
-from lengthwise.experiments.validation import check_evaluation, check_experiment
+from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import refuse_in_a_workers_import, run_in_processes
-from lengthwise.tasks import GradedByLoss, task_facts
+from lengthwise.tasks import task_facts
 
 COMPARED = "compared.jsonl"
 
@@ -177,9 +178,9 @@ def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()
                 "give each row a label with other letters or digits"
             )
     for experiment in experiments.values():
-        check_experiment(experiment)
+        prepare_training(experiment)
         check_evaluation(experiment, experiment.evaluation)
-    if len({isinstance(experiment.task, GradedByLoss) for experiment in experiments.values()}) > 1:
+    if len({evaluator_of(experiment.task).by_loss for experiment in experiments.values()}) > 1:
         raise SettingError("rows graded by loss and rows graded by exact match share no scale; compare them apart")
 
 
@@ -269,7 +270,7 @@ def _compared(job: _Job) -> _Cell | None:
     rows = read_sealed(job.folder / COMPARED)
     try:
         for row in rows:
-            check_row(row, by_loss=isinstance(job.experiment.task, GradedByLoss))
+            check_row(row, evaluator_of(job.experiment.task))
     except SettingError as error:
         raise RunFolderError(f"{job.folder / COMPARED} has other rows ({error}); delete it to measure again") from None
     return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None

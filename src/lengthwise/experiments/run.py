@@ -1,8 +1,7 @@
-"""The verbs as functions that return data: train, load, evaluate and certify."""
+"""Train, load and evaluate a run."""
 
-import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,12 +21,11 @@ from lengthwise.core.paths import StrPath
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_values, typed
-from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length, results_by_length
-from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
-from lengthwise.evaluation.forecast.probed_model import Subject
-from lengthwise.evaluation.loss_by_context import ContextLoss, losses_by_context
+from lengthwise.evaluation.evaluator import Results, evaluator_of
+from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.evaluation.result_rows import HELD_OUT, seen_lengths
-from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, build_sampler, to_dict
+from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
 from lengthwise.experiments.run_folder import (
     MODEL,
     RESULTS,
@@ -41,14 +39,15 @@ from lengthwise.experiments.run_folder import (
     write_model,
 )
 from lengthwise.experiments.validation import (
+    PreparedTraining,
     check_encoding,
     check_evaluation,
-    check_experiment,
     check_scheme,
     chosen_variants,
+    prepare_training,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import GradedByLoss, HasRows, Task, num_shared_rows, row_facts, task_facts
+from lengthwise.tasks import HasRows, Task, num_shared_rows, row_facts, task_facts
 from lengthwise.training.trainer import Trainer
 
 # Examples that decide whether the training range is fitted.
@@ -100,14 +99,15 @@ def train(
     ``LengthwiseError`` comes before anything is written.
     """
     out, target = Path(out), pick_device(device)
-    check_experiment(experiment)
+    prepared = prepare_training(experiment)
     with alone_in(out):
         claim_run(out, experiment, resume=resume)
-        return _train(experiment, out, target, report, stop)
+        return _train(experiment, prepared, out, target, report, stop)
 
 
 def _train(
     experiment: Experiment,
+    prepared: PreparedTraining,
     out: Path,
     device: torch.device,
     report: Callable[[dict[str, Any]], None] | None,
@@ -118,12 +118,10 @@ def _train(
         # A damaged model is made again from the newest checkpoint.
         with suppress(RunFolderError):
             return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
-    decoder = build_decoder(experiment).to(device)
-    trainer = Trainer(
-        decoder, build_sampler(experiment, experiment.train_lengths), experiment.training, out, bound_to(out)
-    )
+    decoder = prepared.decoder.to(device)
+    trainer = Trainer(decoder, prepared.sampler, experiment.training, out, bound_to(out))
     trainer.restore()
-    threshold, by_loss = experiment.training.fit_threshold, isinstance(experiment.task, GradedByLoss)
+    threshold, by_loss = experiment.training.fit_threshold, evaluator_of(experiment.task).by_loss
     if not trainer.run(
         report=report,
         stop=stop,
@@ -216,41 +214,11 @@ def measured_rows(
             yield _row(run, result, variant)
 
 
-@typed
-def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
-    """Which assumptions of the theory a run keeps, and how accurate it will be at ``lengths``; see ``RunCertificate``.
-
-    ``SettingError`` for a task that does not say what its answers depend on, and for a decoder in whose attention no
-    token can stand for several.
-    """
-    return certify_decoder(subject_of(run, seed=seed), lengths)
-
-
-def subject_of(run: Run, *, seed: int) -> Subject:
-    """The run as one that is asked, on the CPU: the passes are many and small."""
-    experiment = run.experiment
-    first, last = run.facts["id_range"]
-    on_cpu = run.decoder.embedding.device.type == "cpu"
-    return Subject(
-        decoder=run.decoder if on_cpu else copy.deepcopy(run.decoder).cpu(),
-        task=experiment.task,
-        scheme=experiment.scheme,
-        encoding=experiment.encoding,
-        trained=experiment.train_lengths,
-        id_range=(first, last),
-        trained_distance=run.facts["trained_distance"],
-        fitted=run.facts["fitted"],
-        seed=seed,
-    )
-
-
 def _measured(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
-) -> Iterator[LengthResult | ContextLoss]:
+) -> Results:
     scheme, trained = run.experiment.scheme, run.facts["trained_distance"]
-    if isinstance(task, GradedByLoss):
-        return losses_by_context(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
-    return results_by_length(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+    return evaluator_of(task).measure(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
 
 
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:

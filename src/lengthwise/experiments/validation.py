@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,32 @@ from torch import Tensor
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Encoding
-from lengthwise.evaluation.exact_match import EvaluationSettings, check_lengths
-from lengthwise.evaluation.loss_by_context import check_contexts
+from lengthwise.evaluation.evaluator import check_measurable, evaluator_of
+from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Assignment, PositionScheme
-from lengthwise.tasks import GradedByLoss, Staged, Task, nearest_length
+from lengthwise.tasks import Staged, Task, nearest_length
 from lengthwise.tasks.examples import Examples
-from lengthwise.training.batch import Batch, to_batch
+from lengthwise.training.batch import Batch, Sampler, to_batch
 
 IDS = "(level, batch, seq)"
 # What comes back from a hook, where it is no score or bias.
 AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
 
 
-def check_experiment(experiment: Experiment) -> None:
-    """Raise before the first step what would come later: no coupling, too few IDs, answers that are none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedTraining:
+    """The parts of a training run, checked together: untrained decoder and batch sampler."""
+
+    decoder: Decoder
+    sampler: Sampler
+
+
+def prepare_training(experiment: Experiment) -> PreparedTraining:
+    """Build a decoder and a sampler; raise every error of the settings before the first training step."""
     longest = experiment.train_lengths[1]
-    build_sampler(experiment, experiment.train_lengths)
+    sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
     # What has examples of some lengths only refuses a range that begins or ends between them.
     for end in experiment.train_lengths:
@@ -49,14 +58,13 @@ def check_experiment(experiment: Experiment) -> None:
     decoder = build_decoder(experiment)
     decoder.check_ids(batch.tokens, batch.position_ids)
     check_encoding(decoder, tried)
+    return PreparedTraining(decoder=decoder, sampler=sampler)
 
 
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
     """Refuse lengths and variants that cannot be measured, before any is."""
     for task in chosen_variants(experiment.task, settings).values():
-        if isinstance(task, GradedByLoss):
-            check_contexts(task, settings)
-        check_lengths(task, experiment.scheme, experiment.encoding, settings)
+        check_measurable(task, experiment.scheme, experiment.encoding, settings)
 
 
 def chosen_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
@@ -82,7 +90,7 @@ def check_settings(experiment: Experiment) -> None:
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, Staged):
         raise SettingError(f"stage_loss asks for stages and {task.name} has none; leave it out")
-    if training.fit_every is not None and isinstance(task, GradedByLoss):
+    if training.fit_every is not None and evaluator_of(task).by_loss:
         raise SettingError(f"fit_every looks for exact match, and {task.name} is graded by loss; leave it out")
     if training.own_ids and not scheme.predicts_ids:
         raise SettingError(f"own_ids feeds predicted IDs, and {scheme.name} predicts none; use the scheme predicted")

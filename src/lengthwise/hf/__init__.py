@@ -3,10 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-# First: our model types are registered when it is imported, and their modules import from it.
-import transformers.models.auto.modeling_auto  # noqa: F401
-
-# The public names, imported when they are asked for: some take a second.
+# Public names, imported on first use: `transformers` takes seconds to import.
 MODULES = {
     "EvaluateByLength": "length_callback",
     "LengthwiseConfig": "lengthwise_config",

@@ -10,6 +10,9 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+# Imported because they register our model types with the Auto classes.
+import lengthwise.hf.lengthwise_model
+import lengthwise.hf.predictive  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.codec import HFCodec

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lengthwise.core.errors import ModelError
 
@@ -21,14 +21,14 @@ pipeline_tag: text-generation
 BODY = """## How to load it
 
 This model was made with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers` alone does not
-know the model type `{model_type}`: install `lengthwise` and import it first.
+know the model type `{model_type}`: install `lengthwise` and import the model class first.
 
 ```bash
 pip install 'lengthwise[hf]'
 ```
 
 ```python
-import lengthwise  # adds the model type to the Auto classes
+from lengthwise.hf import {model_class}  # registers the model type with the Auto classes
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
@@ -43,9 +43,15 @@ COUNTED = "Prompts get the position IDs {first}, {first} + 1, {first} + 2, ... u
 
 
 class SavesModelCard(PreTrainedModel):
-    """Writes a model card beside saved weights, and refuses to load weights under options that leave some out."""
+    """Base class of our models: registers them, writes a model card, and refuses weights saved under other options."""
 
     card_kind: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        assert cls.config_class is not None
+        AutoConfig.register(cls.config_class.model_type, cls.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(cls.config_class, cls, exist_ok=True)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in `transformers`, with a model card that says what to install."""
@@ -75,6 +81,7 @@ class SavesModelCard(PreTrainedModel):
         first = self.config.first_counted_id
         body = BODY.format(
             model_type=self.config.model_type,
+            model_class=type(self).__name__,
             prompt_ids=GIVEN if first is None else COUNTED.format(first=first),
         )
         card = folder / CARD

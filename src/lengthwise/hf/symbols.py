@@ -9,8 +9,9 @@ from transformers import PreTrainedTokenizerFast
 def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     """Each symbol is a token under its own number; ``end`` is the end of a text, and its fill.
 
-    Symbols are parted by spaces, and a line ends with ``end``, as in `lengthwise.tasks.text_format`, there and back. Where all
-    but ``end`` are single characters, they may stand together: ``0110=``.
+    Symbols are parted by spaces, and a line ends with ``end``, as in
+    `lengthwise.tasks.text_format`, there and back. Where all but
+    ``end`` are single characters, they may stand together: ``0110=``.
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
     if "end" in symbols:

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Influence of far tokens on the predictions of language models."""

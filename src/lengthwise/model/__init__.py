@@ -1,1 +1,1 @@
-"""TODO."""
+"""The decoder, its attention, its position heads and cached generation."""

@@ -90,6 +90,11 @@ class GradedByLoss(Protocol):
         ...
 
 
+def graded_by_loss(task: Task) -> bool:
+    """Return True for a task with several valid answers, which is graded by its loss and not by exact match."""
+    return isinstance(task, GradedByLoss)
+
+
 @runtime_checkable
 class KeepsFiles(Protocol):
     """What a task has that reads files: a run keeps those without which nobody could use what was trained."""

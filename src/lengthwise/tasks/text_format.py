@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks import GradedByLoss, Task
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.task import Task, graded_by_loss
 
 END = "end"
 # Examples shown before each that is asked, where nothing else is said.
@@ -48,7 +48,7 @@ class TextExample:
 
 def texts_of(task: Task, examples: Examples) -> list[TextExample]:
     """Each sequence as text; ``SettingError`` for a task that is graded by loss, or a symbol that has white space."""
-    if isinstance(task, GradedByLoss):
+    if graded_by_loss(task):
         raise SettingError(f"task {task.name} is graded by loss and asks no question; choose a task with an answer")
     vocabulary = task.vocabulary
     found = []

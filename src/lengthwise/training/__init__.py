@@ -1,1 +1,1 @@
-"""TODO."""
+"""Batches, the loss and the resumable trainer."""

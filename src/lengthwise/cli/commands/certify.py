@@ -14,7 +14,8 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write
 from lengthwise.experiments.experiment import entry_of, task_named
-from lengthwise.experiments.run import certify_run, load_run
+from lengthwise.experiments.run import load_run
+from lengthwise.experiments.run_analysis import certify_run
 from lengthwise.tasks import Planted, Task
 from lengthwise.theory.certificate import LawCertificate, certify_law
 from lengthwise.theory.structure import TaskCertificate, certify_task

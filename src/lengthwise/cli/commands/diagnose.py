@@ -8,9 +8,10 @@ import typer
 from lengthwise.cli.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
 from lengthwise.cli.parsing import brought
 from lengthwise.cli.terminal import print_json, print_table, tell, working
-from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES, diagnose_run
+from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES
 from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write
 from lengthwise.experiments.run import load_run
+from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import task_facts
 
 

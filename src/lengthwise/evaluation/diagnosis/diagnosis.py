@@ -8,19 +8,16 @@ from jaxtyping import Float
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import typed
 from lengthwise.evaluation.diagnosis.attribution import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
 from lengthwise.evaluation.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
 from lengthwise.evaluation.diagnosis.interventions import ask_again, reader_of
 from lengthwise.evaluation.diagnosis.range_shift import Shown, compare_with_training
 from lengthwise.evaluation.diagnosis.support_mass import support_mass
-from lengthwise.evaluation.exact_match import EvaluationSettings, drawn, num_tested
+from lengthwise.evaluation.exact_match import drawn, num_tested
 from lengthwise.evaluation.forecast.assumptions import REACHED
 from lengthwise.evaluation.forecast.probed_model import Subject
 from lengthwise.evaluation.forecast.sparse_queries import random_answers
-from lengthwise.experiments.run import Run, subject_of
-from lengthwise.experiments.validation import check_evaluation
-from lengthwise.tasks import GradedByLoss, HasLengths, nearest_length
+from lengthwise.tasks import HasLengths, Task, graded_by_loss, nearest_length
 
 # Examples by default; first errors that are asked again; answers whose attention is looked at.
 EXAMPLES, ASKED, LOOKED_AT = 256, 128, 64
@@ -69,16 +66,12 @@ class Diagnosis:
         return self.by_length[0].exact_match >= REACHED
 
 
-@typed
-def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
-    """Why a run fails at a length, on the examples that ``evaluate`` draws of the same seed.
+def diagnose(subject: Subject, length: int, *, num_examples: int = EXAMPLES) -> Diagnosis:
+    """Return why a decoder fails at a length, on the examples that ``evaluate_by_length`` draws with the same seed.
 
-    The first error of each that fails is asked again with one thing changed: what repairs it is its cause. Where the
-    task does not say what its answers depend on (support), or no token can be left out, what needs that is not told.
-    ``SettingError`` for a length within training, and for a task graded by loss.
+    The first error of each failing example is queried again with one thing changed: the change that repairs it is its
+    cause. Causes that need the tokens an answer depends on are left out if the task does not declare them (support).
     """
-    _check(run, length, num_examples)
-    subject = subject_of(run, seed=seed)
     lengths, following = [subject.longest], 2 * subject.longest
     while following < length:
         # A file has rows of some lengths only.
@@ -113,15 +106,13 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
         unasked=None,
         limited_by=f"nothing fails at {length}: exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})",
     )
-    return _explained(found, run, subject, tested) if tested.failed else found
+    return _explained(found, subject, tested) if tested.failed else found
 
 
-def _check(run: Run, length: int, num_examples: int) -> None:
-    task, longest = run.experiment.task, run.experiment.train_lengths[1]
-    if isinstance(task, GradedByLoss):
-        raise SettingError(
-            f"task {task.name} is graded by loss, so that no answer of it fails; use lengthwise evaluate"
-        )
+def check_diagnosis(task: Task, longest: int, length: int, num_examples: int) -> None:
+    """Raise ``SettingError`` for a task graded by loss, and for a length that is not beyond training."""
+    if graded_by_loss(task):
+        raise SettingError(f"task {task.name} is graded by loss and has no wrong answers; use lengthwise evaluate")
     if length <= longest:
         raise SettingError(
             f"length {length} is no longer than the {longest} of training; use a larger one, or lengthwise evaluate"
@@ -133,7 +124,6 @@ def _check(run: Run, length: int, num_examples: int) -> None:
         )
     if num_examples < 1:
         raise SettingError(f"{num_examples} examples tell nothing; use at least 1")
-    check_evaluation(run.experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
 
 
 def _mass(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
@@ -163,10 +153,10 @@ def _mean(subject: Subject, found: list[Float[np.ndarray, "_ layers heads"]]) ->
     return np.asarray(whole.mean(axis=0)) if len(whole) else np.zeros(whole.shape[1:])
 
 
-def _explained(found: Diagnosis, run: Run, subject: Subject, tested: Tested) -> Diagnosis:
+def _explained(found: Diagnosis, subject: Subject, tested: Tested) -> Diagnosis:
     failed, first = tested.failed, [each.first for each in tested.failed]
     failures, unasked, thinning = count_failures(subject, failed), _unasked(subject, first), None
-    shown = tuple(compare_with_training(subject, first, run.facts["trained_distance"]))
+    shown = tuple(compare_with_training(subject, first))
     of_kinds = tuple(causes_of_kinds(subject, failed, failures))
     of_readings: tuple[Cause, ...] = ()
     if unasked is None:

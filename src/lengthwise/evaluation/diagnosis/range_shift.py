@@ -24,8 +24,10 @@ class Shown:
     beyond: float
 
 
-def compare_with_training(subject: Subject, failed: list[Answers], trained_distance: int | float) -> Iterator[Shown]:
+def compare_with_training(subject: Subject, failed: list[Answers]) -> Iterator[Shown]:
     """Of what the first wrong answers need, as far as the task says it, and of whole examples."""
+    trained_distance = subject.trained_distance
+    assert trained_distance is not None, "a finished run knows its trained distance"
     ids = [each.batch.position_ids.numpy().astype(np.float64) for each in failed]
     if failed[0].examples.support is not None:
         needed = [_needed(*pair) for pair in zip(ids, (_supports(each) for each in failed), strict=True)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.encodings import NoPE, Rotary
-from lengthwise.evaluation.diagnosis.diagnosis import diagnose_run
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
@@ -16,6 +15,7 @@ from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.scratchpads import VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
+from lengthwise.experiments.run_analysis import diagnose_run
 
 # Examples that a diagnosis looks at.
 EXAMPLES = 256

@@ -13,7 +13,8 @@ from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.claim import Claim, Size, Table
-from lengthwise.experiments.run import Run, subject_of
+from lengthwise.experiments.run import Run
+from lengthwise.experiments.run_analysis import probed_model_of
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
@@ -86,7 +87,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 def _read_off(run: Run, length: int) -> dict[str, float]:
     """Answers, token and ID, of a decoder that reads little of what comes before: what is needed, or as much else."""
     run.decoder.eval()
-    subject = subject_of(run, seed=0)
+    subject = probed_model_of(run, seed=0)
     questions = subject.questions(length, ASKED)
     rng, before = stream(0, "answers read off a few tokens", length), questions.answer - 1
     others = [rng.integers(0, last + 1, len(each)) for each, last in zip(questions.needed, before, strict=True)]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from lengthwise.encodings import Rotary
-from lengthwise.evaluation.diagnosis.diagnosis import diagnose_run
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.claim import Claim, Size, Table
 from lengthwise.experiments.run import Run
+from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
 
 KINDS = {

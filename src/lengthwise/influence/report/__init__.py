@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tables, figures and the page of an influence study."""

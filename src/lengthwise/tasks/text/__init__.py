@@ -1,1 +1,1 @@
-"""TODO."""
+"""Language modelling: documents, tokenizers, prepared corpora and the text task."""

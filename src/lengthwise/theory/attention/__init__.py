@@ -1,1 +1,1 @@
-"""TODO."""
+"""Sparse functional attention (paper, Section 3), computed exactly."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Bounds on the risk at longer lengths, each with its conditions."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Exact, estimated and Bayes risks of sparse functional attention on planted distributions."""
