@@ -16,7 +16,14 @@ from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
 SETTINGS = InfluenceSettings(
-    near=NEAR, far=FAR, ks=(1, 2, 3, 4), knows=("prediction",), num_targets=60, rest=1.0, rule=Rule(gap=0.1), seed=1
+    near=NEAR,
+    far=FAR,
+    ks=(1, 2, 3, 4),
+    objectives=("prediction",),
+    num_targets=60,
+    background_fraction=1.0,
+    rule=Rule(gap=0.1),
+    seed=1,
 )
 
 

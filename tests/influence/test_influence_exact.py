@@ -9,9 +9,9 @@ import transformers
 from tests.support.causal_models import CHANGES_WITH_THE_CALL, CONFIGS, COUNTS_KEYS, REFUSED, VOCABULARY, causal_model
 
 from lengthwise.core.errors import ModelError
-from lengthwise.hf import causal_lm, masks
+from lengthwise.hf import causal_lm, model_inputs
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.influence.measures import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.probing.context import Masked, strict
 from lengthwise.influence.probing.exactness import check_study
@@ -83,20 +83,20 @@ def asked(model: CausalLM, window: Window, mode: str, visible: np.ndarray) -> to
     return made
 
 
-def probe_of(model: CausalLM, window: Window, mode: str, knows: str) -> Probe:
+def probe_of(model: CausalLM, window: Window, mode: str, objective: str) -> Probe:
     long = by_deletion(model, window, np.ones(FAR, bool))
     return Probe(
         reading=Reading(model, window),
         mode=mode,
-        objective=TargetLoss(window.target) if knows == "target" else Divergence(long),
+        objective=TargetLoss(window.target) if objective == "target" else Divergence(long),
         candidates=np.arange(FAR),
     )
 
 
-def score(model: CausalLM, window: Window, mode: str, knows: str, kept: list[int]) -> float:
+def score(model: CausalLM, window: Window, mode: str, objective: str, kept: list[int]) -> float:
     visible = np.isin(np.arange(FAR), kept)
     made = BRUTE[mode](model, window, visible).double()
-    if knows == "target":
+    if objective == "target":
         return float(-made[window.target])
     long = by_deletion(model, window, np.ones(FAR, bool)).double()
     return float((long.exp() * (long - made)).sum())
@@ -227,38 +227,40 @@ def test_both_meanings_agree_on_the_near_context_alone_and_on_the_whole(architec
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
-@pytest.mark.parametrize("knows", ["target", "prediction"])
-def test_add_one_in_gains_what_a_run_with_one_more_token_gains(architecture, mode, knows):
+@pytest.mark.parametrize("objective", ["target", "prediction"])
+def test_add_one_in_gains_what_a_run_with_one_more_token_gains(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = AddOneIn().choose(probe_of(model, window, mode, knows), 4, RNG)
-    before = score(model, window, mode, knows, [])
-    gains = [before - score(model, window, mode, knows, [place]) for place in range(FAR)]
+    found = AddOneIn().choose(probe_of(model, window, mode, objective), 4, RNG)
+    before = score(model, window, mode, objective, [])
+    gains = [before - score(model, window, mode, objective, [place]) for place in range(FAR)]
     assert found.chosen == tuple(np.argsort(-np.array(gains), kind="stable")[:4])
     assert found.gains == pytest.approx([gains[place] for place in found.chosen], abs=1e-4)
 
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
-@pytest.mark.parametrize("knows", ["target", "prediction"])
-def test_leave_one_out_costs_what_a_run_with_one_token_less_costs(architecture, mode, knows):
+@pytest.mark.parametrize("objective", ["target", "prediction"])
+def test_leave_one_out_costs_what_a_run_with_one_token_less_costs(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = LeaveOneOut().choose(probe_of(model, window, mode, knows), 4, RNG)
-    whole = score(model, window, mode, knows, list(range(FAR)))
-    costs = [score(model, window, mode, knows, [i for i in range(FAR) if i != place]) - whole for place in range(FAR)]
+    found = LeaveOneOut().choose(probe_of(model, window, mode, objective), 4, RNG)
+    whole = score(model, window, mode, objective, list(range(FAR)))
+    costs = [
+        score(model, window, mode, objective, [i for i in range(FAR) if i != place]) - whole for place in range(FAR)
+    ]
     assert found.chosen == tuple(np.argsort(-np.array(costs), kind="stable")[:4])
     assert found.gains == pytest.approx([costs[place] for place in found.chosen], abs=1e-4)
 
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
-@pytest.mark.parametrize("knows", ["target", "prediction"])
-def test_greedy_takes_the_best_next_token_of_all_runs(architecture, mode, knows):
+@pytest.mark.parametrize("objective", ["target", "prediction"])
+def test_greedy_takes_the_best_next_token_of_all_runs(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = Greedy().choose(probe_of(model, window, mode, knows), 3, RNG)
+    found = Greedy().choose(probe_of(model, window, mode, objective), 3, RNG)
     kept: list[int] = []
     for place, gain in zip(found.chosen, found.gains, strict=True):
-        before = score(model, window, mode, knows, kept)
-        after = {i: score(model, window, mode, knows, [*kept, i]) for i in range(FAR) if i not in kept}
+        before = score(model, window, mode, objective, kept)
+        after = {i: score(model, window, mode, objective, [*kept, i]) for i in range(FAR) if i not in kept}
         assert place == min(after, key=after.get)
         assert gain == pytest.approx(before - after[place], abs=1e-4)
         kept.append(place)
@@ -350,7 +352,7 @@ def test_a_sliding_window_limits_the_context():
 
 def test_a_model_that_leaks_hidden_tokens_is_refused(monkeypatch):
     # As a model would that makes a mask of its own.
-    for module in (causal_lm, masks):
+    for module in (causal_lm, model_inputs):
         monkeypatch.setattr(module, "added_to_scores", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
         CausalLM(causal_model(CONFIGS["llama"]()), "leaking")

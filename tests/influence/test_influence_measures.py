@@ -25,26 +25,26 @@ WEIGHTS = {3: 0.9, 17: 0.5, 18: 0.3, 39: 0.7}
 RNG = np.random.default_rng(0)
 EXACT = {name: entry() for name, entry in MEASURES.items() if entry.exact}
 over_modes = pytest.mark.parametrize("mode", ["strict", "masked"])
-over_knows = pytest.mark.parametrize("knows", ["target", "prediction"])
+over_objectives = pytest.mark.parametrize("objective", ["target", "prediction"])
 
 
-def probe_of(model: PlantedModel, mode: str = "strict", knows: str = "target") -> Probe:
+def probe_of(model: PlantedModel, mode: str = "strict", objective: str = "target") -> Probe:
     tokens = np.arange(FAR + NEAR)
     window = Window(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
     long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0]
     return Probe(
         reading=Reading(model, window),
         mode=mode,
-        objective=TargetLoss(TARGET) if knows == "target" else Divergence(long),
+        objective=TargetLoss(TARGET) if objective == "target" else Divergence(long),
         candidates=np.arange(FAR),
     )
 
 
 @over_modes
-@over_knows
+@over_objectives
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
-def test_every_exact_measure_recovers_the_support_of_an_additive_model(measure, knows, mode):
-    found = measure.choose(probe_of(PlantedModel(additive(WEIGHTS), FAR), mode, knows), len(WEIGHTS), RNG)
+def test_every_exact_measure_recovers_the_support_of_an_additive_model(measure, objective, mode):
+    found = measure.choose(probe_of(PlantedModel(additive(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG)
     assert set(found.chosen) == set(WEIGHTS)
 
 

@@ -42,10 +42,10 @@ SMALL = InfluenceSettings(
     ks=(1, 3),
     measure=Screened(share=0.5),
     modes=("strict", "masked"),
-    knows=("target", "prediction"),
+    objectives=("target", "prediction"),
     num_targets=20,
     rule=Rule(gap=0.05),
-    rest=0.5,
+    background_fraction=0.5,
     block=6,
     controls=("random", "other", "elsewhere"),
 )
@@ -164,7 +164,9 @@ def test_a_study_stops_before_the_next_pass_and_goes_on_as_if_it_had_not(model, 
 @pytest.mark.parametrize("mode", ["strict", "masked"])
 def test_the_estimate_counts_the_tokens_that_the_model_reads(model, measure, mode, monkeypatch):
     # Every target is measured at every k, so the count of the first is that of all.
-    settings = replace(SMALL, measure=measure, modes=(mode,), controls=("random", "other"), rest=1.0, num_targets=4)
+    settings = replace(
+        SMALL, measure=measure, modes=(mode,), controls=("random", "other"), background_fraction=1.0, num_targets=4
+    )
     study, read = study_of(model, settings), []
     for name, place in (("log_probs", 0), ("log_probs_behind", 1), ("read", 0)):
         ask = getattr(model, name)
@@ -186,8 +188,8 @@ def test_the_estimate_counts_the_tokens_that_the_model_reads(model, measure, mod
     gradients = BACKWARD * 4 if isinstance(measure, Gradient | Screened) else 0
     gradients += 4 if isinstance(measure, AttentionWeight) else 0
     # Of the own text and of the other one.
-    knows = 2 * len(settings.knows)
-    assert counted == sum(read) + knows * gradients
+    selections = 2 * len(settings.objectives)
+    assert counted == sum(read) + selections * gradients
     least, most = estimated_seconds(measured, targets)
     assert 0 < least <= most
 
@@ -377,9 +379,12 @@ REFUSED = {
     "no k": (lambda: replace(SMALL, ks=()), "no numbers of far tokens"),
     "falling k": (lambda: replace(SMALL, ks=(3, 1)), "k 3,1 are no numbers of far tokens; give rising ones"),
     "near of nothing": (lambda: replace(SMALL, near=0), "near 0 measures nothing; use at least 1"),
-    "rest beyond one": (lambda: replace(SMALL, rest=1.5), "rest 1.5 is no share of targets; use 0 to 1"),
+    "rest beyond one": (
+        lambda: replace(SMALL, background_fraction=1.5),
+        "background_fraction 1.5 is not a fraction; use 0 to 1",
+    ),
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
-    "unknown selection": (lambda: replace(SMALL, knows=("all",)), "unknown value of knows 'all'"),
+    "unknown selection": (lambda: replace(SMALL, objectives=("all",)), "unknown objective 'all'"),
     "no mode": (lambda: replace(SMALL, modes=()), "no mode is named; choose among strict, masked"),
     "gap below nothing": (lambda: Rule(gap=-1.0), "a gap of -1.0 nats tells no target from others; use 0 or more"),
     "no gap": (lambda: Rule(gap=float("nan")), "a gap of nan nats"),
@@ -420,13 +425,13 @@ def test_a_single_text_has_no_other_to_compare_with(model, tmp_path):
         "no text beside text 0 has 10 tokens, and a study compares with another text's far tokens; give two" in message
     )
     # Another piece of it is no other text.
-    pieces = study_of(model, replace(SMALL, piece=20), texts=documents(number=1))
+    pieces = study_of(model, replace(SMALL, max_document_tokens=20), texts=documents(number=1))
     assert "no text beside text 0 has 10 tokens" in refused(pieces, tmp_path / "pieces")
 
 
 def test_places_of_pieces_are_those_of_the_whole_text(model, tmp_path):
-    quick = replace(SMALL, measure=RandomChoice(), modes=("strict",), knows=("target",), controls=())
-    study = study_of(model, replace(quick, piece=20, num_targets=None), texts=documents())
+    quick = replace(SMALL, measure=RandomChoice(), modes=("strict",), objectives=("target",), controls=())
+    study = study_of(model, replace(quick, max_document_tokens=20, num_targets=None), texts=documents())
     measure_influence(study, tmp_path / "out")
     rows = rows_of(tmp_path / "out")
     texts = {text.name: text.tokens for text in study.texts}
@@ -558,7 +563,14 @@ def test_a_planted_dependence_is_found_in_texts(tmp_path):
     codec = type("Plain", (Letters,), {"start": ()})()
     texts = [TokenizedDocument(name=str(n), tokens=np.full(30 + n, 7)) for n in range(3)]
     settings = replace(
-        SMALL, near=near, far=far, measure=LeaveOneOut(), modes=("strict",), controls=(), ks=(1, 2), knows=("target",)
+        SMALL,
+        near=near,
+        far=far,
+        measure=LeaveOneOut(),
+        modes=("strict",),
+        controls=(),
+        ks=(1, 2),
+        objectives=("target",),
     )
     study = InfluenceStudy(model=planted, codec=codec, texts=texts, settings=settings)
     measure_influence(study, tmp_path / "out")
@@ -570,7 +582,7 @@ def test_a_planted_dependence_is_found_in_texts(tmp_path):
 
 
 def test_random_choices_alone_ask_no_measure(model, tmp_path):
-    settings = replace(SMALL, measure=RandomChoice(), modes=("strict",), knows=("target",), controls=())
+    settings = replace(SMALL, measure=RandomChoice(), modes=("strict",), objectives=("target",), controls=())
     measure_influence(study_of(model, settings), tmp_path / "out")
     for row in rows_of(tmp_path / "out"):
         assert all(len(each["chosen"]) == 3 for each in row["selections"])

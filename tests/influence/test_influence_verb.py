@@ -30,7 +30,7 @@ def test_a_measure_is_screened_where_that_is_asked_for(name, screen, expected):
 
 
 def test_what_scores_nothing_exactly_cannot_be_screened():
-    with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --screen out"):
+    with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --prefilter out"):
         influence._measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
         influence._measure("gredy", None)
@@ -56,7 +56,7 @@ def test_a_rule_is_known_by_its_name():
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
         (["model", "--controls", "none,random"], "--controls none,random names controls and none; use either"),
         (["model", "--targets", "10,20"], "--targets 10,20 is no number of targets; use one, or all"),
-        (["./model", "--also", "other"], "./model does not exist; give a folder that save_pretrained made"),
+        (["./model", "--compare-model", "other"], "./model does not exist; give a folder that save_pretrained made"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
@@ -94,10 +94,12 @@ def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeyp
     capsys.readouterr()
     sizes = ["--near", "8", "--far", "16", "--k", "1,2", "--targets", "24", "--gap", "0.001", "--measure", "gradient"]
     with pytest.raises(SystemExit):
-        cli.main(["influence", "one", "--also", "./missing", *sizes, "--out", "both"])
+        cli.main(["influence", "one", "--compare-model", "./missing", *sizes, "--out", "both"])
     assert "unknown run './missing'; known: one, other" in capsys.readouterr().err
     assert not Path("both").exists()
-    cli.main(["influence", "one", "--also", "other", *sizes, "--controls", "random", "--out", "both", "--json"])
+    cli.main(
+        ["influence", "one", "--compare-model", "other", *sizes, "--controls", "random", "--out", "both", "--json"]
+    )
     document = json.loads(capsys.readouterr().out)
     assert [summary["model"] for summary in document["summaries"]] == ["one", "other"]
     assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}

@@ -105,7 +105,9 @@ def estimated_seconds(measured: TargetRows, targets: Sequence[Target]) -> tuple[
     counting = Counting(measured.model)
     passes, choices = replace(measured, model=counting).count(targets[0], lambda: counting.tokens)
     second = 1 / _tokens_per_second(measured, targets[0])
-    least, most = (len(targets) * (passes + share * choices) * second for share in (measured.settings.rest, 1.0))
+    least, most = (
+        len(targets) * (passes + share * choices) * second for share in (measured.settings.background_fraction, 1.0)
+    )
     return least, most
 
 

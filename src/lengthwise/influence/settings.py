@@ -9,7 +9,7 @@ from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import InfluenceMeasure
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
 from lengthwise.influence.probing.context import MODES
-from lengthwise.influence.probing.objective import KNOWS
+from lengthwise.influence.probing.objective import OBJECTIVES
 from lengthwise.influence.targets import Rule
 
 # What selection by the measure is compared with: any k tokens; the same search among another text's far tokens, and
@@ -23,10 +23,10 @@ class InfluenceSettings:
 
     Losses with the target's own, another text's and elsewhere's far tokens are measured of all ``num_targets`` (None:
     every one that the texts have). Far tokens are chosen for those that the ``rule`` calls clear with their own or with
-    the other text's far tokens, and for a random share ``rest`` of the others. ``piece`` cuts texts that are longer
-    into pieces of so many tokens. ``sink`` tokens more, the first of each context, are never hidden: models that were
-    trained without a first token of their own may rest their attention there. Targets are asked about ``block`` at a
-    time; what is written is whole blocks.
+    the other text's far tokens, and for a random ``background_fraction`` of the others. ``max_document_tokens`` cuts
+    longer texts into pieces of so many tokens. ``sink`` tokens more, the first of each context, are never hidden:
+    models that were trained without a first token of their own may rest their attention there. Targets are asked about
+    ``block`` at a time; what is written is whole blocks.
     """
 
     near: int = 64
@@ -34,20 +34,20 @@ class InfluenceSettings:
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
     measure: InfluenceMeasure = field(default_factory=Greedy)
     modes: tuple[str, ...] = ("strict",)
-    knows: tuple[str, ...] = ("prediction",)
+    objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", OTHER)
     random_draws: int = 4
     rule: Rule = field(default_factory=Rule)
     num_targets: int | None = 500
-    rest: float = 0.1
-    piece: int | None = None
+    background_fraction: float = 0.1
+    max_document_tokens: int | None = None
     sink: int = 0
     seed: int = 0
     block: int = 16
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("near", "far", "random_draws", "block", "num_targets", "piece"):
+        for setting in ("near", "far", "random_draws", "block", "num_targets", "max_document_tokens"):
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise SettingError(f"{setting} {value} measures nothing; use at least 1")
@@ -59,10 +59,10 @@ class InfluenceSettings:
             )
         if self.ks[-1] > self.far:
             raise SettingError(f"k {self.ks[-1]} is more than the {self.far} far tokens; use smaller ones, or more far")
-        if not 0 <= self.rest <= 1:
-            raise SettingError(f"rest {self.rest} is no share of targets; use 0 to 1")
+        if not 0 <= self.background_fraction <= 1:
+            raise SettingError(f"background_fraction {self.background_fraction} is not a fraction; use 0 to 1")
         self._check_names("mode", self.modes, MODES)
-        self._check_names("value of knows", self.knows, KNOWS)
+        self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:
             self._check_names("control", self.controls, CONTROLS)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
+from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import alone_in
-from lengthwise.core.paths import StrPath
 from lengthwise.core.type_checks import typed
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence.estimate import estimated_seconds
@@ -199,7 +199,7 @@ def _check_version(out: Path, *, resume: bool) -> None:
 
 def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
     """The texts, cut if that is asked for."""
-    piece = study.settings.piece
+    piece = study.settings.max_document_tokens
     return study.texts if piece is None else list(cut(study.texts, piece))
 
 

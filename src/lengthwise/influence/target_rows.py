@@ -50,12 +50,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Far tokens chosen in one window; ``knows`` and ``source`` say what the choice was allowed to use."""
+    """Far tokens chosen in one window; ``objective`` and ``source`` say what the choice was allowed to use."""
 
     case: Case
     reading: Reading
     mode: str
-    knows: str
+    objective: str
     source: str
     measure: str
     # More than one for random draws, whose scores are averaged.
@@ -163,10 +163,10 @@ class TargetRows:
         """One over the probability of being measured; 0 for a target that is not."""
         if certain:
             return 1.0
-        if self.settings.rest == 0:
+        if self.settings.background_fraction == 0:
             return 0.0
-        drawn = stream(self.settings.seed, "rest", number).random() < self.settings.rest
-        return 1 / self.settings.rest if drawn else 0.0
+        drawn = stream(self.settings.seed, "rest", number).random() < self.settings.background_fraction
+        return 1 / self.settings.background_fraction if drawn else 0.0
 
     def _selections(self, case: Case) -> list[Selection]:
         settings, seed = self.settings, self.settings.seed
@@ -177,11 +177,11 @@ class TargetRows:
             "prediction": Divergence(case.whole),
         }
 
-        def select(mode: str, knows: str, source: str, measure: InfluenceMeasure, draws: int = 1) -> Selection:
+        def select(mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1) -> Selection:
             probe = Probe(
                 reading=readings[source],
                 mode=mode,
-                objective=objectives.get(knows, objectives["target"]),
+                objective=objectives.get(objective, objectives["target"]),
                 candidates=np.arange(settings.far),
             )
             choices = tuple(
@@ -192,17 +192,17 @@ class TargetRows:
                 case=case,
                 reading=readings[source],
                 mode=mode,
-                knows=knows,
+                objective=objective,
                 source=source,
                 measure=measure.name,
                 choices=choices,
             )
 
         found = [
-            select(mode, knows, source, settings.measure)
+            select(mode, objective, source, settings.measure)
             for mode in settings.modes
             for source in readings
-            for knows in settings.knows
+            for objective in settings.objectives
         ]
         if "random" in settings.controls:
             found += [select(mode, "nothing", "own", RandomChoice(), settings.random_draws) for mode in settings.modes]
@@ -239,7 +239,7 @@ class TargetRows:
         losses, divergences = scores.tolist()
         return {
             "mode": selection.mode,
-            "knows": selection.knows,
+            "knows": selection.objective,
             "from": selection.source,
             "measure": selection.measure,
             "chosen": [

@@ -51,15 +51,19 @@ def influence(
     ] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of far tokens.")] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="How they are chosen; see lengthwise list measures.")] = "greedy",
-    screen: Annotated[
-        float | None, typer.Option(help="The share of far tokens that a gradient keeps for the measure, such as 0.1.")
+    prefilter: Annotated[
+        float | None,
+        typer.Option(help="Fraction of far tokens that a gradient preselects for the measure, such as 0.1."),
     ] = None,
     mode: Annotated[
         str,
         typer.Option(help="strict (the model reads those tokens alone), masked (near tokens attend to those alone)."),
     ] = "strict",
-    knows: Annotated[
-        str, typer.Option(help="What a choice is judged by: prediction (that of the whole context), target (its loss).")
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="Selection objective: prediction (match the full-context prediction) or target (target loss)."
+        ),
     ] = "prediction",
     controls: Annotated[
         str,
@@ -72,15 +76,19 @@ def influence(
         float | None,
         typer.Option(help="With rule gap: nats that far context gains at least.", show_default=f"{Rule().gap}"),
     ] = None,
-    rest: Annotated[float, typer.Option(help="The share of the other targets that is measured as well.")] = 0.1,
+    background_fraction: Annotated[
+        float, typer.Option(help="Fraction of the remaining targets to measure as well.")
+    ] = 0.1,
     targets: Annotated[str, typer.Option(help="How many targets, or all.")] = "500",
-    piece: Annotated[int | None, typer.Option(**WHOLE, help="Cut longer texts into pieces of so many tokens.")] = None,
+    max_document_tokens: Annotated[
+        int | None, typer.Option(**WHOLE, help="Split longer texts into pieces of this many tokens.")
+    ] = None,
     sink: Annotated[
         int, typer.Option(**WHOLE, help="So many first tokens of each context are never hidden (attention sinks).")
     ] = 0,
     kind: Annotated[str | None, typer.Option(help="Of a run's held-out text, one kind.")] = None,
-    also: Annotated[
-        list[str] | None, typer.Option(help="Another model for the same texts; can be given several times.")
+    compare_model: Annotated[
+        list[str] | None, typer.Option(help="Another model to measure on the same texts; repeat the flag for more.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
     dtype: Annotated[
@@ -101,19 +109,19 @@ def influence(
         near=near,
         far=DEFAULT.far if far is None else far,
         ks=numbers(k, "--k"),
-        measure=_measure(measure, screen),
+        measure=_measure(measure, prefilter),
         modes=_names(mode),
-        knows=_names(knows),
+        objectives=_names(objective),
         controls=_controls(controls),
         rule=_rule(rule, gap),
-        rest=rest,
+        background_fraction=background_fraction,
         num_targets=_number_of(targets),
-        piece=piece,
+        max_document_tokens=max_document_tokens,
         sink=sink,
         seed=seed,
     )
     share = part_of(part)
-    names = [model, *(also if also is not None else [])]
+    names = [model, *(compare_model if compare_model is not None else [])]
     for name in names:
         check_there(name)
     folders = [out] if len(names) == 1 else [out / f"{place}-{Path(name).name}" for place, name in enumerate(names)]
@@ -194,19 +202,19 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds / size)):,} {unit}"
 
 
-def _measure(name: str, screen: float | None) -> InfluenceMeasure:
+def _measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if name not in MEASURES:
         raise unknown_name("measure", name, MEASURES)
     measure = MEASURES[name]()
-    if screen is None:
+    if prefilter is None:
         return measure
     if isinstance(measure, Screened):
-        return replace(measure, share=screen)
+        return replace(measure, share=prefilter)
     if not measure.exact:
         raise SettingError(
-            f"measure '{name}' scores nothing exactly, so there is nothing to screen; leave --screen out"
+            f"measure '{name}' scores nothing exactly, so there is nothing to prefilter; leave --prefilter out"
         )
-    return Screened(then=measure, share=screen)
+    return Screened(then=measure, share=prefilter)
 
 
 def _rule(name: str, gap: float | None) -> Rule:

@@ -159,7 +159,7 @@ def _masked_fault(model: NextTokenModel, window: Window) -> Fault:
 def _gate_fault(model: NextTokenModel, window: Window, whole: Float[Tensor, " vocab"]) -> Fault:
     asked, found = Masked(model, window), []
     gates = torch.zeros(len(window.start) + window.num_far)
-    advice = "use a measure without gradients, such as greedy without --screen"
+    advice = "use a measure without gradients, such as greedy without --prefilter"
 
     def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
         found.append(log_probs.detach())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 # A selection that knows the target asks whether k tokens suffice; one that knows the prediction with the whole context
 # is what a key-value budget could do.
-KNOWS = ("target", "prediction")
+OBJECTIVES = ("target", "prediction")
 
 
 @dataclass(frozen=True, slots=True)

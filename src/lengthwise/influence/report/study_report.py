@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import write_atomically
+from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.paths import StrPath
 from lengthwise.core.type_checks import typed
 from lengthwise.influence.report.figures import draw_distances, draw_recovery
 from lengthwise.influence.report.page import page
