@@ -12,6 +12,8 @@ from safetensors import SafetensorError
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.folder_lock import alone_in
 
+# Public functions accept a path as str or Path.
+StrPath = str | os.PathLike[str]
 UNFINISHED = ".unfinished"
 
 

@@ -18,13 +18,12 @@ from lengthwise.core.errors import (
     UntrainedDistanceWarning,
     unknown_name,
 )
+from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import alone_in
 from lengthwise.core.interruption import interruptible
-from lengthwise.core.paths import StrPath
 from lengthwise.core.type_checks import typed
-from lengthwise.evaluation.evaluator import evaluator_of
+from lengthwise.evaluation.evaluator import HELD_OUT, check_row, evaluator_of, seen_lengths
 from lengthwise.evaluation.exact_match import compares_distances
-from lengthwise.evaluation.result_rows import HELD_OUT, check_row, seen_lengths
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.run import measured_rows, train

@@ -16,15 +16,14 @@ from lengthwise.core.errors import (
     SeenRowsWarning,
     SettingError,
 )
+from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import alone_in
-from lengthwise.core.paths import StrPath
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_values, typed
-from lengthwise.evaluation.evaluator import Results, evaluator_of
+from lengthwise.evaluation.evaluator import HELD_OUT, Results, evaluator_of, seen_lengths
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
-from lengthwise.evaluation.result_rows import HELD_OUT, seen_lengths
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
 from lengthwise.experiments.run_folder import (
     MODEL,

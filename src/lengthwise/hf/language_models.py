@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import ModelError, unknown_name
-from lengthwise.core.paths import StrPath
+from lengthwise.core.files import StrPath
 from lengthwise.core.provenance import now
 from lengthwise.core.type_checks import typed
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -125,11 +126,10 @@ def _loading(name: str) -> ModuleType:
         if beside:
             raise unknown_name("run", name, beside)
     try:
-        # An extra, and slow to import.
-        from lengthwise.hf import loading  # noqa: PLC0415
+        # Slow to import, and `transformers` is an optional dependency.
+        return import_module("lengthwise.hf.loading")
     except ImportError:
         raise ModelError("models of transformers need that library; pip install 'lengthwise[hf]'") from None
-    return loading
 
 
 def _own(name: str, tokenizer: str | None, device: str) -> LanguageModel:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RowError
-from lengthwise.core.files import write_atomically
-from lengthwise.core.paths import StrPath
+from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.type_checks import typed
 from lengthwise.tasks.jsonl_table import ENDING, read_table
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.paths import StrPath
+from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import typed
 from lengthwise.evaluation.tables_and_figures import Rows, heading, table
 from lengthwise.experiments.comparison import COMPARED, Comparison, compare

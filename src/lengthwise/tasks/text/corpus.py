@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from lengthwise.core.errors import TextError, unknown_name
+from lengthwise.core.files import StrPath
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.paths import StrPath
 from lengthwise.tasks.text.tokenizer import END, BytePairTokenizer, ByteTokenizer, Tokenizer
 
 FACTS, TOKENIZER = "corpus.json", "tokenizer.json"

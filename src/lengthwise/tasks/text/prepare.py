@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
-from lengthwise.core.files import check_free, whole_folder, write_atomically
-from lengthwise.core.paths import StrPath
+from lengthwise.core.files import StrPath, check_free, whole_folder, write_atomically
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import typed
 from lengthwise.tasks.text.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, signed
