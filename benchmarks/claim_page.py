@@ -106,7 +106,7 @@ def _every_seed(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
             cells.append(" ".join(f"{at[seed]:.3f}" if seed in at else "·" for seed in by_seed))
         seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
         steps = " ".join(str(row["steps"]) for row in by_seed.values())
-        seconds = " ".join(f"{row['train_seconds']:.0f}" for row in by_seed.values())
+        seconds = " ".join(f"{row['train_s']:.0f}" for row in by_seed.values())
         fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
         body.append([label, seeds, steps, seconds, fitted, *cells])
     shown = [f"{length:,} (n={examples_at(rows, length)})" for length in lengths]

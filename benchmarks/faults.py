@@ -62,7 +62,7 @@ def make(kind: str, asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         tally = attack(number if asked.number is None else asked.number, asked.seed, Path(scratch))
     counts = {"attacks": tally.number, "refused": tally.refused, "faults": len(tally.found)}
-    row = {"kind": kind, "seed": asked.seed, **counts, "seconds": round(time.monotonic() - started, 1)}
+    row = {"kind": kind, "seed": asked.seed, **counts, "wall_s": round(time.monotonic() - started, 1)}
     print(row, flush=True)
     if asked.write:
         append_rows(RESULTS, [{**row, "found": tally.found, **provenance(), "time": now()}])

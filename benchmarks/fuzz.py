@@ -83,12 +83,12 @@ def main() -> None:
         tried = (by_hypothesis if asked.engine == "hypothesis" else by_atheris)(name, each, asked.seed)
         who = resource.RUSAGE_SELF if asked.engine == "hypothesis" else resource.RUSAGE_CHILDREN
         peak = resource.getrusage(who).ru_maxrss / 1024
-        seconds = round(time.monotonic() - started, 1)
+        wall_s = round(time.monotonic() - started, 1)
         row = {"reader": name, "engine": asked.engine, "seed": asked.seed, **tried, "peak_mib": round(peak)}
-        print({**row, "seconds": seconds}, flush=True)
+        print({**row, "wall_s": wall_s}, flush=True)
         assert peak < MEMORY_MIB, "too much memory"
         if asked.write:
-            append_rows(RESULTS, [{**row, "seconds": seconds, **provenance(), "time": now()}])
+            append_rows(RESULTS, [{**row, "wall_s": wall_s, **provenance(), "time": now()}])
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def measured(experiment: lw.Experiment, folder: Path) -> Part:
         if run is None:
             raise TimeoutError
         rows = lw.evaluate(run, experiment.evaluation)
-        return {"train_seconds": run.facts["train_seconds"], "fitted": run.facts["fitted"], "results": rows}
+        return {"train_s": run.facts["train_s"], "fitted": run.facts["fitted"], "results": rows}
 
     return part
 

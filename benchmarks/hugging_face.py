@@ -228,7 +228,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
         lengths=asked.lengths, num_examples=asked.num_examples, decode="free", until_none=True, seed=1
     )
     measured = EvaluateByLength.of_task(trainer, asked.task, scheme, settings).measure(trainer.state)
-    return [{**asdict(cell), **row, "train_seconds": round(seconds, 1)} for row in measured]
+    return [{**asdict(cell), **row, "train_s": round(seconds, 1)} for row in measured]
 
 
 def run(cell: Cell, out: Path, commit: str | None) -> None:
@@ -267,7 +267,7 @@ def table(file: Path) -> None:
                 " ".join(f"{by[seed, n]['exact_match']:.3f}" if (seed, n) in by else "·" for seed in seeds)
                 for n in asked.lengths
             ]
-            seconds = " ".join(f"{by[seed, asked.lengths[0]]['train_seconds']:.0f}" for seed in seeds)
+            seconds = " ".join(f"{by[seed, asked.lengths[0]]['train_s']:.0f}" for seed in seeds)
             print("|", " | ".join([*label, seconds, *shown]), "|")
 
 

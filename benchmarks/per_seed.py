@@ -26,7 +26,7 @@ def main() -> None:
         own = {row["length"]: row for row in rows if (row["row"], row["seed"]) == (name, seed)}
         facts = next(iter(own.values()))
         met = f"{facts['id_range'][0]:,}-{facts['id_range'][1]:,}"
-        head = [name, seed, met, f"{facts['steps']:,}", f"{facts['train_seconds']:.0f}", f"{facts['fitted']:.3f}"]
+        head = [name, seed, met, f"{facts['steps']:,}", f"{facts['train_s']:.0f}", f"{facts['fitted']:.3f}"]
         print("|", " | ".join(map(str, [*head, *(cell(own[length]) for length in lengths)])), "|")
 
 

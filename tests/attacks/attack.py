@@ -25,11 +25,11 @@ import torch._dynamo  # noqa: F401
 import transformers.generation
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import lengthwise.hf.dataset
 import lengthwise.hf.lengthwise_model
 import lengthwise.hf.loading
-import lengthwise.hf.symbols
-import lengthwise.hf.text_evaluation  # noqa: F401
+import lengthwise.hf.task_dataset
+import lengthwise.hf.text_evaluation
+import lengthwise.hf.tokenization  # noqa: F401
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import LengthwiseError
 
@@ -41,7 +41,7 @@ HANG_SECONDS = 5.0
 MEMORY_MIB = 2048
 _NUMBERS = itertools.count()
 # What differs between two measurements of the same.
-CLOCKS = {"wall_s", "train_seconds", "time", "provenance"}
+CLOCKS = {"wall_s", "train_s", "time", "provenance"}
 
 Call = Sequence[str] | Callable[[], Any]
 

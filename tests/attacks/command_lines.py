@@ -177,14 +177,14 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Predicted": (lw.Predicted, {"num_position_ids": 9}),
         "Rotary": (lw.Rotary, {"base": 100.0}),
         "Addition": (lw.Addition, {}),
-        "Rows": (lw.Rows, {"file": "rows.jsonl"}),
+        "JSONLTask": (lw.JSONLTask, {"file": "rows.jsonl"}),
     }
 
 
 CALLED = (
     *("train", "load_run", "evaluate", "certify_run", "diagnose_run", "compare", "prepare_corpus", "export_hf"),
     *("import_hf", "experiment_for", "recipe", "load_language_model", "EvaluationSettings", "TrainingSettings"),
-    *("DecoderSettings", "InfluenceSettings", "Experiment", "Predicted", "Rotary", "Addition", "Rows"),
+    *("DecoderSettings", "InfluenceSettings", "Experiment", "Predicted", "Rotary", "Addition", "JSONLTask"),
 )
 
 

@@ -55,7 +55,7 @@ def make_rows(seed: int) -> None:
         for word in (WORDS[::-1] if seed else WORDS)
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = lw.Rows(file="rows.jsonl")
+    task = lw.JSONLTask(file="rows.jsonl")
     lw.train(replace(small_experiment(task), train_lengths=(1, 4), seed=seed), "run", device="cpu")
     Path("rows.jsonl").rename("asked.jsonl")
 

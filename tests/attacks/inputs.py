@@ -27,24 +27,23 @@ from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_values
-from lengthwise.evaluation.evaluator import EXACT_MATCH
-from lengthwise.evaluation.result_rows import check_row
+from lengthwise.evaluation.evaluator import EXACT_MATCH, check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
 from lengthwise.experiments.run_folder import read_rows, read_sealed
 from lengthwise.tasks import TASKS, Text
 from lengthwise.tasks.jsonl_table import read_table
-from lengthwise.tasks.text_format import texts_of
+from lengthwise.tasks.text_format import format_examples
 from lengthwise.training.training_state import Progress, read_progress
 
 # Rows whose numbers an evaluation has written.
 RESULT = {
     **{"task": "parity", "variant": None, "length": 4, "num_examples": 8, "num_exact": 4, "exact_match": 0.5},
     **{"exact_match_low": 0.2, "exact_match_high": 0.8, "token_accuracy": 0.9, "seed": 0, "steps": 12},
-    **{"trained_distance": 7, "train_seconds": 0.5, "decode": "forced"},
+    **{"trained_distance": 7, "train_s": 0.5, "decode": "forced"},
 }
 EXPERIMENT = to_dict(small_experiment())
-FACTS = {"steps": 12, "fitted": 0.5, "id_range": [1, 40], "trained_distance": 7, "train_seconds": 0.5}
+FACTS = {"steps": 12, "fitted": 0.5, "id_range": [1, 40], "trained_distance": 7, "train_s": 0.5}
 PROGRESS = {name: getattr(Progress(), name) for name in Progress.__slots__}
 SHARED = Path("/dev/shm")
 
@@ -179,13 +178,13 @@ def prompts(source: Source) -> bytes:
     return bytes([number]) + source.of(["", " "]).join(words).encode(errors="surrogatepass")
 
 
-ASKED = [made() for made in TASKS.values() if not issubclass(made, lw.Rows | Text)]
+ASKED = [made() for made in TASKS.values() if not issubclass(made, lw.JSONLTask | Text)]
 
 
 def _right_prompts(task: lw.Task) -> list[bytes]:
     lengths = (smallest_length(task), smallest_length(task) + 3)
     drawn = [task.sample(length=length, size=4, rng=np.random.default_rng(length)) for length in lengths]
-    told = [text.prompt for examples in drawn for text in texts_of(task, examples)]
+    told = [text.prompt for examples in drawn for text in format_examples(task, examples)]
     return [text.encode() for text in (*told, *(text.replace(" ", "") for text in told))]
 
 

@@ -15,7 +15,7 @@ from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import KINDS, resume
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.experiments.run_folder import BOUND, SEAL, bound_to
-from lengthwise.tasks.text.corpus import signed
+from lengthwise.tasks.text.corpus import with_digest
 
 DEEP: Any = []
 for _ in range(900):
@@ -138,7 +138,7 @@ def lie_in_corpus(folder: Path, rng: random.Random) -> str:
         path.write_text("\n".join([json.dumps(lied), *lines[1:]]) + "\n")
     if name != "corpus.json":
         facts["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "corpus" / "corpus.json").write_text(json.dumps(signed(facts)))
+    (folder / "corpus" / "corpus.json").write_text(json.dumps(with_digest(facts)))
     return f"{name}: {what}"
 
 

@@ -88,16 +88,16 @@ def test_a_decoder_of_more_layers_or_weights_than_there_can_be_is_refused():
 
 
 def test_memory_is_that_of_the_container_where_it_has_less(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "CONTAINER", tmp_path / "memory.max")
+    monkeypatch.setattr(devices, "CONTAINER_LIMIT", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text(str(2**20))
-    devices.memory_of_machine.cache_clear()
+    devices.machine_memory.cache_clear()
     devices.check_memory(2**20, "this", "use less")
     with pytest.raises(SettingError, match=r"^this needs 0 GiB or more, and this machine has 0; use less$"):
         devices.check_memory(2**20 + 1, "this", "use less")
     (tmp_path / "memory.max").write_text("max")
-    devices.memory_of_machine.cache_clear()
+    devices.machine_memory.cache_clear()
     devices.check_memory(2**21, "this", "use less")
-    devices.memory_of_machine.cache_clear()
+    devices.machine_memory.cache_clear()
 
 
 def test_of_long_examples_no_more_are_drawn_than_are_asked_for(here, monkeypatch):
@@ -148,7 +148,7 @@ def test_no_document_for_scripts_holds_what_json_has_not(capsys):
 def test_a_row_with_half_a_character_is_refused_before_training(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": ["\\ud83d"], "response": ["x"]}\n')
     with pytest.raises(LengthwiseError, match=r"rows.jsonl") as error:
-        _ = lw.Rows(file=str(tmp_path / "rows.jsonl")).vocabulary
+        _ = lw.JSONLTask(file=str(tmp_path / "rows.jsonl")).vocabulary
     assert "\n" not in str(error.value)
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_model_folder_is_refused_in_one_line(damage, here, capsys):
 def test_facts_of_a_run_are_checked_when_it_is_loaded(here):
     path = here / "run" / "model.safetensors"
     tensors, facts = load_tensors(path)
-    for name, value in {"fitted": "x", "id_range": [1], "steps": 1.5, "train_seconds": float("nan")}.items():
+    for name, value in {"fitted": "x", "id_range": [1], "steps": 1.5, "train_s": float("nan")}.items():
         save_tensors(path, tensors, {**facts, name: value})
         with pytest.raises(LengthwiseError, match=r"model.safetensors") as error:
             lw.load_run("run", device="cpu")
@@ -332,7 +332,7 @@ def test_what_a_killed_write_left_goes_with_the_next_one(tmp_path):
 
 def test_an_export_that_was_cut_short_is_made_by_the_next(here, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("lengthwise.hf.export.whole_folder", files.whole_folder)
+        patch.setattr("lengthwise.hf.export.atomic_folder", files.atomic_folder)
         patch.setattr("lengthwise.hf.lengthwise_model.LengthwiseForCausalLM.save_pretrained", _full)
         with pytest.raises(RunFolderError, match=r"cannot write .*again .*No space left"):
             lw.export_hf("plain", "again")

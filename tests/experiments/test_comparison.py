@@ -59,9 +59,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in row.items() if name not in ("wall_s", "train_seconds", "time")} for row in rows
-    ]
+    return [{name: value for name, value in row.items() if name not in ("wall_s", "train_s", "time")} for row in rows]
 
 
 def compared(folder: Path, rows: dict[str, Experiment] = ROWS, **given: Any) -> Comparison:

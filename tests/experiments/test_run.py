@@ -39,7 +39,7 @@ SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 CELL = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance"}
 RUN = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_seconds", "time"}
+TRAINING = {"steps", "fitted", "train_s", "time"}
 FIELDS = CELL | ACCURACIES | RUN | TRAINING
 
 
@@ -58,9 +58,7 @@ def trained(folder: Path, **changes: Any) -> Run:
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in row.items() if name not in ("wall_s", "train_seconds", "time")} for row in rows
-    ]
+    return [{name: value for name, value in row.items() if name not in ("wall_s", "train_s", "time")} for row in rows]
 
 
 def test_a_loaded_run_has_the_weights_the_facts_and_the_rows_of_the_trained_one(tmp_path):
@@ -100,7 +98,7 @@ def test_facts_tell_the_ids_and_the_distances_that_training_showed(tmp_path):
     run = trained(tmp_path, scheme=Sequential(), batch_size=2)
     # Parities of up to 4 bits are 11 tokens.
     assert (run.facts["id_range"], run.facts["trained_distance"]) == ([0, 10], 10)
-    assert set(run.facts) == {"steps", "fitted", "id_range", "trained_distance", "train_seconds"}
+    assert set(run.facts) == {"steps", "fitted", "id_range", "trained_distance", "train_s"}
 
 
 def test_facts_survive_a_stop(tmp_path):

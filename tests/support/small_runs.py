@@ -85,7 +85,7 @@ def facts(folder: Path) -> dict[str, Any]:
     return {
         name: fact
         for name, fact in load_tensors(folder / "model.safetensors")[1].items()
-        if name not in ("train_seconds", "belongs_to")
+        if name not in ("train_s", "belongs_to")
     }
 
 

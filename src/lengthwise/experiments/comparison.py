@@ -13,15 +13,15 @@ from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import (
     DivergedError,
     RunFolderError,
-    SeenRowsWarning,
     SettingError,
+    TrainingOverlapWarning,
     UntrainedDistanceWarning,
     unknown_name,
 )
 from lengthwise.core.files import StrPath
-from lengthwise.core.folder_lock import alone_in
-from lengthwise.core.interruption import interruptible
-from lengthwise.core.type_checks import typed
+from lengthwise.core.folder_lock import exclusive_lock
+from lengthwise.core.interruption import catch_interrupts
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.evaluator import HELD_OUT, check_row, evaluator_of, seen_lengths
 from lengthwise.evaluation.exact_match import compares_distances
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
@@ -85,7 +85,7 @@ class _Cell:
     diverged: str | None = None
 
 
-@typed
+@check_arguments
 def compare(  # noqa: PLR0913  (a setting of the call each)
     experiments: Mapping[str, Experiment],
     out: StrPath,
@@ -126,7 +126,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     todo = [job for job in whole if job.label in chosen]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
-    with alone_in(out):
+    with exclusive_lock(out):
         asked = {"experiments": {label: to_dict(row) for label, row in experiments.items()}, "num_seeds": num_seeds}
         claim(out, COMPARISON_FOLDER, asked, resume=True)
         done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
@@ -187,7 +187,7 @@ def _run_here(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Pa
     done: dict[Path, _Cell] = {}
     threads = torch.get_num_threads()
     try:
-        with interruptible() as stop:
+        with catch_interrupts() as stop:
             for job in todo:
                 cell = None if stop() else _cell(job, stop)
                 if cell is None:
@@ -223,12 +223,12 @@ def _tell(report: Callable[[str], None] | None, job: _Job, cell: _Cell, done: in
         report(f"[{done}/{total}] {job}: {cell.diverged}")
         return
     last = cell.rows[-1]
-    report(f"[{done}/{total}] {job}: {last['steps']} steps in {last['train_seconds']:.0f} s, {outcome(cell.rows)}")
+    report(f"[{done}/{total}] {job}: {last['steps']} steps in {last['train_s']:.0f} s, {outcome(cell.rows)}")
 
 
 def _run(job: _Job) -> _Cell | None:
     """A job in a process of its own."""
-    with interruptible() as stop:
+    with catch_interrupts() as stop:
         return _cell(job, stop)
 
 
@@ -250,7 +250,7 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
         with warnings.catch_warnings():
             # Told once for the whole comparison, from its rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
-            warnings.simplefilter("ignore", SeenRowsWarning)
+            warnings.simplefilter("ignore", TrainingOverlapWarning)
             try:
                 # All at once: what is left early is measured again.
                 rows = list(measured_rows(run, job.experiment.evaluation, report=leave))

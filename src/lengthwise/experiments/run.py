@@ -13,14 +13,14 @@ from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import (
     LengthwiseError,
     RunFolderError,
-    SeenRowsWarning,
     SettingError,
+    TrainingOverlapWarning,
 )
 from lengthwise.core.files import StrPath
-from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import check_values, typed
+from lengthwise.core.type_checks import check_arguments, check_values
 from lengthwise.evaluation.evaluator import HELD_OUT, Results, evaluator_of, seen_lengths
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
@@ -46,7 +46,7 @@ from lengthwise.experiments.validation import (
     prepare_training,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import HasRows, Task, num_shared_rows, row_facts, task_facts
+from lengthwise.tasks import HasRecords, Task, num_shared_records, record_facts, task_facts
 from lengthwise.training.trainer import Trainer
 
 # Examples that decide whether the training range is fitted.
@@ -61,7 +61,7 @@ class Run:
 
     ``facts``: ``steps``, ``fitted`` (exact match at the longest training length, None of a task graded by loss),
     ``id_range`` (smallest and largest ID met in training), ``trained_distance`` (widest range of IDs within one
-    example), ``train_seconds``.
+    example), ``train_s``.
     """
 
     folder: Path
@@ -78,10 +78,10 @@ class TrainingFacts:
     fitted: float | None
     id_range: tuple[float, float]
     trained_distance: float
-    train_seconds: float
+    train_s: float
 
 
-@typed
+@check_arguments
 def train(
     experiment: Experiment,
     out: StrPath,
@@ -99,7 +99,7 @@ def train(
     """
     out, target = Path(out), pick_device(device)
     prepared = prepare_training(experiment)
-    with alone_in(out):
+    with exclusive_lock(out):
         claim_run(out, experiment, resume=resume)
         return _train(experiment, prepared, out, target, report, stop)
 
@@ -134,7 +134,7 @@ def _train(
         "fitted": None if by_loss else fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
-        "train_seconds": round(progress.train_seconds, 3),
+        "train_s": round(progress.train_s, 3),
     }
     write_model(out, decoder.state_dict(), facts)
     return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
@@ -150,7 +150,7 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
 
 
-@typed
+@check_arguments
 def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Read a finished run.
 
@@ -185,7 +185,7 @@ def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
         raise RunFolderError(f"{path} has facts of no training ({error}); train the run again") from None
 
 
-@typed
+@check_arguments
 def evaluate(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
@@ -199,7 +199,9 @@ def evaluate(
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
     if seen := seen_lengths(rows):
-        warnings.warn(f"rows of length {seen} were trained on, some or all; {HELD_OUT}", SeenRowsWarning, stacklevel=2)
+        warnings.warn(
+            f"rows of length {seen} were trained on, some or all; {HELD_OUT}", TrainingOverlapWarning, stacklevel=2
+        )
     return rows
 
 
@@ -223,7 +225,7 @@ def _measured(
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    seen = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRows) else {}
+    seen = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
     return {
         **task_facts(experiment.task),
         "scheme": experiment.scheme.name,
@@ -232,9 +234,9 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
         "variant": variant,
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
-        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_seconds")},
+        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
         **head,
-        **row_facts(experiment.task, result.length),
+        **record_facts(experiment.task, result.length),
         **seen,
         "time": now(),
     }
@@ -250,6 +252,8 @@ def _seen(run: Run, length: int) -> bool:
     with suppress(LengthwiseError):
         trained = read_experiment(run.folder).task
         return (
-            isinstance(asked, HasRows) and isinstance(trained, HasRows) and num_shared_rows(asked, trained, length) > 0
+            isinstance(asked, HasRecords)
+            and isinstance(trained, HasRecords)
+            and num_shared_records(asked, trained, length) > 0
         )
     return False

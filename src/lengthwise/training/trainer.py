@@ -17,7 +17,7 @@ from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import Staged
+from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import AnswerLoss, answer_loss, feed_own_ids
 from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
@@ -109,7 +109,9 @@ class Trainer:
         """``belongs_to`` is kept in checkpoints: one of another training is refused."""
         self.decoder = decoder
         self.settings = settings
-        stages = sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, Staged) else ()
+        stages = (
+            sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, HasStages) else ()
+        )
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         self.folder = folder
         self.progress = Progress(belongs_to=belongs_to)
@@ -123,11 +125,7 @@ class Trainer:
             (decayed if sum(size > 1 for size in parameter.shape) >= 2 else kept).append(parameter)
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": kept, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
+            groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
 
     def run(
@@ -163,7 +161,7 @@ class Trainer:
                 if progress.end is None and self._fits(fitted):
                     progress.end = min(settings.steps, progress.step + settings.cooldown_steps)
                 progress.finished = progress.step >= (settings.steps if progress.end is None else progress.end)
-                progress.train_seconds += time.perf_counter() - started
+                progress.train_s += time.perf_counter() - started
                 leave = stop() and not progress.finished
                 if leave or progress.finished or progress.step % settings.checkpoint_every == 0:
                     self._check_loss(outcome)

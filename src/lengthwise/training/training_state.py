@@ -32,7 +32,7 @@ class Progress:
     largest_id: int | float = 0
     largest_distance: int | float = 0
     metrics_bytes: int = 0
-    train_seconds: float = 0.0
+    train_s: float = 0.0
     end: int | None = None
     finished: bool = False
     stage: int = 0

@@ -10,7 +10,7 @@ from lengthwise.cli.flags import WHOLE, Corpus, Device, EncodingName, Json, Quic
 from lengthwise.cli.parsing import brought, chosen, on_corpus, varied
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.cli.terminal import err_console, print_json, tell
-from lengthwise.core.interruption import StoppedError, interruptible
+from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
@@ -62,7 +62,7 @@ def train_(
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
     progress_line = ProgressLine(err_console, experiment.training.steps, longest=experiment.train_lengths[1])
-    with progress_line as progress, interruptible() as stop:
+    with progress_line as progress, catch_interrupts() as stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.trained, stop=stop)
     if run is None:
         own = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
@@ -74,6 +74,6 @@ def train_(
     fitted = run.facts["fitted"]
     matched = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
     tell(
-        f"{run.facts['steps']} steps in {run.facts['train_seconds']:.0f} s; {matched}"
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {matched}"
         f"IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
     )
