@@ -25,6 +25,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from lengthwise.theory.risk.growth import fit_odds, limit_risk
+from lengthwise.theory.risk.laplace import laplace_risks
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
@@ -43,8 +45,6 @@ from lengthwise.tasks.planted.placement import Local, ShapeLaw
 from lengthwise.theory.attention.fitted import fitted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.growth import fit_odds, limit_risk
-from lengthwise.theory.risk.laplace import laplace_risks
 from lengthwise.training.batch import to_batch
 from lengthwise.training.trainer import TrainingSettings
 
@@ -72,7 +72,7 @@ class At:
     summary: ClassVar[str] = "one token at a distance from the end"
     k: ClassVar[int] = 1
     span: ClassVar[None] = None
-    smallest: ClassVar[int] = 8
+    min_length: ClassVar[int] = 8
 
     def distance(self, length: int) -> int:
         """``fixed``: 3. ``half``: half of the length. ``jump``: 3, beyond training 6."""

@@ -21,11 +21,11 @@ from lengthwise.core.errors import (
     PositionIDError,
     PositionRangeError,
     PromptError,
-    RowError,
     SettingError,
+    TaskFileError,
     TextError,
     UnknownNameError,
-    UnservedTaskError,
+    UnsupportedTaskError,
     unknown_name,
 )
 from lengthwise.encodings import (
@@ -68,13 +68,13 @@ from lengthwise.tasks import (
     Addition,
     Copy,
     IndexHints,
+    JSONLTask,
     MultiAddition,
     Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
-    Rows,
     Sort,
     SparseParity,
     Text,
@@ -178,7 +178,7 @@ def keep_damaged_rows(content: str) -> None:
     """A run whose kept tokens are none."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "rows.json").write_text(content)
-        Rows().kept_in(Path(folder))
+        JSONLTask().from_run_folder(Path(folder))
 
 
 def change_rows() -> None:
@@ -186,7 +186,7 @@ def change_rows() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_text('{"prompt": "a", "response": "b"}')
-        task = Rows(file=str(file))
+        task = JSONLTask(file=str(file))
         file.write_text('{"prompt": "a", "response": "c"}')
         task.read()
 
@@ -514,7 +514,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     *(
         (
             lambda n=n: assign(n, coupling="none"),
-            UnservedTaskError,
+            UnsupportedTaskError,
             r"declares no coupling; use the scheme sequential, .* or random_floats, or abacus, which counts digits",
         )
         for n in ("coupled", "multilevel", "predicted")
@@ -765,12 +765,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: write(3), SettingError, r"IDs are given for 1 of 2 new tokens .*; give them all, or train with"),
     (
         ask_for_places_of_a_task_without,
-        UnservedTaskError,
+        UnsupportedTaskError,
         r"declares no places; use the scheme sequential, .* or random_floats, or multilevel or predicted, which",
     ),
     (
         couple_on_two_levels,
-        UnservedTaskError,
+        UnsupportedTaskError,
         r"this task couples on 2 levels, coupled gives one ID; use the scheme multilevel or predicted",
     ),
     (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 leaves no symbol to hint with; use at least 1"),
@@ -781,7 +781,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (
         lambda: IndexHints(task=IndexHints()).from_prompt("01"),
-        UnservedTaskError,
+        UnsupportedTaskError,
         r"the task index_hints declares no places to hint at; wrap one such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"split 'test' is unknown to text; choose one of train, held_out"),
@@ -792,32 +792,36 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"length 9999 takes 10000 tokens and this train text has 38\d\d; use at most 38\d\d, or a corpus with more",
     ),
     (
-        lambda: Rows().sample(length=21, size=1, rng=np.random.default_rng(0)),
+        lambda: JSONLTask().sample(length=21, size=1, rng=np.random.default_rng(0)),
         SettingError,
         r"^our own file of rows has no row of length 21; use a length that it has: 1-20$",
     ),
-    (lambda: Rows().from_prompt("a z"), PromptError, r"'z' cannot stand in a prompt of rows; write tokens of its file"),
     (
-        lambda: Rows(file="nowhere.jsonl"),
-        RowError,
+        lambda: JSONLTask().from_prompt("a z"),
+        PromptError,
+        r"'z' cannot stand in a prompt of rows; write tokens of its file",
+    ),
+    (
+        lambda: JSONLTask(file="nowhere.jsonl"),
+        TaskFileError,
         r"nowhere.jsonl cannot be read \(No such file or directory\); name one that can be, as --task FILE.jsonl$",
     ),
     (
-        lambda: Rows().kept_in(Path("nowhere")),
-        RowError,
+        lambda: JSONLTask().from_run_folder(Path("nowhere")),
+        TaskFileError,
         r"^nowhere was not trained on a file of rows \(it has no rows.json\); name the task of that run$",
     ),
     (
         lambda: keep_damaged_rows("[]"),
-        RowError,
+        TaskFileError,
         r"rows.json cannot be read \(.*it holds a list, not an object.*\); train the run again$",
     ),
     (
         lambda: keep_damaged_rows('{"symbols": [1, 2], "coupled": true, "falls": false}'),
-        RowError,
+        TaskFileError,
         r"rows.json cannot be read \(it holds no names of tokens\); train the run again$",
     ),
-    (change_rows, RowError, r"has changed since it was named; name it anew with --task, or bring it back$"),
+    (change_rows, TaskFileError, r"has changed since it was named; name it anew with --task, or bring it back$"),
     (
         train_on_another_corpus,
         TextError,

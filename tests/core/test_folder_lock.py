@@ -9,7 +9,7 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.core import folder_lock as locks
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import append_rows, read_rows
@@ -17,8 +17,8 @@ from lengthwise.experiments.run_folder import append_rows, read_rows
 HOLD = """
 import sys
 from pathlib import Path
-from lengthwise.core.folder_lock import alone_in
-with alone_in(Path(sys.argv[1])):
+from lengthwise.core.folder_lock import exclusive_lock
+with exclusive_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -46,10 +46,10 @@ def held(tmp_path):
 def test_a_folder_is_free_again_when_its_process_dies(held):
     folder, holder = held
     with pytest.raises(RunFolderError, match=r"another process is writing into .*; wait until it ends, or choose"):
-        alone_in(folder).__enter__()
+        exclusive_lock(folder).__enter__()
     holder.kill()
     holder.wait()
-    with alone_in(folder):
+    with exclusive_lock(folder):
         pass
 
 
@@ -62,7 +62,7 @@ def test_who_waited_for_a_folder_that_is_gone_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_lock", locked_too_late)
     with (
         pytest.raises(RunFolderError, match=r"^another process has moved or deleted .*moved; give the same command"),
-        alone_in(folder),
+        exclusive_lock(folder),
     ):
         pytest.fail("two would be in it")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.core.provenance import commit_of, now
+from lengthwise.core.provenance import git_commit, now
 
 PROJECT = '[project]\nname = "{}"\n'
 
@@ -25,21 +25,21 @@ def repository(root: Path, project: str = "lengthwise") -> Path:
 
 def test_the_commit_of_a_clone_says_whether_files_changed(tmp_path):
     root = repository(tmp_path)
-    clean = commit_of(root)
+    clean = git_commit(root)
     assert clean is not None
     assert re.fullmatch("[0-9a-f]{12}", clean)
     (root / "pyproject.toml").write_text(PROJECT.format("lengthwise") + 'version = "1"\n')
-    assert commit_of(root) == f"{clean}-dirty"
+    assert git_commit(root) == f"{clean}-dirty"
 
 
 def test_a_package_inside_its_users_repository_has_no_commit(tmp_path):
     root = repository(tmp_path, project="thesis")
-    assert commit_of(root) is None
+    assert git_commit(root) is None
     # As where site-packages lies in the repository.
-    assert commit_of(root / "src") is None
+    assert git_commit(root / "src") is None
     # A copy of lengthwise in a folder of the user's repository.
     (root / "src" / "pyproject.toml").write_text(PROJECT.format("lengthwise"))
-    assert commit_of(root / "src") is None
+    assert git_commit(root / "src") is None
 
 
 def test_no_hook_of_the_repository_runs(tmp_path):
@@ -49,7 +49,7 @@ def test_no_hook_of_the_repository_runs(tmp_path):
     hook.chmod(0o755)
     subprocess.run(["git", "-C", str(root), "config", "core.fsmonitor", str(hook)], check=True)
     (root / "pyproject.toml").touch()
-    assert commit_of(root) is not None
+    assert git_commit(root) is not None
     assert not marker.exists()
 
 
@@ -57,7 +57,7 @@ def test_no_hook_of_the_repository_runs(tmp_path):
 def test_a_damaged_project_file_means_no_commit(content, tmp_path):
     root = repository(tmp_path)
     (root / "pyproject.toml").write_text(content)
-    assert commit_of(root) is None
+    assert git_commit(root) is None
 
 
 def test_the_time_is_in_utc(tmp_path):

@@ -14,7 +14,7 @@ from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types, typed
+from lengthwise.core.type_checks import check_arguments, check_types
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
@@ -143,7 +143,7 @@ def test_training_loading_and_comparing_take_texts_as_paths(tmp_path, monkeypatc
 
 # What takes tensors, and is checked with their shapes; and what does no more than hand its argument on.
 OF_TENSORS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenized"}
-SIMPLE = {"build_decoder", "certify_law", "quick", "scored_everywhere", "stream", "texts_of", "without_copies"}
+SIMPLE = {"build_decoder", "certify_law", "quick", "scored_everywhere", "stream", "format_examples", "without_copies"}
 VERBS = sorted(name for name in lw.__all__ if inspect.isfunction(getattr(lw, name)) and name not in OF_TENSORS | SIMPLE)
 
 
@@ -179,7 +179,7 @@ def test_an_argument_of_the_wrong_type_is_refused_by_its_name(declared, value, e
 
     function.__annotations__["given"] = declared
     with pytest.raises(SettingError, match=f"^given .* has the wrong type; {ending}$"):
-        typed(function)(value)
+        check_arguments(function)(value)
 
 
 RIGHT = [
@@ -200,7 +200,7 @@ def test_an_argument_of_the_right_type_is_taken(declared, value):
         return given
 
     function.__annotations__["given"] = declared
-    assert typed(function)(value) is value
+    assert check_arguments(function)(value) is value
 
 
 def test_python_itself_says_which_argument_is_missing():

@@ -12,7 +12,7 @@ from tests.support.cases import randomize
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.core.intervals import clustered_interval, student
+from lengthwise.core.intervals import clustered_interval, t_critical_value
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -219,7 +219,7 @@ TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 5: 2.5706, 10: 2.2281, 30: 2.0423, 12
 
 @pytest.mark.parametrize("freedom", TABLE)
 def test_students_bound_is_that_of_the_tables(freedom):
-    assert student(freedom) == pytest.approx(TABLE[freedom], rel=2e-4)
+    assert t_critical_value(freedom) == pytest.approx(TABLE[freedom], rel=2e-4)
 
 
 def test_of_equal_clusters_the_interval_is_that_of_their_means():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.support.cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
 
-from lengthwise.core.errors import PositionIDError, PositionRangeError, UnservedTaskError
+from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
 from lengthwise.model.attention import SHORT
@@ -45,7 +45,7 @@ def batch_of(scheme: str, task: Task, length: int) -> Batch | None:
     """Two sequences with the IDs of training, and the same two with those of evaluation; None if not served."""
     examples = task.sample(length=length, size=2, rng=stream(0, "examples"))
     if not serves(scheme, examples):
-        with pytest.raises(UnservedTaskError, match=r"; use the scheme "):
+        with pytest.raises(UnsupportedTaskError, match=r"; use the scheme "):
             small_scheme(scheme).assign(examples, stream(0, "positions"), training=True)
         return None
     halves = [

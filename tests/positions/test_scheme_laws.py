@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
 
-from lengthwise.core.errors import UnservedTaskError
+from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
 from lengthwise.positions.randomized import subsets
 from lengthwise.tasks import (
     Addition,
     IndexHints,
+    JSONLTask,
     Multiplication,
     Parity,
     Planted,
     Recall,
-    Rows,
     SparseParity,
     Text,
     VariableAssignment,
@@ -55,7 +55,7 @@ def assert_serves(scheme: str, examples: Examples, *, training: bool) -> bool:
     """Whether a scheme serves a task, as it declares; where not, it must refuse and name schemes that do."""
     if serves(scheme, examples):
         return True
-    with pytest.raises(UnservedTaskError, match=r"this task (declares no|couples on) .* use the scheme"):
+    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|couples on) .* use the scheme"):
         small_scheme(scheme).assign(examples, np.random.default_rng(0), training=training)
     return False
 
@@ -177,7 +177,7 @@ def test_a_refusal_names_the_schemes_that_serve_every_task_and_those_that_serve_
         (bare, set()),
         (replace(examples, **{needs: None}), {"abacus"} if needs == "coupling" else {"multilevel", "predicted"}),
     ):
-        with pytest.raises(UnservedTaskError) as caught:
+        with pytest.raises(UnsupportedTaskError) as caught:
             small_scheme(refusing).assign(given, rng, training=True)
         named = str(caught.value).split("use the scheme")[1]
         assert {word.strip(",") for word in named.split()} & set(SCHEMES) == served | more
@@ -242,7 +242,7 @@ def test_on_one_level_the_coupled_schemes_give_the_same_ids():
 @over_training
 def test_coupled_refuses_a_second_level(training, rng):
     with pytest.raises(
-        UnservedTaskError, match=r"on 2 levels, coupled gives one ID; use the scheme multilevel or pred"
+        UnsupportedTaskError, match=r"on 2 levels, coupled gives one ID; use the scheme multilevel or pred"
     ):
         Coupled().assign(on_two_levels(1), rng, training=training)
 
@@ -303,7 +303,7 @@ def test_abacus_tells_the_digits_place_in_writing_order(order):
 def test_places_count_the_symbols_of_every_number_and_string_from_one(length, task, rng):
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
     if examples.places is None:
-        assert isinstance(task, IndexHints | Planted | Recall | Rows | SparseParity | Text | VariableAssignment)
+        assert isinstance(task, IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment)
         return
     for row, tokens in enumerate(examples.tokens):
         places, expected, counted = examples.places[row], [], 0

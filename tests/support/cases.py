@@ -63,7 +63,7 @@ EARLY = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_b
 
 def smallest_length(task: Task) -> int:
     """Where the lengths of a task start."""
-    return task.smallest if isinstance(task, Planted) else 1
+    return task.min_length if isinstance(task, Planted) else 1
 
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:

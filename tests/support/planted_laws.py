@@ -73,7 +73,7 @@ class Tilted:
     summary: ClassVar[str] = "later places are likelier"
     k: ClassVar[int] = 2
     span: ClassVar[int] = 3
-    smallest: ClassVar[int] = 3
+    min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
         """Both shapes, wherever they fit."""

@@ -22,7 +22,7 @@ from lengthwise.core.errors import (
     TextError,
     UnknownNameError,
 )
-from lengthwise.tasks.text.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer, signed
+from lengthwise.tasks.text.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer, with_digest
 from lengthwise.tasks.text.prepare import prepare_corpus, token_type
 from lengthwise.tasks.text.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, _library_of, shown
 
@@ -371,7 +371,7 @@ def changed(path: Path, change: Any) -> None:
 
 def signed_again(content: bytes) -> bytes:
     """Facts that were changed by somebody who knows how they are signed."""
-    return json.dumps(signed(json.loads(content))).encode()
+    return json.dumps(with_digest(json.loads(content))).encode()
 
 
 DAMAGE: dict[str, tuple[str, Any, str]] = {
@@ -478,7 +478,7 @@ def test_tokens_beyond_the_tokenizer_are_refused_whatever_their_digest(texts):
     (folder / "train.tokens").write_bytes(content)
     facts = json.loads((folder / "corpus.json").read_text())
     facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / "corpus.json").write_text(json.dumps(signed(facts)))
+    (folder / "corpus.json").write_text(json.dumps(with_digest(facts)))
     with pytest.raises(TextError, match=r"train.tokens has token 65535 and its tokenizer \d+ tokens; prepare"):
         open_corpus(folder).stream(TRAIN)
 

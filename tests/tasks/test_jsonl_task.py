@@ -18,7 +18,7 @@ from tests.cli.test_cli import asked, refused
 from tests.support.cases import words
 from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
-from lengthwise.core.errors import PromptError, RowError, RunFolderError, SeenRowsWarning, SettingError
+from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, drawn, evaluate_by_length
 from lengthwise.experiments.experiment import Experiment, build_decoder, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
@@ -26,7 +26,7 @@ from lengthwise.experiments.recipes import experiment_for, quick
 from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
-from lengthwise.tasks import HasLengths, KeepsFiles, Parity, Rows, Task, spread_lengths
+from lengthwise.tasks import HasLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths
 from lengthwise.tasks.jsonl_table import MARK, START
 from lengthwise.training.batch import Sampler
 
@@ -62,21 +62,21 @@ def file(tmp_path: Path) -> Path:
     return written(tmp_path / "rows.jsonl", backwards(range(1, 5)))
 
 
-def symbols_of(task: Rows, length: int, rng: np.random.Generator, size: int = 1) -> list[str]:
+def symbols_of(task: JSONLTask, length: int, rng: np.random.Generator, size: int = 1) -> list[str]:
     """Drawn sequences as text."""
     return [" ".join(words(task, tokens)) for tokens in task.sample(length=length, size=size, rng=rng).tokens]
 
 
-def only(tmp_path: Path, *rows: Row) -> Rows:
+def only(tmp_path: Path, *rows: Row) -> JSONLTask:
     """A task of these rows."""
-    return Rows(file=str(written(tmp_path / "only.jsonl", rows)))
+    return JSONLTask(file=str(written(tmp_path / "only.jsonl", rows)))
 
 
 def test_rows_are_a_task_that_keeps_files_and_has_some_lengths_and_parity_is_not():
-    assert isinstance(Rows(), Task)
-    assert isinstance(Rows(), KeepsFiles)
-    assert isinstance(Rows(), HasLengths)
-    assert not isinstance(Parity(), KeepsFiles | HasLengths)
+    assert isinstance(JSONLTask(), Task)
+    assert isinstance(JSONLTask(), HasRunFiles)
+    assert isinstance(JSONLTask(), HasLengths)
+    assert not isinstance(Parity(), HasRunFiles | HasLengths)
 
 
 def test_a_row_is_its_prompt_two_marks_its_response_and_the_end(tmp_path, rng):
@@ -99,7 +99,7 @@ def test_rows_of_one_length_may_have_prompts_and_responses_of_several(tmp_path, 
         {"prompt": "a a a", "response": "b", "length": 7, "coupling": [1, 2, 3, 1]},
     ]
     task = only(tmp_path, *rows)
-    assert task.known_lengths == (7,)
+    assert task.available_lengths == (7,)
     examples = task.sample(length=7, size=20, rng=rng)
     sequences = {" ".join(words(task, tokens)) for tokens in examples.tokens}
     short, long = f"a {MARK} {START} b b b end", f"a a a {MARK} {START} b end"
@@ -124,7 +124,7 @@ def test_evaluation_asks_each_row_once_however_many_are_wanted(tmp_path):
     rows = [{"prompt": list(letters), "response": ["x"], "length": 1} for letters in product("abcd", repeat=3)]
     # A row that the file repeats is the same question.
     task = only(tmp_path, *rows, *rows[:9])
-    assert task.num_rows(1) == 64
+    assert task.num_records(1) == 64
 
     def tested(total: int, seed: int = 0) -> list[bytes]:
         found = [examples for examples, _ in drawn(task, Sequential(), 1, total, seed)]
@@ -143,12 +143,12 @@ def test_evaluation_asks_each_row_once_however_many_are_wanted(tmp_path):
 
 
 def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
-    experiment = replace(small_experiment(Rows(file=str(file)), Sequential()), train_lengths=(1, 3))
+    experiment = replace(small_experiment(JSONLTask(file=str(file)), Sequential()), train_lengths=(1, 3))
     run = train(experiment, tmp_path / "run", device="cpu")
     assert run is not None
     settings = replace(experiment.evaluation, lengths=(3, 4))
     with pytest.warns(
-        SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all; name rows that were held out"
+        TrainingOverlapWarning, match=r"^rows of length 3 were trained on, some or all; name rows that were held out"
     ):
         rows = evaluate(run, settings)
     assert [(row["num_rows"], row["num_examples"], row["seen_in_training"]) for row in rows] == [
@@ -156,28 +156,28 @@ def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
         (6, 6, False),
     ]
     # A seed whose rows are all others than those of training.
-    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=23))))
+    test = JSONLTask(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=23))))
     rows = evaluate(load_run(tmp_path / "run", brought={"task": test}, device="cpu"), settings)
     assert not any(row["seen_in_training"] for row in rows)
     # One row of training among others.
     mixed = [*backwards([3, 4], seed=23), *backwards(range(1, 5))[-12:-11]]
-    leaking = Rows(file=str(written(tmp_path / "mixed.jsonl", mixed)))
-    with pytest.warns(SeenRowsWarning, match=r"^rows of length 3 were trained on, some or all"):
+    leaking = JSONLTask(file=str(written(tmp_path / "mixed.jsonl", mixed)))
+    with pytest.warns(TrainingOverlapWarning, match=r"^rows of length 3 were trained on, some or all"):
         evaluate(load_run(tmp_path / "run", brought={"task": leaking}, device="cpu"), settings)
     # The same file under another name is the same file.
-    again = Rows(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
-    with pytest.warns(SeenRowsWarning):
+    again = JSONLTask(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
+    with pytest.warns(TrainingOverlapWarning):
         evaluate(load_run(tmp_path / "run", brought={"task": again}, device="cpu"), settings)
 
 
 def test_a_file_is_trained_and_tested_at_its_own_lengths(tmp_path):
-    task = Rows(file=str(written(tmp_path / "some.jsonl", backwards([2, 5, 9]))))
+    task = JSONLTask(file=str(written(tmp_path / "some.jsonl", backwards([2, 5, 9]))))
     experiment = experiment_for(task, "sequential")
     assert (experiment.train_lengths, experiment.evaluation.lengths) == ((2, 9), (2, 5, 9))
     small = quick(experiment)
     assert (small.train_lengths, small.evaluation.lengths) == ((2, 2), (2, 5))
-    many = Rows(file=str(written(tmp_path / "many.jsonl", backwards(range(1, 101), count=1))))
-    lengths = spread_lengths(many)
+    many = JSONLTask(file=str(written(tmp_path / "many.jsonl", backwards(range(1, 101), count=1))))
+    lengths = default_lengths(many)
     assert (len(lengths), lengths[0], lengths[-1]) == (12, 1, 100)
 
 
@@ -268,8 +268,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize(("line", "text"), MALFORMED.items(), ids=[text[:50] for text in MALFORMED.values()])
 def test_a_malformed_row_is_reported_by_its_line(line, text, tmp_path, rng):
-    task = Rows(file=str(written(tmp_path / "bad.jsonl", [GOOD, "", GOOD, line, GOOD])))
-    with pytest.raises(RowError, match=rf"^{tmp_path}/bad\.jsonl line 4: {text}") as caught:
+    task = JSONLTask(file=str(written(tmp_path / "bad.jsonl", [GOOD, "", GOOD, line, GOOD])))
+    with pytest.raises(TaskFileError, match=rf"^{tmp_path}/bad\.jsonl line 4: {text}") as caught:
         task.sample(length=2, size=1, rng=rng)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -277,39 +277,41 @@ def test_a_malformed_row_is_reported_by_its_line(line, text, tmp_path, rng):
 
 def test_a_coupling_that_only_later_rows_have_is_reported_by_line(tmp_path):
     path = written(tmp_path / "bad.jsonl", ['{"prompt": "a", "response": "b"}', GOOD])
-    with pytest.raises(RowError, match=r"line 2: the row has a coupling and the rows before it have none; give it in"):
-        _ = Rows(file=str(path)).vocabulary
+    with pytest.raises(
+        TaskFileError, match=r"line 2: the row has a coupling and the rows before it have none; give it in"
+    ):
+        _ = JSONLTask(file=str(path)).vocabulary
 
 
 def test_what_is_no_text_is_reported_by_line_and_an_empty_file_as_such(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff", "response": "a"}\n')
-    with pytest.raises(RowError, match=r"line 2: this is no row \(.*can't decode byte 0xff"):
-        _ = Rows(file=str(path)).vocabulary
+    with pytest.raises(TaskFileError, match=r"line 2: this is no row \(.*can't decode byte 0xff"):
+        _ = JSONLTask(file=str(path)).vocabulary
     path.write_bytes(b"\n \n")
-    with pytest.raises(RowError, match=r"bad\.jsonl has no row; write one in each line, such as \{\"prompt\""):
-        _ = Rows(file=str(path)).vocabulary
+    with pytest.raises(TaskFileError, match=r"bad\.jsonl has no row; write one in each line, such as \{\"prompt\""):
+        _ = JSONLTask(file=str(path)).vocabulary
 
 
 def test_windows_line_ends_and_a_byte_order_mark_are_read(tmp_path, rng):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode() + b"\r\n" + GOOD.encode())
-    assert symbols_of(Rows(file=str(path)), 2, rng) == [f"a b {MARK} {START} b a end"]
+    assert symbols_of(JSONLTask(file=str(path)), 2, rng) == [f"a b {MARK} {START} b a end"]
 
 
 def test_what_is_saved_is_the_whole_path_and_the_digest_of_the_file(file, monkeypatch):
     monkeypatch.chdir(file.parent)
-    task = Rows(file="rows.jsonl")
+    task = JSONLTask(file="rows.jsonl")
     tree_of_task = to_dict(task)
     assert tree_of_task == {"name": "rows", "file": str(file), "digest": task.digest}
     assert from_dict(to_dict(Experiment(task=task))).task == task
     assert replace(task, kept="somewhere") == task
     other = written(file.parent / "other.jsonl", backwards([1]))
-    assert Rows(file=str(other)).digest != task.digest
+    assert JSONLTask(file=str(other)).digest != task.digest
 
 
 def test_rows_that_were_read_are_not_sent_to_another_process(file, rng):
-    task = Rows(file=str(file))
+    task = JSONLTask(file=str(file))
     before = pickle.dumps(task)
     drawn = symbols_of(task, 3, rng)
     assert pickle.dumps(task) == before
@@ -318,23 +320,23 @@ def test_rows_that_were_read_are_not_sent_to_another_process(file, rng):
 
 def test_a_file_that_is_missing_is_refused_where_it_is_named(tmp_path):
     with pytest.raises(
-        RowError, match=r"none\.jsonl cannot be read \(No such file or directory\); name one that can be"
+        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); name one that can be"
     ):
-        Rows(file=str(tmp_path / "none.jsonl"))
+        JSONLTask(file=str(tmp_path / "none.jsonl"))
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(RowError, match=r"folder\.jsonl cannot be read \(Is a directory\)"):
-        Rows(file=str(tmp_path / "folder.jsonl"))
+    with pytest.raises(TaskFileError, match=r"folder\.jsonl cannot be read \(Is a directory\)"):
+        JSONLTask(file=str(tmp_path / "folder.jsonl"))
 
 
 @pytest.mark.parametrize("scheme", [COUPLED, Predicted(num_position_ids=64), Sequential()], ids=lambda each: each.name)
 def test_a_run_on_rows_is_saved_and_loaded_and_measured_on_another_file(scheme, file, tmp_path):
-    experiment = small_experiment(Rows(file=str(file)), scheme)
+    experiment = small_experiment(JSONLTask(file=str(file)), scheme)
     run = train(experiment, tmp_path / "run", device="cpu")
     loaded = load_run(tmp_path / "run", device="cpu")
     assert loaded.experiment == experiment
     assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     # The letters come in another order: their numbers stay those of the run. None of its lengths was trained on.
-    test = Rows(file=str(written(tmp_path / "test.jsonl", backwards([6, 9], letters="ca"))))
+    test = JSONLTask(file=str(written(tmp_path / "test.jsonl", backwards([6, 9], letters="ca"))))
     tested = load_run(tmp_path / "run", brought={"task": test}, device="cpu")
     assert tested.experiment.task.vocabulary == experiment.task.vocabulary != test.vocabulary
     assert same_tensors(tested.decoder.state_dict(), run.decoder.state_dict())
@@ -347,17 +349,17 @@ def test_a_run_on_rows_is_saved_and_loaded_and_measured_on_another_file(scheme, 
 
 
 def test_the_vocabulary_is_that_of_training_and_another_token_is_refused_by_its_line(file, tmp_path):
-    train(small_experiment(Rows(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
+    train(small_experiment(JSONLTask(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
     rows = [*backwards([2], count=3), {"prompt": "a z", "response": "z a", "coupling": [1, 2, 2, 1]}]
-    test = Rows(file=str(written(tmp_path / "test.jsonl", rows)))
+    test = JSONLTask(file=str(written(tmp_path / "test.jsonl", rows)))
     with pytest.raises(
-        RowError, match=r"test\.jsonl line 4: the token 'z' is none of the 3 that the run was trained on"
+        TaskFileError, match=r"test\.jsonl line 4: the token 'z' is none of the 3 that the run was trained on"
     ):
         load_run(tmp_path / "run", brought={"task": test}, device="cpu")
 
 
 def test_a_run_answers_prompts_without_its_file(file, tmp_path):
-    run = train(small_experiment(Rows(file=str(file)), Sequential()), tmp_path / "run", device="cpu")
+    run = train(small_experiment(JSONLTask(file=str(file)), Sequential()), tmp_path / "run", device="cpu")
     assert run is not None
     (row,) = backwards([4], count=1)
     written(file, [*backwards(range(1, 5)), row])
@@ -370,13 +372,13 @@ def test_a_run_answers_prompts_without_its_file(file, tmp_path):
         PromptError, match=r"'z' cannot stand in a prompt of rows; write tokens of its file with spaces"
     ):
         generate_from_prompt(loaded, "a z")
-    with pytest.raises(RowError, match=r"rows\.jsonl cannot be read \(No such file"):
+    with pytest.raises(TaskFileError, match=r"rows\.jsonl cannot be read \(No such file"):
         evaluate(loaded, run.experiment.evaluation)
 
 
 @pytest.mark.parametrize("scheme", [COUPLED, Predicted(num_position_ids=64)], ids=lambda each: each.name)
 def test_a_prompt_of_a_row_is_compared_with_its_response_and_another_one_has_no_ids(scheme, file, tmp_path):
-    run = train(small_experiment(Rows(file=str(file)), scheme), tmp_path / "run", device="cpu")
+    run = train(small_experiment(JSONLTask(file=str(file)), scheme), tmp_path / "run", device="cpu")
     assert run is not None
     prompt = json.loads(file.read_text().splitlines()[-1])["prompt"]
     answer = generate_from_prompt(run, " ".join(prompt))
@@ -389,36 +391,38 @@ def test_a_prompt_of_a_row_is_compared_with_its_response_and_another_one_has_no_
 
 
 def test_a_whole_row_can_be_asked_and_its_mistakes_are_named(file, tmp_path):
-    run = train(small_experiment(Rows(file=str(file)), COUPLED), tmp_path / "run", device="cpu")
+    run = train(small_experiment(JSONLTask(file=str(file)), COUPLED), tmp_path / "run", device="cpu")
     assert run is not None
     file.unlink()
     row = '{"prompt": "a a b a c", "response": "c a b a a", "coupling": [1, 2, 3, 4, 5, 5, 4, 3, 2, 1]}'
     answer = generate_from_prompt(load_run(tmp_path / "run", device="cpu"), row)
     assert answer.expected == ["c", "a", "b", "a", "a", "end"]
     assert answer.right is not None
-    with pytest.raises(RowError, match=r"^the prompt line 1: the coupling has 1 numbers; give 2, one for each token"):
+    with pytest.raises(
+        TaskFileError, match=r"^the prompt line 1: the coupling has 1 numbers; give 2, one for each token"
+    ):
         generate_from_prompt(run, '{"prompt": "a", "response": "c", "coupling": [1]}')
     with pytest.raises(PromptError, match=r"'\{' cannot stand in a prompt of rows"):
         generate_from_prompt(run, '{ "a"')
 
 
 def test_rows_that_changed_since_training_are_refused(file, tmp_path):
-    experiment = small_experiment(Rows(file=str(file)), COUPLED)
+    experiment = small_experiment(JSONLTask(file=str(file)), COUPLED)
     train(experiment, tmp_path / "run", device="cpu")
     content = file.read_text()
     written(file, backwards(range(1, 5), seed=1))
-    with pytest.raises(RowError, match=r"rows\.jsonl has changed since it was named; name it anew with --task"):
+    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed since it was named; name it anew with --task"):
         evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     # Named anew, it is another file to be measured on.
-    anew = load_run(tmp_path / "run", brought={"task": Rows(file=str(file))}, device="cpu")
+    anew = load_run(tmp_path / "run", brought={"task": JSONLTask(file=str(file))}, device="cpu")
     evaluate(anew, replace(experiment.evaluation, lengths=(4,)))
     file.write_text(content)
-    with pytest.warns(SeenRowsWarning):
+    with pytest.warns(TrainingOverlapWarning):
         evaluate(load_run(tmp_path / "run", device="cpu"), replace(experiment.evaluation, lengths=(4,)))
 
 
 def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
-    experiment = small_experiment(Rows(file=str(file)), COUPLED)
+    experiment = small_experiment(JSONLTask(file=str(file)), COUPLED)
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
     train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
@@ -429,21 +433,21 @@ def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
 def test_a_run_of_another_task_takes_no_rows(file, tmp_path):
     train(small_experiment(steps=1), tmp_path / "run", device="cpu")
     with pytest.raises(
-        RowError, match=r"run was not trained on a file of rows \(it has no rows\.json\); name the task"
+        TaskFileError, match=r"run was not trained on a file of rows \(it has no rows\.json\); name the task"
     ):
-        load_run(tmp_path / "run", brought={"task": Rows(file=str(file))}, device="cpu")
+        load_run(tmp_path / "run", brought={"task": JSONLTask(file=str(file))}, device="cpu")
 
 
 def test_what_a_run_keeps_of_its_rows_is_refused_when_damaged(file, tmp_path):
-    train(small_experiment(Rows(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
+    train(small_experiment(JSONLTask(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
     for content in ("", "[]", "{}", '{"symbols": 3, "coupled": true, "falls": true}'):
         (tmp_path / "run/rows.json").write_text(content)
-        with pytest.raises(RowError, match=r"run/rows\.json cannot be read \(.*\); train the run again"):
+        with pytest.raises(TaskFileError, match=r"run/rows\.json cannot be read \(.*\); train the run again"):
             load_run(tmp_path / "run", device="cpu")
 
 
 def test_tokens_that_changed_places_in_what_a_run_keeps_are_refused(file, tmp_path):
-    experiment, kept = small_experiment(Rows(file=str(file)), COUPLED, steps=2), tmp_path / "run/rows.json"
+    experiment, kept = small_experiment(JSONLTask(file=str(file)), COUPLED, steps=2), tmp_path / "run/rows.json"
     train(experiment, tmp_path / "run", device="cpu", stop=stop_after(1))
     facts = json.loads(kept.read_text())
     kept.write_text(json.dumps({**facts, "symbols": facts["symbols"][::-1]}))
@@ -457,7 +461,7 @@ def test_tokens_that_changed_places_in_what_a_run_keeps_are_refused(file, tmp_pa
 
 
 def test_an_experiment_is_made_for_a_task_of_its_own_settings(file):
-    task = Rows(file=str(file))
+    task = JSONLTask(file=str(file))
     assert experiment_for(task, "coupled", "rotary") == experiment_for(str(file), "coupled", "rotary")
     assert experiment_for(task, "coupled", "rotary").task is task
     ours = experiment_for(Parity(coupling="same"), "coupled")

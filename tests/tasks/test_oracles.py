@@ -12,13 +12,13 @@ from lengthwise.tasks import (
     Copy,
     GradedByLoss,
     IndexHints,
+    JSONLTask,
     MultiAddition,
     Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
-    Rows,
     Sort,
     SparseParity,
     Task,
@@ -154,7 +154,7 @@ def written_variable_assignment(task: VariableAssignment, prompt: list[str]) -> 
     return [*prompt, *response, "end"]
 
 
-def written_rows(task: Rows, prompt: list[str]) -> list[str]:
+def written_rows(task: JSONLTask, prompt: list[str]) -> list[str]:
     assert prompt[-2:] == ["<mark>", "<start>"]
     return [*prompt, *prompt[-3::-1], "end"]
 

@@ -165,7 +165,7 @@ def test_the_marginal_of_sets_planted_tuples_and_labels_has_the_given_product_fo
 @over_placements
 @pytest.mark.parametrize("beyond", [0, 1, 3, 16])
 def test_the_law_of_a_placement_is_what_plain_python_lists(beyond, placement):
-    length = placement.smallest + beyond
+    length = placement.min_length + beyond
     sets, probability = placement.law(length).sets()
     listed = {tuple(chosen): share for chosen, share in zip(sets.tolist(), probability.tolist(), strict=True)}
     assert len(listed) == len(sets)
@@ -177,25 +177,25 @@ def test_the_law_of_a_placement_is_what_plain_python_lists(beyond, placement):
 def test_no_set_of_a_placement_reaches_over_more_than_its_span_and_one_of_them_over_just_that(placement):
     reached = {
         int(np.ptp(chosen)) + 1
-        for length in range(placement.smallest, placement.smallest + 20)
+        for length in range(placement.min_length, placement.min_length + 20)
         for chosen in placement.law(length).sets()[0]
     }
-    assert max(reached) == (placement.smallest + 19 if placement.span is None else placement.span)
+    assert max(reached) == (placement.min_length + 19 if placement.span is None else placement.span)
 
 
 @over_placements
 def test_a_placement_has_no_set_below_its_smallest_length(placement):
-    placement.law(placement.smallest)
+    placement.law(placement.min_length)
     for call in (placement.law, lambda length: placement.sample(length, 3, stream(0))):
         with pytest.raises(
-            SettingError, match=rf"length {placement.smallest - 1} has no room for {placement.k} planted"
+            SettingError, match=rf"length {placement.min_length - 1} has no room for {placement.k} planted"
         ):
-            call(placement.smallest - 1)
+            call(placement.min_length - 1)
 
 
 @over_placements
 def test_sets_are_drawn_by_the_law_of_their_placement(placement):
-    length = placement.smallest + 4
+    length = placement.min_length + 4
     expected = sets_of(placement, length)
     for seed in range(SEEDS):
         sets = placement.sample(length, SIZE, stream(seed, "sets"))
@@ -324,7 +324,7 @@ def test_a_law_by_length_changes_right_after_the_lengths_it_names():
 
 def test_a_shape_without_weight_counts_neither_for_the_span_nor_for_the_smallest_length():
     law = Local(shapes=((0, 1), (0, 2), (0, 5)), weights=(0.0, 1.0, 0.0))
-    assert (law.span, law.smallest) == (3, 3)
+    assert (law.span, law.min_length) == (3, 3)
 
 
 def test_more_sets_than_can_be_listed_are_still_drawn():

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import lengthwise as lw
-from lengthwise.core.errors import RowError
-from lengthwise.tasks.reasoning_gym import reasoning_rows, write_reasoning_rows
+from lengthwise.core.errors import TaskFileError
+from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 
 
 def item(terms=3, difficulty=None, **also):
@@ -21,7 +21,7 @@ def item(terms=3, difficulty=None, **also):
 
 
 def test_a_question_and_its_answer_are_a_row_of_the_length_that_is_named():
-    (row,) = reasoning_rows([item(3)], length="num_terms")
+    (row,) = reasoning_records([item(3)], length="num_terms")
     assert row == {"prompt": ["1", "+", "1", "+", "1", "="], "response": ["3"], "length": 3}
 
 
@@ -37,20 +37,22 @@ def test_a_question_and_its_answer_are_a_row_of_the_length_that_is_named():
     ],
 )
 def test_the_only_difficulty_is_the_length(difficulty, length):
-    (row,) = reasoning_rows([item(3, difficulty)])
+    (row,) = reasoning_records([item(3, difficulty)])
     assert row.get("length") == length
 
 
 def test_a_length_and_tokens_can_be_made_of_an_item():
-    (row,) = reasoning_rows([item(2)], length=lambda item: len(item["question"]), tokens=lambda text: text.split("+"))
+    (row,) = reasoning_records(
+        [item(2)], length=lambda item: len(item["question"]), tokens=lambda text: text.split("+")
+    )
     assert row == {"prompt": ["1 ", " 1 ="], "response": ["2"], "length": 7}
 
 
 def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
-    file = write_reasoning_rows([item(terms) for terms in (2, 3, 3, 5)], tmp_path / "sums.jsonl", length="num_terms")
-    task = lw.Rows(file=str(file))
-    assert task.known_lengths == (2, 3, 5)
-    (text,) = lw.texts_of(task, task.sample(length=5, size=1, rng=rng))
+    file = write_reasoning_records([item(terms) for terms in (2, 3, 3, 5)], tmp_path / "sums.jsonl", length="num_terms")
+    task = lw.JSONLTask(file=str(file))
+    assert task.available_lengths == (2, 3, 5)
+    (text,) = lw.format_examples(task, task.sample(length=5, size=1, rng=rng))
     assert text.answer == "5"
     assert [json.loads(line)["length"] for line in file.read_text().splitlines()] == [2, 3, 3, 5]
 
@@ -80,24 +82,26 @@ def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
     ],
 )
 def test_an_item_of_another_form_is_named_and_nothing_is_written(items, given, message, tmp_path):
-    with pytest.raises(RowError, match=message) as caught:
-        write_reasoning_rows(items, tmp_path / "rows.jsonl", **given)
+    with pytest.raises(TaskFileError, match=message) as caught:
+        write_reasoning_records(items, tmp_path / "rows.jsonl", **given)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_with_another_ending_is_refused(tmp_path):
-    with pytest.raises(RowError, match=r"rows.json does not end in .jsonl; name one that does, as --task FILE.jsonl"):
-        write_reasoning_rows([item()], tmp_path / "rows.json")
+    with pytest.raises(
+        TaskFileError, match=r"rows.json does not end in .jsonl; name one that does, as --task FILE.jsonl"
+    ):
+        write_reasoning_records([item()], tmp_path / "rows.json")
 
 
 @pytest.mark.slow
 def test_a_data_set_of_reasoning_gym_is_a_task(tmp_path, rng):
     reasoning_gym = pytest.importorskip("reasoning_gym")
     items = reasoning_gym.create_dataset("chain_sum", min_terms=2, max_terms=4, size=30, seed=0)
-    task = lw.Rows(file=str(write_reasoning_rows(items, tmp_path / "sums.jsonl", length="num_terms")))
-    assert task.known_lengths == (2, 3, 4)
-    (text,) = lw.texts_of(task, task.sample(length=4, size=1, rng=rng))
+    task = lw.JSONLTask(file=str(write_reasoning_records(items, tmp_path / "sums.jsonl", length="num_terms")))
+    assert task.available_lengths == (2, 3, 4)
+    (text,) = lw.format_examples(task, task.sample(length=4, size=1, rng=rng))
     assert {(" ".join(map(str, row["question"].split())), row["answer"]) for row in items} >= {
         (text.prompt.removesuffix(" <mark> <start>"), text.answer)
     }

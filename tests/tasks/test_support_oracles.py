@@ -18,13 +18,13 @@ from lengthwise.tasks import (
     Addition,
     Copy,
     IndexHints,
+    JSONLTask,
     MultiAddition,
     Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
-    Rows,
     Sort,
     SparseParity,
     Task,
@@ -91,7 +91,7 @@ def tied_sort(task: Sort, symbols: list[str]) -> Tied:
     return groups, None
 
 
-def tied_rows(task: Rows, symbols: list[str]) -> Tied:
+def tied_rows(task: JSONLTask, symbols: list[str]) -> Tied:
     # Our own rows are written backwards, so that the mark is below the first token.
     count = symbols.index("<mark>")
     return one_level(*range(1, count + 1), 0, *range(count, -1, -1), count + 1), None

@@ -9,7 +9,7 @@ from tests.support.cases import ANSWERED, SETTINGS, serves, small_scheme, smalle
 
 from lengthwise.core.randomness import stream
 from lengthwise.positions import SCHEMES
-from lengthwise.tasks import TASKS, Addition, IndexHints, Parity, Rows, Sort
+from lengthwise.tasks import TASKS, Addition, IndexHints, JSONLTask, Parity, Sort
 from lengthwise.training.batch import Sampler
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
@@ -88,7 +88,7 @@ def test_answers_reach_from_the_prompt_to_the_end_token(beyond, task, rng):
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
-    if isinstance(task, Rows):
+    if isinstance(task, JSONLTask):
         # Nobody says what an answer of one's own depends on.
         assert examples.support is None
         return

@@ -7,8 +7,8 @@ from tests.support.cases import ANSWERED, smallest_length, words
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.tasks import Parity, Rows, Text
-from lengthwise.tasks.text_format import shots_of, texts_of
+from lengthwise.tasks import JSONLTask, Parity, Text
+from lengthwise.tasks.text_format import format_examples, sample_shots
 
 over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
 
@@ -17,7 +17,7 @@ over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for
 @pytest.mark.parametrize("beyond", [0, 5])
 def test_the_symbols_of_every_task_come_back_of_its_text(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=20, rng=rng)
-    for row, text in enumerate(texts_of(task, examples)):
+    for row, text in enumerate(format_examples(task, examples)):
         last, first = examples.response_end[row], examples.prompt_length[row]
         assert text.symbols == words(task, examples.tokens[row, : last + 1])
         assert text.prompt.split(" ") == text.symbols[:first]
@@ -26,7 +26,7 @@ def test_the_symbols_of_every_task_come_back_of_its_text(beyond, task, rng):
 
 @over_answered
 def test_every_example_is_one_line_and_its_response_begins_with_a_space(task, rng):
-    for text in texts_of(task, task.sample(length=4, size=9, rng=rng)):
+    for text in format_examples(task, task.sample(length=4, size=9, rng=rng)):
         assert (text.prompt + text.response).splitlines(keepends=True) == [text.prompt + text.response]
         assert text.prompt.strip() == text.prompt
         assert text.response == f" {text.answer}\n"
@@ -34,36 +34,36 @@ def test_every_example_is_one_line_and_its_response_begins_with_a_space(task, rn
 
 @over_answered
 def test_a_span_holds_its_symbol_and_the_last_one_the_newline(task, rng):
-    (text,) = texts_of(task, task.sample(length=4, size=1, rng=rng))
+    (text,) = format_examples(task, task.sample(length=4, size=1, rng=rng))
     whole = text.prompt + text.response
     assert [whole[first:last] for first, last in text.spans] == [*text.symbols[:-1], "\n"]
 
 
 def test_parity_reads_as_its_docstring_says():
-    (text,) = texts_of(Parity(), Parity().from_prompt("010"))
+    (text,) = format_examples(Parity(), Parity().from_prompt("010"))
     assert (text.prompt, text.response) == ("0 1 0 = 0", " 0 1 1\n")
 
 
 def test_a_symbol_with_white_space_is_refused(tmp_path, rng):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": ["New York"], "response": ["NY"]}))
-    task = Rows(file=str(file))
+    task = JSONLTask(file=str(file))
     with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows has white space, .*; rename it$"):
-        texts_of(task, task.sample(length=1, size=1, rng=rng))
+        format_examples(task, task.sample(length=1, size=1, rng=rng))
 
 
 def test_a_task_without_a_right_answer_is_refused(rng):
     with pytest.raises(SettingError, match=r"^task text is graded by loss and asks no question; choose a task with"):
-        texts_of(Text(), Text().sample(length=4, size=1, rng=rng))
+        format_examples(Text(), Text().sample(length=4, size=1, rng=rng))
 
 
 def test_what_is_shown_is_never_what_is_asked():
     for seed in range(20):
-        shown = shots_of(Parity(), 1, 4, stream(seed), tested={"0 = 0"})
+        shown = sample_shots(Parity(), 1, 4, stream(seed), tested={"0 = 0"})
         assert [text.prompt for text in shown] == ["1 = 0"] * 4
 
 
 def test_a_length_without_another_prompt_to_show_is_refused():
     with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts to show 4 .* or --shots 0$"):
-        shots_of(Parity(), 1, 4, stream(0), tested={"0 = 0", "1 = 0"})
-    assert shots_of(Parity(), 1, 0, stream(0), tested={"0 = 0", "1 = 0"}) == []
+        sample_shots(Parity(), 1, 4, stream(0), tested={"0 = 0", "1 = 0"})
+    assert sample_shots(Parity(), 1, 0, stream(0), tested={"0 = 0", "1 = 0"}) == []

@@ -16,7 +16,7 @@ from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.experiments.run_folder import claim_run, read_experiment
-from lengthwise.tasks import GradedByLoss, KeepsFiles, Parity, Task, Text, task_facts
+from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_facts
 from lengthwise.tasks.text.built_in_texts import HELD_OUT as HELD_OUT_WORDS
 from lengthwise.tasks.text.built_in_texts import SEEN
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, open_corpus
@@ -40,8 +40,8 @@ def text(corpora: Path) -> Text:
 def test_text_is_a_task_that_is_graded_by_loss_and_keeps_files_and_parity_is_not():
     assert isinstance(Text(), Task)
     assert isinstance(Text(), GradedByLoss)
-    assert isinstance(Text(), KeepsFiles)
-    assert not isinstance(Parity(), GradedByLoss | KeepsFiles)
+    assert isinstance(Text(), HasRunFiles)
+    assert not isinstance(Parity(), GradedByLoss | HasRunFiles)
 
 
 def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
@@ -102,7 +102,7 @@ def test_without_a_corpus_it_is_our_own_words_a_token_per_byte(rng):
     assert {document.name for document in task.held_out()} == set(HELD_OUT_WORDS)
     assert set(SEEN).isdisjoint(HELD_OUT_WORDS)
     assert (len(task.vocabulary), task.vocabulary[0], task.vocabulary[ord("a") + 1]) == (257, "end", "'a'")
-    assert task.variants() == task.kept_files() == {}
+    assert task.variants() == task.run_files() == {}
 
 
 def test_token_bytes_are_those_of_the_text(text):
@@ -121,7 +121,7 @@ def test_a_kind_or_a_split_that_there_is_not_is_refused(text, rng):
 
 
 def test_the_path_of_the_run_that_keeps_the_tokenizer_is_not_saved(text):
-    kept = text.kept_in(Path(text.corpus))
+    kept = text.from_run_folder(Path(text.corpus))
     assert kept.kept == text.corpus
     assert kept == text
     assert to_dict(kept) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}

@@ -7,6 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from lengthwise.theory.bounds.cover import GridCover, ProportionalCover
+from lengthwise.theory.bounds.cut_bounds import Cut, SampledCut, bernstein_above, terms
+from lengthwise.theory.bounds.linear_bounds import LargestRatio, WorstTransfer
+from lengthwise.theory.instances import Sizes, random_instance
+from lengthwise.theory.risk.laplace import laplace_risk, laplace_risks
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.core.randomness import stream
@@ -16,13 +21,8 @@ from lengthwise.theory.attention.position_free import PositionFreeAttention
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.bounds.all_bounds import BOUNDS, Differences, WithoutKappa
 from lengthwise.theory.bounds.conditions import BoundError
-from lengthwise.theory.bounds.cover import GridCover, ProportionalCover
-from lengthwise.theory.bounds.cut_bounds import Cut, SampledCut, bernstein_above, terms
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_bounds import LargestRatio, WorstTransfer
-from lengthwise.theory.instances import Sizes, random_instance
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_risk, laplace_risks
 
 ROUNDING = 1e-12
 NORM = ("F0", "F1", "F2", "F3", "F4", "A")
@@ -384,7 +384,7 @@ class Growing:
     summary: ClassVar[str] = "more and more planted tokens"
     k: ClassVar[int] = 2
     span: ClassVar[int] = 3
-    smallest: ClassVar[int] = 3
+    min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
         """At the first place always."""

@@ -6,11 +6,6 @@ from math import prod
 
 import numpy as np
 import pytest
-
-from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import Local, ShapeLaw, Subsets
-from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.counterexamples.coupling import (
     CoupledAttention,
     CoupledPlacement,
@@ -23,6 +18,11 @@ from lengthwise.theory.counterexamples.coupling import (
     super_law,
     super_tokens,
 )
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import Local, ShapeLaw, Subsets
+from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.risk.exact_risk import Distance, TotalVariation, enumerated_risk
 
 # IDs of a set, in the order of its tokens: all alike, on two IDs, and with a token to spare.
@@ -102,7 +102,7 @@ def test_a_coupled_attention_of_tokens_is_an_attention_of_super_tokens(length, c
 
 def test_a_set_of_far_tokens_is_a_single_super_token():
     law = super_law(FAR_PAIR, folded, 8)
-    assert (law.k, law.placement.span, law.placement.smallest) == (1, 1, 1)
+    assert (law.k, law.placement.span, law.placement.min_length) == (1, 1, 1)
     assert FAR_PAIR.placement.span is None
     # A super-token is read as a number of base 4.
     assert law.tuples == ((10,), (11,), (14,), (15,))

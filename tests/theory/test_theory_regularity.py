@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from lengthwise.theory.bounds.cover import GridCover
+from lengthwise.theory.instances import Sizes, random_instance
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.position_free import PositionFreeAttention
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.cover import GridCover
 from lengthwise.theory.bounds.regularity import eta, joint_weight, on_shapes, push_forward, rho, support, uniformity
-from lengthwise.theory.instances import Sizes, random_instance
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
 LATER_WIDE = ByLength(
@@ -30,7 +30,7 @@ class Tilted:
     summary: ClassVar[str] = "more likely towards the end"
     k: ClassVar[int] = 2
     span: ClassVar[int] = 3
-    smallest: ClassVar[int] = 3
+    min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
         """As said."""

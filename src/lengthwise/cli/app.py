@@ -23,10 +23,10 @@ from lengthwise.cli.commands.train import train_
 from lengthwise.cli.terminal import printable, say
 from lengthwise.core.errors import (
     LengthwiseError,
-    SeenRowsWarning,
     SkippedTextWarning,
+    TrainingOverlapWarning,
     UntrainedDistanceWarning,
-    shortened,
+    shorten,
     unknown_name,
 )
 from lengthwise.core.interruption import StoppedError
@@ -95,7 +95,7 @@ def _told(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 1
     if isinstance(error, OSError):
-        name = "" if error.filename is None else f"{shortened(str(error.filename))}: "
+        name = "" if error.filename is None else f"{shorten(str(error.filename))}: "
         return f"{name}{error.strerror or error}; give a path that can be used", 2
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "out of memory; use shorter lengths, smaller batches or fewer examples at once", 1
@@ -110,5 +110,5 @@ def _fail(message: str, status: int) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
-    if issubclass(category, UntrainedDistanceWarning | SeenRowsWarning | SkippedTextWarning):
+    if issubclass(category, UntrainedDistanceWarning | TrainingOverlapWarning | SkippedTextWarning):
         say(f"warning: {message}")

@@ -10,7 +10,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, named, task_named
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import HasLengths, Task, Text, is_row_file, spread_lengths
+from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
 from lengthwise.tasks.text.corpus import open_corpus
 
 
@@ -71,7 +71,7 @@ def tested(
 ) -> EvaluationSettings:
     """The evaluation with the flags that were given; the lengths of a file named as ``task`` are its own by default."""
     if lengths is None and isinstance(task, HasLengths):
-        settings = replace(settings, lengths=spread_lengths(task), num_examples=settings.num_examples[:1])
+        settings = replace(settings, lengths=default_lengths(task), num_examples=settings.num_examples[:1])
     if lengths is not None:
         settings = replace(settings, lengths=numbers(lengths, "--lengths"), num_examples=settings.num_examples[:1])
     if num_examples is not None:
@@ -95,7 +95,7 @@ def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, E
         known = ", ".join((*RECIPES, *COMPARISONS))
         raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
     # A file of rows is read once for all of them.
-    rows_of_file = task_named(task) if is_row_file(task) else task
+    rows_of_file = task_named(task) if is_task_file(task) else task
     return {label: _row(rows_of_file, label) for label in labels}
 
 

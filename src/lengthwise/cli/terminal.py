@@ -13,7 +13,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from lengthwise.core.json_parsing import finite
+from lengthwise.core.json_parsing import non_finite_to_null
 
 # Results go to standard output; progress, warnings and errors never do.
 PLAIN: dict[str, Any] = {"soft_wrap": True, "markup": False, "emoji": False, "highlight": False}
@@ -51,7 +51,7 @@ def working(line: str) -> Status:
 
 def print_json(document: Any) -> None:
     """Print the one document of --json; what is no number is null."""
-    print(json.dumps(finite(document), indent=2, allow_nan=False))
+    print(json.dumps(non_finite_to_null(document), indent=2, allow_nan=False))
 
 
 def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:

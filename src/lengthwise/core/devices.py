@@ -14,7 +14,7 @@ FEW_TOKENS, MANY_TOKENS = 1 << 11, 1 << 16
 # The sequence length for which the scores of a forward have room, and the activations of a token, in its widths.
 SCORED, WIDTHS = 4096, 20
 # The limit of a container, in bytes.
-CONTAINER = Path("/sys/fs/cgroup/memory.max")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -26,7 +26,7 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def tokens_at_once(device: torch.device, width: int, num_heads: int) -> int:
+def forward_token_budget(device: torch.device, width: int, num_heads: int) -> int:
     """Return about how many tokens a forward may read: few on a CPU, as many as half of the free memory holds on CUDA.
 
     An estimate in float32, for a layer of ``width`` and ``num_heads``: whoever asks halves what memory cannot hold.
@@ -40,20 +40,20 @@ def tokens_at_once(device: torch.device, width: int, num_heads: int) -> int:
 
 def check_memory(num_bytes: int, what: str, change: str) -> None:
     """``SettingError`` where ``what`` takes more bytes than the machine has: a lower bound, before any is taken."""
-    there = memory_of_machine()
+    there = machine_memory()
     if there is not None and num_bytes > there:
         needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
         raise SettingError(f"{what} needs {needed} GiB or more, and this machine has {there / 2**30:,.0f}; {change}")
 
 
 @cache
-def memory_of_machine() -> int | None:
+def machine_memory() -> int | None:
     """Bytes of memory that this machine, or container, has; None where it does not say."""
     try:
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
     try:
-        return min(there, int(CONTAINER.read_text()))
+        return min(there, int(CONTAINER_LIMIT.read_text()))
     except (OSError, ValueError):
         return there

@@ -19,7 +19,7 @@ class SettingError(LengthwiseError):
     """A value outside what a setting allows."""
 
 
-class UnservedTaskError(LengthwiseError):
+class UnsupportedTaskError(LengthwiseError):
     """A scheme met a task that does not declare what it needs: a coupling, places, a single level."""
 
 
@@ -51,7 +51,7 @@ class TextError(LengthwiseError):
     """Text, or a prepared corpus of it, that is missing, empty, damaged or no text."""
 
 
-class RowError(LengthwiseError):
+class TaskFileError(LengthwiseError):
     """A file of rows that is missing, has changed, or has a malformed row; the message names its line."""
 
 
@@ -79,7 +79,7 @@ class UntrainedDistanceWarning(UserWarning):
     """Evaluation uses position-ID distances that training never showed."""
 
 
-class SeenRowsWarning(UserWarning):
+class TrainingOverlapWarning(UserWarning):
     """Evaluation asks rows that the run was trained on."""
 
 
@@ -92,10 +92,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-    return UnknownNameError(f"unknown {kind} '{shortened(name)}'; {hint}known: {', '.join(names)}")
+    return UnknownNameError(f"unknown {kind} '{shorten(name)}'; {hint}known: {', '.join(names)}")
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """Return a name that may be of any length without its middle."""
     half = LONGEST_NAME // 2
     return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.folder_lock import exclusive_lock
 
 # Public functions accept a path as str or Path.
 StrPath = str | os.PathLike[str]
@@ -36,22 +36,22 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def whole_folder(out: Path) -> Iterator[Path]:
+def atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a folder beside ``out`` that takes its place at the end, and is deleted when the work fails.
 
     ``RunFolderError`` when ``out`` holds something, when another process is making it, or when it cannot be written.
     """
     out = out.absolute()
-    check_free(out)
+    check_output_folder(out)
     unfinished = out.with_name(f".{out.name}{UNFINISHED}")
-    with alone_in(unfinished):
+    with exclusive_lock(unfinished):
         try:
             unfinished.mkdir(parents=True, exist_ok=True)
             # What a killed process left. The folder itself stays: it is what is locked.
             for left in unfinished.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield unfinished
-            check_free(out)
+            check_output_folder(out)
             unfinished.replace(out)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -62,7 +62,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
             raise
 
 
-def check_free(out: Path) -> None:
+def check_output_folder(out: Path) -> None:
     """``RunFolderError`` unless nothing, or an empty folder, is at ``out``."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise RunFolderError(f"{out} exists already; choose another --out")

@@ -14,7 +14,7 @@ except ImportError:  # Windows has none: nothing is locked there.
 
 
 @contextmanager
-def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Keep other processes out of a folder, which is made if it is not there.
 
     When one is in it already, ``RunFolderError``, or with ``wait`` the end of that. A file system without locks on

@@ -11,7 +11,7 @@ class StoppedError(Exception):
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def catch_interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether Ctrl-C or a termination came; a second Ctrl-C interrupts at once."""
     came: list[int] = []
 

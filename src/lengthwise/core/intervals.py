@@ -16,7 +16,7 @@ def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) ->
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def repeated_interval(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
+def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
     """The 95% interval of a share that several models have of the same examples, a number of each for each model.
 
     Examples asked of five models are no five times as many. So it reaches, on either side, as far as the wider one of
@@ -25,7 +25,7 @@ def repeated_interval(successes: Sequence[int], trials: Sequence[int]) -> tuple[
     number, share = len(trials), sum(successes) / sum(trials)
     low, high = wilson_interval(share * max(trials), max(trials))
     if number > 1:
-        half = student(number - 1) * float(np.std(np.divide(successes, trials), ddof=1)) / math.sqrt(number)
+        half = t_critical_value(number - 1) * float(np.std(np.divide(successes, trials), ddof=1)) / math.sqrt(number)
         low, high = max(0.0, min(low, share - half)), min(1.0, max(high, share + half))
     return low, high
 
@@ -42,12 +42,12 @@ def clustered_interval(
         return None, None
     mean = sums.sum() / counts.sum()
     spread = ((sums - mean * counts) ** 2).sum() * clusters / (clusters - 1)
-    half = student(clusters - 1) * math.sqrt(spread) / counts.sum()
+    half = t_critical_value(clusters - 1) * math.sqrt(spread) / counts.sum()
     return float(mean - half), float(mean + half)
 
 
 @cache
-def student(freedom: int, level: float = 0.95) -> float:
+def t_critical_value(freedom: int, level: float = 0.95) -> float:
     """The bound that Student's t keeps within in 95% of cases, or ``level`` of them, to four digits."""
     # With the tangent of an angle as variable, the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)

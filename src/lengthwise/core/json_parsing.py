@@ -39,6 +39,6 @@ def _check_depth(found: Any) -> None:
     raise ValueError(TOO_DEEP)
 
 
-def finite(document: Any) -> Any:
+def non_finite_to_null(document: Any) -> Any:
     """Return a document of JSON values with null for every number that is infinite or none: JSON has no such."""
     return json.loads(json.dumps(document), parse_constant=lambda name: None)

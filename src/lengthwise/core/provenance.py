@@ -18,7 +18,7 @@ def provenance() -> dict[str, Any]:
     """Return versions, commit and hardware as JSON values; ``commit`` is None outside a clone of lengthwise."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "commit": commit_of(Path(__file__).resolve().parents[2]),
+        "commit": git_commit(Path(__file__).resolve().parents[2]),
         "hardware": {
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
@@ -28,7 +28,7 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def commit_of(root: Path) -> str | None:
+def git_commit(root: Path) -> str | None:
     """Return the commit of a clone of lengthwise, with ``-dirty`` for local changes; None for any other folder.
 
     An installed package often lies inside its user's repository, whose commit says nothing about this code.

@@ -34,7 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
+def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a function, so that a wrong type of an argument is a ``SettingError``, before anything is done."""
     signature = inspect.signature(function)
 

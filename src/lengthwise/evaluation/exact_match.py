@@ -18,7 +18,7 @@ from lengthwise.encodings import EncodingSettings
 from lengthwise.evaluation.grading import DECODES, Graded, first_errors, grade
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import HasRows, Task
+from lengthwise.tasks import HasRecords, Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
@@ -197,7 +197,7 @@ def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int
         step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
         for start in range(0, wanted, step):
             rows = np.arange(start, min(start + step, wanted))
-            yield examples.rows(rows), whole.rows(rows)
+            yield examples.select(rows), whole.rows(rows)
 
 
 def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
@@ -205,10 +205,10 @@ def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Ex
 
     Rows of a file come in random order, each at most once.
     """
-    if isinstance(task, HasRows):
-        order = stream(seed, "evaluation rows", length).permutation(task.num_rows(length))[:total]
+    if isinstance(task, HasRecords):
+        order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
         for first in range(0, len(order), BLOCK):
-            yield task.rows_at(length, order[first : first + BLOCK])
+            yield task.records_at(length, order[first : first + BLOCK])
         return
     size = max(1, min(BLOCK, BLOCK_TOKENS // length))
     for block in range(-(-total // size)):
@@ -218,7 +218,7 @@ def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Ex
 
 def num_tested(task: Task, length: int, wanted: int) -> int:
     """Return how many examples of a length are asked: those that are wanted, or all rows that there are."""
-    return min(wanted, task.num_rows(length)) if isinstance(task, HasRows) else wanted
+    return min(wanted, task.num_records(length)) if isinstance(task, HasRecords) else wanted
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:

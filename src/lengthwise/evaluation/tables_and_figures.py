@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.intervals import repeated_interval
+from lengthwise.core.intervals import interval_over_models
 
 Rows = Sequence[Mapping[str, Any]]
 FITTED = 0.99
@@ -41,7 +41,7 @@ def pooled(rows: Rows) -> tuple[float, float | None, float | None]:
         return value, low, high
     trials = [int(row["num_examples"]) for row in rows]
     exact = [round(float(row["exact_match"]) * number) for row, number in zip(rows, trials, strict=True)]
-    return (sum(exact) / sum(trials), *repeated_interval(exact, trials))
+    return (sum(exact) / sum(trials), *interval_over_models(exact, trials))
 
 
 def _mean_exponential(losses: Sequence[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
-from lengthwise.tasks import PLACEMENTS, TASKS, KeepsFiles, Parity, Rows, Task, is_row_file
+from lengthwise.tasks import PLACEMENTS, TASKS, HasRunFiles, JSONLTask, Parity, Task, is_task_file
 from lengthwise.training.batch import Sampler
 from lengthwise.training.trainer import TrainingSettings
 
@@ -74,12 +74,12 @@ def look_up(kind: str, name: str) -> type[Any]:
 
 def named(kind: str, name: str) -> Any:
     """What a user names to take a part's place: a class, or the one task that a file of rows is."""
-    return Rows(file=name) if kind == "task" and is_row_file(name) else look_up(kind, name)
+    return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up(kind, name)
 
 
 def task_named(name: str) -> Task:
     """A task by its name or ``module:Name``, with default settings, or that of a file of rows, which is read here."""
-    return Rows(file=name).read() if is_row_file(name) else look_up("task", name)()
+    return JSONLTask(file=name).read() if is_task_file(name) else look_up("task", name)()
 
 
 def _imported(kind: str, name: str) -> type[Any]:
@@ -130,8 +130,8 @@ def _missing(kind: str, found: type[Any]) -> list[str]:
 def num_levels(experiment: Experiment) -> int:
     """On how many levels the scheme gives IDs to the task's tokens."""
     rng, task = stream(experiment.seed, "levels"), experiment.task
-    if isinstance(task, KeepsFiles):
-        examples = task.sketch()
+    if isinstance(task, HasRunFiles):
+        examples = task.placeholder_example()
     else:
         examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
     return len(experiment.scheme.assign(examples, rng, training=False).position_ids)
@@ -194,8 +194,8 @@ def from_dict(
     try:
         for part in fields(Experiment):
             values[part.name] = _part(part.name, tree[part.name], brought)
-        if folder is not None and isinstance(values["task"], KeepsFiles):
-            values["task"] = values["task"].kept_in(folder)
+        if folder is not None and isinstance(values["task"], HasRunFiles):
+            values["task"] = values["task"].from_run_folder(folder)
         return Experiment(**values)
     except LengthwiseError:
         raise

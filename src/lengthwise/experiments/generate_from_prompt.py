@@ -7,7 +7,7 @@ import torch
 
 from lengthwise.core.errors import PromptError
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.run import Run
 from lengthwise.model.generate import generate
 from lengthwise.training.batch import to_batch
@@ -28,7 +28,7 @@ class Answer:
     right: bool | None
 
 
-@typed
+@check_arguments
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
     """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
 

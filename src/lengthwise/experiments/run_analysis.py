@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES, Diagnosis, check_diagnosis, diagnose
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
@@ -12,7 +12,7 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.validation import check_evaluation
 
 
-@typed
+@check_arguments
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Check the theory's assumptions on a run and predict its accuracy at ``lengths``; see ``RunCertificate``.
 
@@ -21,7 +21,7 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
     return certify_decoder(probed_model_of(run, seed=seed), lengths)
 
 
-@typed
+@check_arguments
 def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
     """Return why a run fails at a length, on the examples that ``evaluate`` draws with the same seed.
 

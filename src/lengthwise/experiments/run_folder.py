@@ -13,11 +13,11 @@ import torch
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import write_atomically
-from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
-from lengthwise.tasks import KeepsFiles
+from lengthwise.tasks import HasRunFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON, STUDY = "comparison.json", "influence.json"
@@ -85,7 +85,7 @@ def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
 def claim_run(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     """Make a folder that of a run, with the files that its task keeps."""
     task = experiment.task
-    files = task.kept_files if isinstance(task, KeepsFiles) else dict
+    files = task.run_files if isinstance(task, HasRunFiles) else dict
     claim(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
 
 
@@ -177,7 +177,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = F
 
     ``once``: rows that are in it already are not added again. A last line that was cut stays as it is, alone.
     """
-    with alone_in(path.parent, wait=True):
+    with exclusive_lock(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""
         if old and not old.endswith(b"\n"):
             old += b"\n"

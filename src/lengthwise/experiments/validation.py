@@ -20,7 +20,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Assignment, PositionScheme
-from lengthwise.tasks import Staged, Task, nearest_length
+from lengthwise.tasks import HasStages, Task, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
 
@@ -88,7 +88,7 @@ def check_settings(experiment: Experiment) -> None:
             "make each part a dataclass with settings of plain numbers, words or tuples"
         ) from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
-    if training.stage_loss is not None and not isinstance(task, Staged):
+    if training.stage_loss is not None and not isinstance(task, HasStages):
         raise SettingError(f"stage_loss asks for stages and {task.name} has none; leave it out")
     if training.fit_every is not None and evaluator_of(task).by_loss:
         raise SettingError(f"fit_every looks for exact match, and {task.name} is graded by loss; leave it out")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from lengthwise.core.errors import WorkerError
-from lengthwise.core.interruption import interruptible
+from lengthwise.core.interruption import catch_interrupts
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ def run_in_processes(
     with (
         _lost_worker_reported(),
         ProcessPoolExecutor(workers, spawn, _begin) as pool,
-        interruptible() as stop,
+        catch_interrupts() as stop,
         _script_hidden(jobs),
     ):
         # No more than the workers hold: a pool does not take back what waits in its queue.

@@ -11,7 +11,7 @@ from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.provenance import now
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
@@ -54,7 +54,7 @@ class Asking:
     dtype: str = "float32"
 
 
-@typed
+@check_arguments
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
@@ -74,7 +74,7 @@ def load_language_model(
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
 
 
-@typed
+@check_arguments
 def evaluate_language_model(
     name: str,
     task: Task,

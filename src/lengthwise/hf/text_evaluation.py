@@ -9,8 +9,8 @@ from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, num_tested, tested_blocks
 from lengthwise.hf.text_model import Question, TextModel
-from lengthwise.tasks import Task, row_facts
-from lengthwise.tasks.text_format import SHOTS, shots_of, texts_of
+from lengthwise.tasks import Task, record_facts
+from lengthwise.tasks.text_format import SHOTS, format_examples, sample_shots
 
 # What a result of ours has and a model's has not: a text has no IDs of a scheme.
 WITHOUT = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
@@ -57,7 +57,7 @@ def text_rows(
                     report(length, tally.trials, total)
         result = asdict(tally.result(length, settings.decode, 0))
         measured = {name: value for name, value in result.items() if name not in WITHOUT}
-        measured |= row_facts(task, length)
+        measured |= record_facts(task, length)
         yield {"shots": shots, **measured, "wall_s": round(time.perf_counter() - started, 3)}
         if settings.until_none and result["exact_match"] == 0:
             break
@@ -70,9 +70,9 @@ def _questions(
     asked = 0
     for examples in tested_blocks(task, length, total, seed):
         questions = []
-        for place, text in enumerate(texts_of(task, examples)[: total - asked]):
+        for place, text in enumerate(format_examples(task, examples)[: total - asked]):
             rng = stream(seed, "shots", length, asked + place)
-            shown = shots_of(task, length, shots, rng, tested={text.prompt})
+            shown = sample_shots(task, length, shots, rng, tested={text.prompt})
             context = "".join(shot.prompt + shot.response for shot in shown) + text.prompt
             question = model.question(context, text.response)
             if model.num_positions is not None and question.seq > model.num_positions:

@@ -12,8 +12,8 @@ from typing import Any
 
 from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
 from lengthwise.core.files import StrPath
-from lengthwise.core.folder_lock import alone_in
-from lengthwise.core.type_checks import typed
+from lengthwise.core.folder_lock import exclusive_lock
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim, read_asked
 from lengthwise.influence.estimate import estimated_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
@@ -93,7 +93,7 @@ class InfluenceStudy:
         return plain
 
 
-@typed
+@check_arguments
 def measure_influence(
     study: InfluenceStudy,
     out: StrPath,
@@ -128,7 +128,7 @@ def measure_influence(
         gated=isinstance(settings.measure, (Gradient, Screened)),
         attended=isinstance(settings.measure, AttentionWeight),
     )
-    with alone_in(out):
+    with exclusive_lock(out):
         _check_version(out, resume=resume)
         claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=named_alike)
         blocks = {first: targets[first : first + settings.block] for first in blocks_of(study, len(targets))}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import write_atomically
-from lengthwise.core.folder_lock import alone_in
+from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim
 from lengthwise.influence.study import InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of
 from lengthwise.influence.study_rows import DIGESTS, ROWS, digests_of, whole_blocks
@@ -48,7 +48,7 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     parts = [replace(study, part=(place, number)) for place in range(1, number + 1)]
     whole: dict[int, bytes] = {}
     missing = []
-    with alone_in(out, wait=True):
+    with exclusive_lock(out, wait=True):
         for part in parts:
             folder, first_of = part_folder(out, part.part), blocks_of(part, len(targets))
             expected = sum(min(study.settings.block, len(targets) - first) for first in first_of)

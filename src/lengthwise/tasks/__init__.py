@@ -3,7 +3,7 @@
 from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy import Copy
 from lengthwise.tasks.index_hints import IndexHints
-from lengthwise.tasks.jsonl_task import Rows, is_row_file
+from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
@@ -16,18 +16,18 @@ from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
     HasLengths,
-    HasRows,
+    HasRecords,
+    HasRunFiles,
     HasSource,
-    KeepsFiles,
-    Staged,
+    HasStages,
     Task,
     TokenizedDocument,
-    graded_by_loss,
+    default_lengths,
+    is_graded_by_loss,
     lengths_between,
     nearest_length,
-    num_shared_rows,
-    row_facts,
-    spread_lengths,
+    num_shared_records,
+    record_facts,
     task_facts,
 )
 from lengthwise.tasks.text.text_task import Text
@@ -48,7 +48,7 @@ TASKS: dict[str, type[Task]] = {
         Planted,
         SparseParity,
         Recall,
-        Rows,
+        JSONLTask,
         Sort,
     )
 }
@@ -60,10 +60,10 @@ __all__ = [
     "Copy",
     "GradedByLoss",
     "HasLengths",
-    "HasRows",
+    "HasRecords",
     "HasSource",
     "IndexHints",
-    "KeepsFiles",
+    "HasRunFiles",
     "MultiAddition",
     "Multiplication",
     "Parity",
@@ -71,20 +71,20 @@ __all__ = [
     "Planted",
     "Recall",
     "Reverse",
-    "Rows",
+    "JSONLTask",
     "Sort",
     "SparseParity",
-    "Staged",
+    "HasStages",
     "Task",
     "Text",
     "TokenizedDocument",
     "VariableAssignment",
-    "graded_by_loss",
-    "is_row_file",
+    "is_graded_by_loss",
+    "is_task_file",
     "lengths_between",
     "nearest_length",
-    "num_shared_rows",
-    "row_facts",
-    "spread_lengths",
+    "num_shared_records",
+    "record_facts",
+    "default_lengths",
     "task_facts",
 ]

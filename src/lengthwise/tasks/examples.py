@@ -34,7 +34,7 @@ class Examples:
         seq = self.tokens.shape[1]
         return seq - 1 - self.is_answer[:, ::-1].argmax(axis=1)
 
-    def rows(self, rows: Int[np.ndarray, " some"]) -> "Examples":
+    def select(self, rows: Int[np.ndarray, " some"]) -> "Examples":
         """Some of its sequences."""
         return Examples(
             tokens=self.tokens[rows],

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.core.errors import SettingError, UnservedTaskError
+from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
@@ -67,7 +67,9 @@ class IndexHints:
 
     def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
         if examples.places is None:
-            raise UnservedTaskError(f"the task {self.task.name} declares no places to hint at; wrap one such as parity")
+            raise UnsupportedTaskError(
+                f"the task {self.task.name} declares no places to hint at; wrap one such as parity"
+            )
         largest = int(examples.places.max())
         if largest > self.num_hints:
             raise SettingError(

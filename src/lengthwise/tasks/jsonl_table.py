@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.errors import RowError, unknown_name
+from lengthwise.core.errors import TaskFileError, unknown_name
 from lengthwise.core.json_parsing import parse_json
 
 ENDING = ".jsonl"
@@ -24,7 +24,7 @@ TOO_LARGE = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTable:
+class JSONLTable:
     """Every row of a file: row i is ``tokens[starts[i] : starts[i + 1]]``, its prompt and behind it its response.
 
     ``symbols`` are the tokens' names. ``coupling``, where the file has one, has a number for each token.
@@ -69,8 +69,8 @@ class RowTable:
         return rows[(self.tokens[self.starts[rows, None] + np.arange(len(prompt))] == prompt).all(axis=1)]
 
 
-def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> RowTable:
-    """Read rows, line by line; ``RowError`` names the file and the line of the first that is none.
+def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
+    """Read rows, line by line; ``TaskFileError`` names the file and the line of the first that is none.
 
     Tokens are numbered as they appear; with ``symbols``, those of a run, any other token is refused.
     """
@@ -81,13 +81,13 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
         try:
             reader.add(line)
         except _MalformedError as error:
-            raise RowError(f"{name} line {number}: {error}") from None
+            raise TaskFileError(f"{name} line {number}: {error}") from None
     if not reader.lengths:
-        raise RowError(f"{name} has no row; write one in each line, such as {SUCH_AS}")
+        raise TaskFileError(f"{name} has no row; write one in each line, such as {SUCH_AS}")
     return reader.table()
 
 
-def is_row(text: str) -> bool:
+def is_record(text: str) -> bool:
     """Whether a text is a JSON object, and no tokens."""
     try:
         parse_json(text)
@@ -149,8 +149,8 @@ class _Reader:
             number = self.numbers[word] = len(self.numbers)
         return number
 
-    def table(self) -> RowTable:
-        return RowTable(
+    def table(self) -> JSONLTable:
+        return JSONLTable(
             symbols=tuple(self.numbers),
             tokens=np.array(self.tokens),
             starts=np.array(self.starts, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""Rows: a task that is a file of one's own, with a prompt and its response in each line."""
+"""JSONLTask: a task that is a file of one's own, with a prompt and its response in each line."""
 
 import hashlib
 import json
@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.errors import RowError, SettingError
+from lengthwise.core.errors import SettingError, TaskFileError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_table import ENDING, MARK, RESERVED, START, TOO_LARGE, RowTable, is_row, read_table
+from lengthwise.tasks.jsonl_table import ENDING, MARK, RESERVED, START, TOO_LARGE, JSONLTable, is_record, read_table
 from lengthwise.tasks.task import Task, check_sizes, numbers_of
 
 # What a run keeps of its rows.
@@ -27,7 +27,7 @@ OWN_LENGTHS, OWN_ROWS, OWN_LETTERS = range(1, 21), 64, "abcdefgh"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class JSONLTask:
     """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a row of ``file``.
 
     A row of a length is drawn as often as any other; its length is its prompt's number of tokens unless it says
@@ -73,7 +73,7 @@ class Rows:
         return (MARK, START)
 
     @property
-    def known_lengths(self) -> tuple[int, ...]:
+    def available_lengths(self) -> tuple[int, ...]:
         """The lengths that the file has rows of."""
         return tuple(self._table.by_length)
 
@@ -83,11 +83,11 @@ class Rows:
         of_length = self._of(length, self._table.by_length)
         return self._lay_out(self._table, of_length[rng.integers(0, len(of_length), size=size)])
 
-    def num_rows(self, length: int) -> int:
+    def num_records(self, length: int) -> int:
         """Return the number of different rows of a length; rows that repeat prompt and response count once."""
         return len(self._of(length, self._table.distinct))
 
-    def rows_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
+    def records_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
         """Return different rows of a length by their place in the file."""
         return self._lay_out(self._table, self._of(length, self._table.distinct)[places])
 
@@ -96,7 +96,7 @@ class Rows:
 
         Of tokens alone, the answer and the coupling are those of the row with that prompt, or else not known.
         """
-        if is_row(prompt):
+        if is_record(prompt):
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
@@ -116,9 +116,9 @@ class Rows:
         """One distribution only."""
         return {}
 
-    def sketch(self) -> Examples:
+    def placeholder_example(self) -> Examples:
         """A row of one token and one more, coupled if those of the run are."""
-        table = RowTable(
+        table = JSONLTable(
             symbols=self._symbols,
             tokens=np.zeros(2, dtype=np.int64),
             starts=np.array([0, 2]),
@@ -128,7 +128,7 @@ class Rows:
         )
         return self._lay_out(table, np.array([0]))
 
-    def kept_files(self) -> Mapping[str, bytes]:
+    def run_files(self) -> Mapping[str, bytes]:
         """The tokens' names, whether they are coupled, and in which direction."""
         return {KEPT: json.dumps(self._facts).encode() + b"\n"}
 
@@ -136,16 +136,18 @@ class Rows:
         """Return the path of the file and the SHA-256 of its content."""
         return {} if self.file is None or self.digest is None else {"file": self.file, "file_sha256": self.digest}
 
-    def kept_in(self, folder: Path) -> "Rows":
+    def from_run_folder(self, folder: Path) -> "JSONLTask":
         """The same rows, their tokens numbered as those of the run."""
         if not (folder / KEPT).is_file():
-            raise RowError(f"{folder} was not trained on a file of rows (it has no {KEPT}); name the task of that run")
+            raise TaskFileError(
+                f"{folder} was not trained on a file of rows (it has no {KEPT}); name the task of that run"
+            )
         kept = replace(self, kept=str(folder))
         # What is damaged is told of now.
         _ = kept._facts
         return kept
 
-    def read(self) -> "Rows":
+    def read(self) -> "JSONLTask":
         """The same rows, once their file has been read: what is wrong with it is told of now."""
         _ = self._table
         return self
@@ -160,9 +162,9 @@ class Rows:
             facts = parse_json(path.read_bytes())
             symbols, coupled, falls = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RowError(f"{path} cannot be read ({error!r}); train the run again") from None
+            raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
         if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
-            raise RowError(f"{path} cannot be read (it holds no names of tokens); train the run again")
+            raise TaskFileError(f"{path} cannot be read (it holds no names of tokens); train the run again")
         return {"symbols": symbols, "coupled": coupled, "falls": falls}
 
     @property
@@ -171,12 +173,14 @@ class Rows:
         return symbols
 
     @cached_property
-    def _table(self) -> RowTable:
+    def _table(self) -> JSONLTable:
         symbols = None if self.kept is None else self._symbols
         if self.file is None:
             return read_table(_own_rows(), self._called, symbols)
         if _digest(self.file) != self.digest:
-            raise RowError(f"{self._called} has changed since it was named; name it anew with --task, or bring it back")
+            raise TaskFileError(
+                f"{self._called} has changed since it was named; name it anew with --task, or bring it back"
+            )
         with open(self.file, "rb") as lines:
             return read_table(lines, self._called, symbols)
 
@@ -194,7 +198,7 @@ class Rows:
     def _spans(self) -> str:
         """The lengths that there are, briefly."""
         spans: list[list[int]] = []
-        for length in self.known_lengths:
+        for length in self.available_lengths:
             if spans and length == spans[-1][-1] + 1:
                 spans[-1][1:] = [length]
             else:
@@ -202,7 +206,7 @@ class Rows:
         told = ["-".join(map(str, span)) for span in spans]
         return ", ".join(told if len(told) <= 12 else [*told[:6], "...", *told[-6:]])
 
-    def _lay_out(self, table: RowTable, rows: Int[np.ndarray, " batch"]) -> Examples:
+    def _lay_out(self, table: JSONLTable, rows: Int[np.ndarray, " batch"]) -> Examples:
         first, prompt = table.starts[rows, None], table.prompt_lengths[rows, None]
         response = table.starts[rows + 1, None] - first - prompt
         index = np.arange(int((prompt + response).max()) + 3)
@@ -241,7 +245,7 @@ class Rows:
         return np.where(shown, groups, np.where(index > last, above + 1, passed))
 
 
-def is_row_file(name: str) -> bool:
+def is_task_file(name: str) -> bool:
     """Whether what is named as a task is a file of rows."""
     return name.endswith(ENDING)
 
@@ -251,7 +255,7 @@ def _digest(file: str) -> str:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
-        raise RowError(
+        raise TaskFileError(
             f"{file} cannot be read ({error.strerror}); name one that can be, as --task FILE{ENDING}"
         ) from None
 

@@ -56,7 +56,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class Staged(Protocol):
+class HasStages(Protocol):
     """What a task has that can be learned step by step: easier versions of itself."""
 
     def stages(self) -> Sequence[Task]:
@@ -90,24 +90,24 @@ class GradedByLoss(Protocol):
         ...
 
 
-def graded_by_loss(task: Task) -> bool:
+def is_graded_by_loss(task: Task) -> bool:
     """Return True for a task with several valid answers, which is graded by its loss and not by exact match."""
     return isinstance(task, GradedByLoss)
 
 
 @runtime_checkable
-class KeepsFiles(Protocol):
+class HasRunFiles(Protocol):
     """What a task has that reads files: a run keeps those without which nobody could use what was trained."""
 
-    def kept_files(self) -> Mapping[str, bytes]:
+    def run_files(self) -> Mapping[str, bytes]:
         """Names and contents."""
         ...
 
-    def kept_in(self, folder: Path) -> Task:
+    def from_run_folder(self, folder: Path) -> Task:
         """The same task, with the files that a run folder keeps."""
         ...
 
-    def sketch(self) -> Examples:
+    def placeholder_example(self) -> Examples:
         """One example of the form that all have, made without the files: a run is loaded also where they are not."""
         ...
 
@@ -131,38 +131,38 @@ class HasLengths(Protocol):
     """What a task has that has examples of some lengths only."""
 
     @property
-    def known_lengths(self) -> tuple[int, ...]:
+    def available_lengths(self) -> tuple[int, ...]:
         """These lengths, shortest first."""
         ...
 
 
 @runtime_checkable
-class HasRows(HasLengths, Protocol):
+class HasRecords(HasLengths, Protocol):
     """A task whose examples of a length are a list that ends: evaluation asks each of them at most once."""
 
-    def num_rows(self, length: int) -> int:
+    def num_records(self, length: int) -> int:
         """Return the number of different rows of a length; ``SettingError`` for a length without any."""
         ...
 
-    def rows_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
+    def records_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
         """Return the rows at these places, from 0 to ``num_rows(length)`` - 1."""
         ...
 
 
-def row_facts(task: Task, length: int) -> dict[str, int]:
+def record_facts(task: Task, length: int) -> dict[str, int]:
     """Return what a result row says of a file: ``num_rows``, how many different rows it has of the length."""
-    return {"num_rows": task.num_rows(length)} if isinstance(task, HasRows) else {}
+    return {"num_rows": task.num_records(length)} if isinstance(task, HasRecords) else {}
 
 
-def num_shared_rows(task: HasRows, other: HasRows, length: int) -> int:
+def num_shared_records(task: HasRecords, other: HasRecords, length: int) -> int:
     """Return how many different rows of a length two tasks with the same vocabulary share."""
-    if length not in other.known_lengths:
+    if length not in other.available_lengths:
         return 0
     return len(_rows_of(task, length) & _rows_of(other, length))
 
 
-def _rows_of(task: HasRows, length: int) -> set[tuple[int, bytes]]:
-    examples = task.rows_at(length, np.arange(task.num_rows(length)))
+def _rows_of(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
+    examples = task.records_at(length, np.arange(task.num_records(length)))
     ends = (examples.response_end + 1).tolist()
     return {
         (int(prompt), tokens[:end].astype(np.int64).tobytes())
@@ -170,9 +170,9 @@ def _rows_of(task: HasRows, length: int) -> set[tuple[int, bytes]]:
     }
 
 
-def spread_lengths(task: HasLengths) -> tuple[int, ...]:
+def default_lengths(task: HasLengths) -> tuple[int, ...]:
     """Return the task's lengths or, of many, some of them at equal steps, the shortest and the longest included."""
-    known = task.known_lengths
+    known = task.available_lengths
     places = np.linspace(0, len(known) - 1, min(len(known), MOST_LENGTHS))
     return tuple(known[place] for place in places.round().astype(int).tolist())
 
@@ -181,14 +181,14 @@ def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
     """The lengths from ``first`` to ``last`` that the task has; one that is asked for examples of others refuses."""
     if not isinstance(task, HasLengths):
         return range(first, last + 1)
-    return [length for length in task.known_lengths if first <= length <= last] or [first]
+    return [length for length in task.available_lengths if first <= length <= last] or [first]
 
 
 def nearest_length(task: Task, length: int) -> int:
     """The length itself or, where the task has no examples of it, the next shorter one, or else the shortest."""
     if not isinstance(task, HasLengths):
         return length
-    return max((shorter for shorter in task.known_lengths if shorter <= length), default=task.known_lengths[0])
+    return max((shorter for shorter in task.available_lengths if shorter <= length), default=task.available_lengths[0])
 
 
 def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, graded_by_loss
+from lengthwise.tasks.task import Task, is_graded_by_loss
 
 END = "end"
 # Examples shown before each that is asked, where nothing else is said.
@@ -46,9 +46,9 @@ class TextExample:
         return [END if text[first:last] == "\n" else text[first:last] for first, last in self.spans]
 
 
-def texts_of(task: Task, examples: Examples) -> list[TextExample]:
+def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     """Each sequence as text; ``SettingError`` for a task that is graded by loss, or a symbol that has white space."""
-    if graded_by_loss(task):
+    if is_graded_by_loss(task):
         raise SettingError(f"task {task.name} is graded by loss and asks no question; choose a task with an answer")
     vocabulary = task.vocabulary
     found = []
@@ -59,13 +59,13 @@ def texts_of(task: Task, examples: Examples) -> list[TextExample]:
     return found
 
 
-def shots_of(
+def sample_shots(
     task: Task, length: int, number: int, rng: np.random.Generator, *, tested: Collection[str]
 ) -> list[TextExample]:
     """Examples to show, none with a prompt that is tested; ``SettingError`` where the length has no other prompt."""
     found: list[TextExample] = []
     for _ in range(TRIES if number else 0):
-        drawn = texts_of(task, task.sample(length=length, size=number, rng=rng))
+        drawn = format_examples(task, task.sample(length=length, size=number, rng=rng))
         found += [text for text in drawn if text.prompt not in tested]
         if len(found) >= number:
             return found[:number]

@@ -105,4 +105,4 @@ def _certified(
 def _room(law: Planted) -> tuple[int, int]:
     """Four spans, as the bounds ask for, and no less than sixteen tokens."""
     reach = law.placement.span
-    return law.smallest, max(16, 0 if reach is None else 4 * reach)
+    return law.min_length, max(16, 0 if reach is None else 4 * reach)

@@ -12,7 +12,7 @@ from lengthwise.cli.parsing import numbers
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.cli.terminal import err_console, print_json, print_table, say, tell
 from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.core.interruption import StoppedError, interruptible
+from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.hf.language_models import LanguageModel, check_there, load_language_model
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.scale_figure import draw_scale
@@ -177,7 +177,7 @@ def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str,
     """Measure a study or a part of one; return its summary once no part is missing."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
-    with ProgressLine(err_console) as progress, interruptible() as stop:
+    with ProgressLine(err_console) as progress, catch_interrupts() as stop:
 
         def estimate(least: float, most: float) -> None:
             say(f"this takes about {_duration(least)} to {_duration(most)}")

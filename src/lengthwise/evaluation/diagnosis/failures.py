@@ -31,7 +31,7 @@ class Answers:
 
     def rows(self, rows: Int[np.ndarray, " fewer"]) -> "Answers":
         """Some of them."""
-        return Answers(examples=self.examples.rows(rows), batch=self.batch.rows(rows), answer=self.answer[rows])
+        return Answers(examples=self.examples.select(rows), batch=self.batch.rows(rows), answer=self.answer[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
         ids_right = (graded.id_right | ~graded.id_scored).all(dim=1).numpy()[rows]
         found.failed.append(
             Failed(
-                first=Answers(examples=examples.rows(rows), batch=batch.rows(rows), answer=answer),
+                first=Answers(examples=examples.select(rows), batch=batch.rows(rows), answer=answer),
                 kind=tuple(_kind(error[2], bool(each)) for error, each in zip(errors, late, strict=True)),
                 tokens_right=tokens_right,
                 ids_right=ids_right,
@@ -107,7 +107,7 @@ def _right_answers(examples: Examples, batch: Batch, graded: Graded, rng: np.ran
     rows = np.flatnonzero(right.any(axis=1))
     columns = (rng.random(right.shape) * right).argmax(axis=1)
     answer = (columns - graded.prompt_offset.numpy() + examples.prompt_length)[rows]
-    return Answers(examples=examples.rows(rows), batch=batch.rows(rows), answer=answer)
+    return Answers(examples=examples.select(rows), batch=batch.rows(rows), answer=answer)
 
 
 def _kind(kind: str, late: bool) -> str:

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from lengthwise.core.errors import unknown_name
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, look_up, task_named
 from lengthwise.experiments.recipes.addition import addition, addition_carry, addition_coupled
@@ -25,7 +25,7 @@ from lengthwise.experiments.recipes.sort import sort, sort_given
 from lengthwise.experiments.recipes.sparse_parity import sparse_parity, sparse_parity_8
 from lengthwise.experiments.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
 from lengthwise.experiments.recipes.which import which_addition, which_copy, which_parity
-from lengthwise.tasks import HasLengths, Task, nearest_length, spread_lengths
+from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe
@@ -62,7 +62,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
 }
 
 
-@typed
+@check_arguments
 def recipe(name: str) -> Experiment:
     """The experiment of a recipe; ``UnknownNameError`` names the nearest."""
     if name not in RECIPES:
@@ -70,7 +70,7 @@ def recipe(name: str) -> Experiment:
     return RECIPES[name]()
 
 
-@typed
+@check_arguments
 def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
     """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
 
@@ -97,7 +97,7 @@ def _at_its_lengths(experiment: Experiment) -> Experiment:
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
-    lengths = spread_lengths(task)
+    lengths = default_lengths(task)
     evaluation = replace(experiment.evaluation, lengths=lengths, num_examples=experiment.evaluation.num_examples[:1])
     return replace(experiment, train_lengths=(lengths[0], lengths[-1]), evaluation=evaluation)
 
@@ -111,7 +111,7 @@ def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
 def quick(experiment: Experiment) -> Experiment:
     """The same recipe at a size that only shows that everything runs."""
     task = experiment.task
-    known = task.known_lengths if isinstance(task, HasLengths) else None
+    known = task.available_lengths if isinstance(task, HasLengths) else None
     # Some tasks have no sequence of length 1, a file has rows of some lengths only.
     first = min(experiment.train_lengths[0], 2) if known is None else known[0]
     return replace(

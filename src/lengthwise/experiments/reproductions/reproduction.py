@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.files import StrPath
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.tables_and_figures import Rows, heading, table
 from lengthwise.experiments.comparison import COMPARED, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
@@ -31,7 +31,7 @@ class Reproduction:
     figure: Path | None
 
 
-@typed
+@check_arguments
 def reproduce(  # noqa: PLR0913  (a setting of the call each)
     claim: Claim,
     size: str,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.core.checkpoint import weights_digest
-from lengthwise.core.devices import tokens_at_once
+from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
 from lengthwise.influence.probing.exactness import check_exact
 from lengthwise.model.attention_scores import PLAINLY, Looking
@@ -39,7 +39,7 @@ class DecoderModel:
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self.weights_digest = weights_digest(decoder.state_dict())
         self.device = decoder.embedding.device
-        self.forward_tokens = tokens_at_once(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
+        self.forward_tokens = forward_token_budget(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         carried = {
             "previous_token_mix mixes the token before into each": decoder.previous_share is not None,
             "segments count the separators before each": decoder.segment is not None and bool(decoder.separators),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.core.intervals import student
+from lengthwise.core.intervals import t_critical_value
 from lengthwise.core.randomness import stream
 
 BLOCK = 1 << 22  # numbers in one block of resamples
@@ -57,7 +57,7 @@ def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined:
         return found | {"reason": FEW_DOCUMENTS}
     if lost := int(np.isnan(resampled).sum()):
         return found | {"reason": f"in {lost:,} of {len(resampled):,} resamples {undefined}"}
-    tail = NormalDist().cdf(-student(documents - 1) * math.sqrt(documents / (documents - 1)))
+    tail = NormalDist().cdf(-t_critical_value(documents - 1) * math.sqrt(documents / (documents - 1)))
     low, high = np.quantile(resampled, tail, method="lower"), np.quantile(resampled, 1 - tail, method="higher")
     return found | {"low": float(low), "high": float(high)}
 

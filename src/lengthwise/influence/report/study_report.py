@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.influence.report.figures import draw_distances, draw_recovery
 from lengthwise.influence.report.page import page
 from lengthwise.influence.report.recovery import summarize
@@ -22,7 +22,7 @@ EXCERPTS, EXCERPT_TOKENS = 12, 3000
 BEHIND = 16
 
 
-@typed
+@check_arguments
 def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     """Write summary.json, the figures and the page of a study whose rows are complete; return the summary."""
     folder, settings = Path(folder), study.settings

@@ -57,7 +57,7 @@ class Placement(Protocol):
         ...
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """The smallest length that has a set."""
         ...
 
@@ -103,7 +103,7 @@ class Local:
         return 1 + max(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """The span of the narrowest shape that has any weight."""
         return 1 + min(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
@@ -153,7 +153,7 @@ class UniformShapes:
         return self.widest if self.num_planted > 1 else 1
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """Room for k tokens side by side."""
         return self.num_planted
 
@@ -194,7 +194,7 @@ class Subsets:
         return 1 if self.num_planted == 1 else None
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """Room for k tokens."""
         return self.num_planted
 
@@ -232,15 +232,15 @@ class ByLength:
         if len({law.k for law in self.laws}) > 1:
             raise SettingError(f"laws of {sorted({law.k for law in self.laws})} tokens cannot follow one another")
         first, *later = self.laws
-        if self.until and first.smallest > self.until[0]:
+        if self.until and first.min_length > self.until[0]:
             raise SettingError(
-                f"the law up to length {self.until[0]} has no room below {first.smallest}; leave it out or end it later"
+                f"the law up to length {self.until[0]} has no room below {first.min_length}; leave it out or end it later"
             )
         for last, law in zip(self.until, later, strict=True):
-            if law.smallest > last + 1:
+            if law.min_length > last + 1:
                 raise SettingError(
-                    f"the law from length {last + 1} on has no room below {law.smallest}; "
-                    f"give it a narrower shape or begin it at {law.smallest}"
+                    f"the law from length {last + 1} on has no room below {law.min_length}; "
+                    f"give it a narrower shape or begin it at {law.min_length}"
                 )
 
     @property
@@ -254,7 +254,7 @@ class ByLength:
         return max(law.span for law in self.laws)
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """That of the law of short lengths."""
         return self.laws[0].smallest
 
@@ -275,8 +275,8 @@ PLACEMENTS: dict[str, type[Placement]] = {law.name: law for law in (Local, Unifo
 
 def check_fits(placement: Placement, length: int) -> None:
     """Refuse a length that has no set."""
-    if length < placement.smallest:
+    if length < placement.min_length:
         raise SettingError(
             f"length {length} has no room for {placement.k} planted tokens; the shortest that has is "
-            f"{placement.smallest}"
+            f"{placement.min_length}"
         )

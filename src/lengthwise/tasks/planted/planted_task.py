@@ -92,9 +92,9 @@ class Planted:
         return self.placement.k
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """The smallest length: shorter sequences have no room for what is planted."""
-        return self.placement.smallest
+        return self.placement.min_length
 
     @property
     def num_tokens(self) -> int:
@@ -139,7 +139,7 @@ class Planted:
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Draw as the class says."""
-        check_sizes(self.name, length, size, smallest=self.smallest)
+        check_sizes(self.name, length, size, smallest=self.min_length)
         tokens, sets, label = self.draw(length, size, rng)
         return self._lay_out(tokens, sets, label)
 
@@ -163,8 +163,8 @@ class Planted:
         """
         symbols = list(prompt.replace(" ", "").removesuffix("="))
         tokens = numbers_of(symbols, self.vocabulary[: self.num_tokens], self.name, "letters such as abcda")[None]
-        if tokens.shape[1] < self.smallest:
-            raise PromptError(f"'{prompt}' has no room for {self.k} planted tokens; write at least {self.smallest}")
+        if tokens.shape[1] < self.min_length:
+            raise PromptError(f"'{prompt}' has no room for {self.k} planted tokens; write at least {self.min_length}")
         sets, weight = self.set_weights(tokens)
         if weight.sum() == 0:
             raise PromptError(f"'{prompt}' is never drawn; write background letters around {self._shown_tuples()}")

@@ -78,7 +78,7 @@ class Corpus:
         return np.cumsum([entry.num_tokens + 1 for entry in self.documents[split]], dtype=np.int64)
 
 
-def corpus_of(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
+def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
     """A corpus of bytes, from texts by split and name; all are of the kind that is called ``text``."""
     tokenizer = ByteTokenizer()
     encoded = {split: {name: tokenizer.encode(text) for name, text in texts[split].items()} for split in SPLITS}
@@ -147,12 +147,12 @@ def read_facts(folder: Path) -> dict[str, Any]:
         facts: dict[str, Any] = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    if facts.get(SIGNATURE) != signed(facts)[SIGNATURE]:
+    if facts.get(SIGNATURE) != with_digest(facts)[SIGNATURE]:
         raise TextError(f"{path} is not what prepare wrote (its digest differs); prepare the corpus again")
     return facts
 
 
-def signed(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a corpus, and their digest with them."""
     bare = {name: value for name, value in facts.items() if name != SIGNATURE}
     return {**bare, SIGNATURE: hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()}

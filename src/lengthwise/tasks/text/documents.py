@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.text_records import DATASET, FORM, ROW_SUFFIXES, RowSource, has_rows, row_source, rows_of
 
 # What is read of a folder; a file that is named itself may be called anything.
@@ -49,7 +49,7 @@ class Document:
     text: str
 
 
-@typed
+@check_arguments
 def read_documents(
     sources: Iterable[str | Path], *, most: int | None = None, known: dict[bytes, str] | None = None
 ) -> Iterator[Document]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
-from lengthwise.core.files import StrPath, check_free, whole_folder, write_atomically
+from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import typed
-from lengthwise.tasks.text.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, signed
+from lengthwise.core.type_checks import check_arguments
+from lengthwise.tasks.text.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, with_digest
 from lengthwise.tasks.text.documents import Document, read_documents
 from lengthwise.tasks.text.text_records import DATASET
 from lengthwise.tasks.text.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
@@ -42,7 +42,7 @@ class _Kind:
     cut: int | None
 
 
-@typed
+@check_arguments
 def prepare_corpus(
     sources: Sequence[str],
     out: StrPath,
@@ -70,15 +70,15 @@ def prepare_corpus(
         raise SettingError(f"vocabulary size {vocabulary_size} is too large; use at most {LARGEST_VOCABULARY}")
     if not 0 <= held_out < 1:
         raise SettingError(f"held-out share {held_out} leaves nothing to train on; use 0.1, or another number below 1")
-    check_free(out)
+    check_output_folder(out)
     kinds = _survey(_by_kind(sources), held_out, seed, report)
     total = sum(len(kind.sizes) for kind in kinds.values())
-    with whole_folder(out) as folder, warnings.catch_warnings():
+    with atomic_folder(out) as folder, warnings.catch_warnings():
         # Told by the survey.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_told(_parts(kinds), "learning tokens", total, report), vocabulary_size)
         write_atomically(folder / TOKENIZER, tokenizer.content)
-        facts = signed(
+        facts = with_digest(
             {
                 "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
                 "sources": {kind: list(planned.sources) for kind, planned in kinds.items()},

@@ -23,7 +23,7 @@ from lengthwise.tasks.text.corpus import (
     TOKENIZER,
     TRAIN,
     Corpus,
-    corpus_of,
+    byte_corpus,
     open_corpus,
     read_tokenizer,
 )
@@ -117,7 +117,7 @@ class Text:
             return ByteTokenizer()
         return read_tokenizer(Path(self.corpus if self.kept is None else self.kept))
 
-    def kept_files(self) -> Mapping[str, bytes]:
+    def run_files(self) -> Mapping[str, bytes]:
         """The corpus's tokenizer, and the facts that it is known again by."""
         if self.corpus is None:
             return {}
@@ -131,18 +131,18 @@ class Text:
         facts = _facts(self.corpus if self.kept is None else self.kept)
         return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(facts).hexdigest()}
 
-    def kept_in(self, folder: Path) -> "Text":
+    def from_run_folder(self, folder: Path) -> "Text":
         """The same text, with the tokenizer that a run keeps."""
         return self if self.corpus is None else replace(self, kept=str(folder))
 
-    def sketch(self) -> Examples:
+    def placeholder_example(self) -> Examples:
         """Any two tokens."""
         return self.lay_out(np.zeros((1, 2), dtype=np.int64))
 
     @cached_property
     def _texts(self) -> Corpus:
         if self.corpus is None:
-            return corpus_of({TRAIN: SEEN, HELD_OUT: HELD_OUT_WORDS})
+            return byte_corpus({TRAIN: SEEN, HELD_OUT: HELD_OUT_WORDS})
         opened = open_corpus(Path(self.corpus))
         if self.kept is not None and _facts(self.kept) != _facts(self.corpus):
             # Its tokens would be others, or its held-out documents among those that were trained on.
