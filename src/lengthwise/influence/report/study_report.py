@@ -10,7 +10,7 @@ from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.influence.report.figures import draw_distances, draw_recovery
-from lengthwise.influence.report.page import page
+from lengthwise.influence.report.page import render_page
 from lengthwise.influence.report.recovery import summarize
 from lengthwise.influence.study import SUMMARY, InfluenceStudy
 from lengthwise.influence.study_rows import ROWS
@@ -38,8 +38,8 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
     answer = summary["answer"]["sentence"]
-    shown = page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
-    write_atomically(folder / PAGE, shown.encode())
+    page = render_page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
+    write_atomically(folder / PAGE, page.encode())
     return summary
 
 
