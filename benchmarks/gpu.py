@@ -27,7 +27,7 @@ import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes.language_model import context_length
-from lengthwise.experiments.recipes.which import which_rest
+from lengthwise.experiments.recipes.which import which_remaining
 from lengthwise.experiments.reproductions import CLAIMS, Claim
 from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
@@ -175,16 +175,16 @@ PARTS: dict[str, Part] = {
         f"{name} {label} seed {experiment.seed + more}": of_claim(
             claim, label, replace(experiment, seed=experiment.seed + more)
         )
-        for more in range(max(claim.at("gpu")[1] for claim in CLAIMS.values()))
+        for more in range(max(claim.experiments_at("gpu")[1] for claim in CLAIMS.values()))
         for name, claim in CLAIMS.items()
-        for label, experiment in claim.at("gpu")[0].items()
-        if more < claim.at("gpu")[1]
+        for label, experiment in claim.experiments_at("gpu")[0].items()
+        if more < claim.experiments_at("gpu")[1]
     },
     # What the comparisons which_parity, which_copy and which_addition leave out.
     **{
         f"{task} {label}": measured(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))
         for task in ("parity", "copy", "addition")
-        for label, experiment in which_rest(task).items()
+        for label, experiment in which_remaining(task).items()
     },
 }
 

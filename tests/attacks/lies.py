@@ -14,7 +14,7 @@ import torch
 from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import KINDS, resume
 from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.experiments.run_folder import BOUND, SEAL, bound_to
+from lengthwise.experiments.run_folder import BOUND, SEAL, experiment_digest
 from lengthwise.tasks.text.corpus import with_digest
 
 DEEP: Any = []
@@ -62,7 +62,7 @@ def _rebind(run: Path) -> None:
     """Sign weights and checkpoints for the experiment as it is now."""
     for path in [*run.glob("model.safetensors"), *run.rglob("step-*.safetensors")]:
         tensors, facts = load_tensors(path)
-        save_tensors(path, tensors, {**facts, BOUND: bound_to(run)})
+        save_tensors(path, tensors, {**facts, BOUND: experiment_digest(run)})
 
 
 def lie_in_experiment(folder: Path, rng: random.Random) -> str:

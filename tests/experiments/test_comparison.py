@@ -148,14 +148,14 @@ def test_an_evaluation_of_one_of_its_runs_adds_no_row_to_a_comparison(tmp_path):
 
 
 def test_a_worker_that_outlived_its_parent_adds_no_rows_to_those_of_the_next_one(tmp_path, monkeypatch):
-    measure = comparison_module.measured_rows
+    measure = comparison_module.iter_result_rows
 
     def measured_twice(run: Any, *given: Any, **named: Any) -> list[dict[str, Any]]:
         rows = list(measure(run, *given, **named))
         seal_rows(run.folder / COMPARED, rows)
         return rows
 
-    monkeypatch.setattr(comparison_module, "measured_rows", measured_twice)
+    monkeypatch.setattr(comparison_module, "iter_result_rows", measured_twice)
     compared = compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
     monkeypatch.undo()
     assert len(compared.rows) == len(ROWS["PPC"].evaluation.lengths)

@@ -9,7 +9,7 @@ from lengthwise.core.errors import UnknownNameError
 from lengthwise.evaluation.diagnosis import diagnosis as diagnosing
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import check_rows
+from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce
 from lengthwise.experiments.reproductions.claim import FIRST_SEED
 from lengthwise.experiments.reproductions.excess_risk import Cell, growth
@@ -42,7 +42,7 @@ def test_every_row_of_a_claim_runs(claim, tmp_path):
 def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path):
     told = []
     found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
-    experiments = claim.usual_rows("quick") or claim.experiments()
+    experiments = claim.default_labels("quick") or claim.experiments()
     assert len(told) == len(experiments)
     by_length = [body for title, _, body in found.tables if "exact match by length" in title]
     shown = {row[0] for body in by_length for row in body}
@@ -60,9 +60,9 @@ def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path):
 
 @over_claims
 def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim):
-    full, _ = claim.at("full")
+    full, _ = claim.experiments_at("full")
     for size in SIZES[1:]:
-        experiments, num_seeds = claim.at(size)
+        experiments, num_seeds = claim.experiments_at(size)
         assert num_seeds >= 1
         for label, experiment in experiments.items():
             assert experiment.seed == FIRST_SEED
@@ -85,7 +85,7 @@ def test_a_claim_is_shown_on_other_seeds_where_they_are_asked_for(tmp_path):
 
 @over_claims
 def test_every_experiment_of_a_claim_can_be_trained_and_measured_to_the_end(claim):
-    check_rows(claim.at("full")[0])
+    check_experiments(claim.experiments_at("full")[0])
 
 
 def test_an_unknown_size_is_answered_with_the_known_ones(tmp_path):

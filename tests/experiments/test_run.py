@@ -226,7 +226,7 @@ class OwnPlanted(Planted):
 
 def test_a_brought_task_builds_a_placement_that_no_table_has():
     experiment = Experiment(task=OwnPlanted(background=(0.25, 0.75, 0.0, 0.0)))
-    assert from_dict(json.loads(json.dumps(to_dict(experiment))), brought={"task": OwnPlanted}) == experiment
+    assert from_dict(json.loads(json.dumps(to_dict(experiment))), overrides={"task": OwnPlanted}) == experiment
 
 
 def test_two_experiments_that_differ_are_saved_differently():
@@ -248,7 +248,7 @@ def test_the_experiment_is_saved_with_versions_commit_and_hardware(tmp_path):
 @pytest.mark.parametrize("name", ["weave", "rotary_dynamic_ntk"])
 def test_a_scaling_within_what_was_trained_changes_nothing_of_a_run_that_it_is_brought_to(name, tmp_path):
     trained(tmp_path / "run", encoding=Rotary(base=100.0, fastest=3.0), scheme=Sequential())
-    own, scaled = load_run(tmp_path / "run"), load_run(tmp_path / "run", brought={"encoding": ENCODINGS[name]})
+    own, scaled = load_run(tmp_path / "run"), load_run(tmp_path / "run", overrides={"encoding": ENCODINGS[name]})
     assert scaled.experiment.encoding == ENCODINGS[name](base=100.0, fastest=3.0)
     randomize(own.decoder)
     scaled.decoder.load_state_dict(own.decoder.state_dict())
@@ -260,8 +260,8 @@ def test_a_scaling_within_what_was_trained_changes_nothing_of_a_run_that_it_is_b
 
 def test_an_encoding_with_other_weights_cannot_take_the_place_of_the_runs(tmp_path):
     trained(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"are not those of the encoding brought to it; only what has the same"):
-        load_run(tmp_path / "run", brought={"encoding": ENCODINGS["t5"]})
+    with pytest.raises(RunFolderError, match=r"are not those of the encoding overrides to it; only what has the same"):
+        load_run(tmp_path / "run", overrides={"encoding": ENCODINGS["t5"]})
 
 
 @pytest.mark.parametrize("scheme", ["randomized", "random_floats"])
@@ -346,16 +346,16 @@ def test_an_answer_is_right_if_and_only_if_its_tokens_and_ids_are(scheme, tmp_pa
         answer = generate_from_prompt(run, prompt)
         parities = [str(prompt[: place + 1].count("1") % 2) for place in range(3)]
         assert answer.expected == [*parities, "end"]
-        assert len(answer.symbols) == len(answer.position_ids) <= 4
+        assert len(answer.tokens) == len(answer.position_ids) <= 4
         same_ids = answer.position_ids[:3] == [2, 3, 4] or not isinstance(scheme, Predicted)
-        assert answer.right == (answer.symbols == answer.expected and same_ids)
-        right.append(answer.right)
+        assert answer.correct == (answer.tokens == answer.expected and same_ids)
+        right.append(answer.correct)
         # Cut off, a right answer is neither right nor wrong, and a wrong one is as wrong as it was.
         cut = generate_from_prompt(run, prompt, 2)
-        so_far = cut.symbols == answer.expected[:2] and (
+        so_far = cut.tokens == answer.expected[:2] and (
             cut.position_ids[:2] == [2, 3] or not isinstance(scheme, Predicted)
         )
-        assert cut.right is (None if so_far and len(cut.symbols) == 2 else False)
+        assert cut.correct is (None if so_far and len(cut.tokens) == 2 else False)
     assert any(right)
 
 
@@ -379,7 +379,7 @@ def test_a_right_answer_has_every_token_and_every_id_before_the_end(
 
     run = trained(tmp_path, steps=1)
     monkeypatch.setattr(answer_module, "generate", generate)
-    assert generate_from_prompt(run, "01").right == right
+    assert generate_from_prompt(run, "01").correct == right
 
 
 @pytest.mark.parametrize("wrong_level", [None, 0, 1])
@@ -398,9 +398,9 @@ def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path
     run = trained(tmp_path, task=task, steps=1)
     monkeypatch.setattr(answer_module, "generate", generate)
     answer = generate_from_prompt(run, "4+8")
-    assert answer.right == (wrong_level is None)
+    assert answer.correct == (wrong_level is None)
     assert answer.position_ids == ids[:, 0].tolist()
-    assert len(answer.position_ids[1]) == len(answer.symbols)
+    assert len(answer.position_ids[1]) == len(answer.tokens)
 
 
 def test_a_run_on_two_levels_is_loaded_evaluated_and_asked(tmp_path):
@@ -417,8 +417,8 @@ def test_a_run_on_two_levels_is_loaded_evaluated_and_asked(tmp_path):
 def test_a_shorter_answer_is_the_beginning_of_the_whole_one(tmp_path):
     run = trained(tmp_path, steps=40, batch_size=16, learning_rate=1e-2)
     whole, start = generate_from_prompt(run, "0110"), generate_from_prompt(run, "0110", 2)
-    assert (start.symbols, start.position_ids) == (whole.symbols[:2], whole.position_ids[:2])
-    assert not start.right
+    assert (start.tokens, start.position_ids) == (whole.tokens[:2], whole.position_ids[:2])
+    assert not start.correct
 
 
 @pytest.fixture

@@ -312,9 +312,9 @@ def test_what_comes_instead_of_a_runs_encoding_is_looked_at_too(tmp_path):
     train(small_experiment(scheme=Sequential(), steps=1), tmp_path, device="cpu")
     encoding, text = ENCODINGS_OF_ONES_OWN["a bias without heads"]
     with pytest.raises(SettingError, match=text):
-        load_run(tmp_path, brought={"encoding": encoding})
+        load_run(tmp_path, overrides={"encoding": encoding})
     with pytest.raises(PositionIDError, match="gives IDs as a list"):
-        load_run(tmp_path, brought={"scheme": SCHEMES_OF_ONES_OWN["a list"][0]})
+        load_run(tmp_path, overrides={"scheme": SCHEMES_OF_ONES_OWN["a list"][0]})
 
 
 def test_on_two_levels_every_level_is_asked(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import Experiment, named, task_named
+from lengthwise.experiments.experiment import Experiment, named, load_task
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
@@ -95,7 +95,7 @@ def rows_of(names: list[str], task: str | None, rows: str | None) -> dict[str, E
         known = ", ".join((*RECIPES, *COMPARISONS))
         raise SettingError(f"nothing to compare; name recipes ({known}) or give --task and --rows")
     # A file of rows is read once for all of them.
-    rows_of_file = task_named(task) if is_task_file(task) else task
+    rows_of_file = load_task(task) if is_task_file(task) else task
     return {label: _row(rows_of_file, label) for label in labels}
 
 
@@ -165,6 +165,6 @@ def refuse(whose: str, **flags: object) -> None:
             raise SettingError(f"--{name} {value} is {whose}: leave it out")
 
 
-def brought(**names: str | None) -> dict[str, Any]:
+def parse_overrides(**names: str | None) -> dict[str, Any]:
     """The classes, or the file of rows, that take the place of a saved run's task, scheme or encoding."""
     return {kind: named(kind, name) for kind, name in names.items() if name is not None}

@@ -26,12 +26,12 @@ from lengthwise.evaluation.evaluator import HELD_OUT, check_row, evaluator_of, s
 from lengthwise.evaluation.exact_match import compares_distances
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
-from lengthwise.experiments.run import measured_rows, train
+from lengthwise.experiments.run import iter_result_rows, train
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
     RESULTS,
     append_rows,
-    claim,
+    claim_folder,
     read_sealed,
     run_folder,
     seal_rows,
@@ -110,7 +110,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
         raise SettingError(f"{jobs} jobs run nothing; use at least 1")
     out = Path(out)
     chosen = experiments if only is None else only
-    check_rows(experiments, chosen)
+    check_experiments(experiments, chosen)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
     whole = [
         _Job(
@@ -128,7 +128,7 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
     with exclusive_lock(out):
         asked = {"experiments": {label: to_dict(row) for label, row in experiments.items()}, "num_seeds": num_seeds}
-        claim(out, COMPARISON_FOLDER, asked, resume=True)
+        claim_folder(out, COMPARISON_FOLDER, asked, resume=True)
         done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
         return _outcome(out, experiments, whole, done, len(done) == len(todo))
 
@@ -163,7 +163,7 @@ def _outcome(
     )
 
 
-def check_rows(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()) -> None:
+def check_experiments(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()) -> None:
     """Refuse what could not be trained or measured to the end, and rows that no table can hold together."""
     for label in chosen:
         if label not in experiments:
@@ -253,7 +253,7 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
             warnings.simplefilter("ignore", TrainingOverlapWarning)
             try:
                 # All at once: what is left early is measured again.
-                rows = list(measured_rows(run, job.experiment.evaluation, report=leave))
+                rows = list(iter_result_rows(run, job.experiment.evaluation, report=leave))
             except _Stopped:
                 return None
             except DivergedError as error:

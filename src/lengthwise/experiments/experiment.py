@@ -51,7 +51,7 @@ class Experiment:
 
 # A weight, its gradient and what AdamW keeps of it.
 TRAINED_BYTES = 16
-# What a saved name may stand for. A class brought as module:Name is named again by whoever loads the run.
+# What a saved name may stand for. A class overrides as module:Name is named again by whoever loads the run.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
 # A setting that holds an entry of a table, or a tuple of entries (a task within a task, the laws of a placement).
 WITHIN: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
@@ -77,7 +77,7 @@ def named(kind: str, name: str) -> Any:
     return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up(kind, name)
 
 
-def task_named(name: str) -> Task:
+def load_task(name: str) -> Task:
     """A task by its name or ``module:Name``, with default settings, or that of a file of rows, which is read here."""
     return JSONLTask(file=name).read() if is_task_file(name) else look_up("task", name)()
 
@@ -181,19 +181,19 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(
-    tree: Mapping[str, Any], *, brought: Mapping[str, Any] | None = None, folder: Path | None = None
+    tree: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Experiment:
     """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word.
 
-    ``brought`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
+    ``overrides`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
     of one's own, which no file can name. A class gets the saved settings that it has too: the angles of rotary stay
     those that were trained when a scaling takes its place. ``folder`` is where a task finds the files that it keeps.
     """
-    brought = {} if brought is None else brought
+    overrides = {} if overrides is None else overrides
     values: dict[str, Any] = {}
     try:
         for part in fields(Experiment):
-            values[part.name] = _part(part.name, tree[part.name], brought)
+            values[part.name] = _part(part.name, tree[part.name], overrides)
         if folder is not None and isinstance(values["task"], HasRunFiles):
             values["task"] = values["task"].from_run_folder(folder)
         return Experiment(**values)
@@ -203,12 +203,12 @@ def from_dict(
         raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
 
 
-def _part(name: str, value: Any, brought: Mapping[str, Any]) -> Any:
-    """A part of an experiment, as it was saved or as it is brought."""
+def _part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
+    """A part of an experiment, as it was saved or as it is overrides."""
     if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
         raise TypeError(f"{name} is {value!r:.40}, and no object")
-    if name in brought:
-        return _brought(brought[name], value)
+    if name in overrides:
+        return _brought(overrides[name], value)
     if name in TABLES:
         return _entry(name, value)
     if name in PARTS:
@@ -216,7 +216,7 @@ def _part(name: str, value: Any, brought: Mapping[str, Any]) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def entry_of(kind: str, tree: Mapping[str, Any]) -> Any:
+def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
     """An entry of a table that a user wrote as JSON, by its name; ``SettingError`` for settings it does not have."""
     try:
         return _entry(kind, tree)

@@ -14,23 +14,23 @@ from lengthwise.training.batch import to_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Completion:
     """The tokens that a run wrote after a prompt, with their position IDs, and the right answer.
 
     ``position_ids`` has one number per token or, on several levels, one such list per level. Where the task knows no
-    right answer, ``expected`` is empty and ``right`` is None; it is None, too, of an answer that is right as far as it
+    right answer, ``expected`` is empty and ``correct`` is None; it is None, too, of an answer that is right as far as it
     was written and was cut off there.
     """
 
-    symbols: list[str]
+    tokens: list[str]
     position_ids: list[Any]
     expected: list[str]
-    right: bool | None
+    correct: bool | None
 
 
 @check_arguments
-def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Answer:
-    """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``right`` means both.
+def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Completion:
+    """Decode one prompt freely. Only the prompt's IDs are given when the run predicts IDs; then ``correct`` means both.
 
     At most as many tokens are written as the right answer has (running text: as the task leaves room for), or
     ``max_new_tokens``.
@@ -56,19 +56,19 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         max_new_tokens=room,
     )
     number = written.tokens.shape[1]
-    right: bool | None = torch.equal(written.tokens, expected[:, :number])
+    correct: bool | None = torch.equal(written.tokens, expected[:, :number])
     # The end token's ID is never asked for.
     asked = min(number, expected.shape[1] - 1)
     ids = batch.position_ids[:, :, length : length + asked]
-    right = right and torch.equal(written.position_ids[:, :, :asked], ids)
+    correct = correct and torch.equal(written.position_ids[:, :, :asked], ids)
     if number < expected.shape[1]:
         # Right so far, unless it ended by itself.
-        right = None if right and number == room else False
-    return Answer(
-        symbols=[task.vocabulary[token] for token in written.tokens[0].tolist()],
+        correct = None if correct and number == room else False
+    return Completion(
+        tokens=[task.vocabulary[token] for token in written.tokens[0].tolist()],
         position_ids=_flat(written.position_ids[:, 0].tolist()),
         expected=[task.vocabulary[token] for token in expected[0].tolist()] if known else [],
-        right=right if known else None,
+        correct=right if known else None,
     )
 
 

@@ -30,9 +30,9 @@ from lengthwise.experiments.run_folder import (
     RESULTS,
     RUN_FOLDER,
     append_rows,
-    bound_to,
-    claim_run,
-    read_asked,
+    experiment_digest,
+    claim_run_folder,
+    read_description,
     read_experiment,
     read_model,
     write_model,
@@ -42,7 +42,7 @@ from lengthwise.experiments.validation import (
     check_encoding,
     check_evaluation,
     check_scheme,
-    chosen_variants,
+    select_variants,
     prepare_training,
 )
 from lengthwise.model.decoder import Decoder
@@ -100,7 +100,7 @@ def train(
     out, target = Path(out), pick_device(device)
     prepared = prepare_training(experiment)
     with exclusive_lock(out):
-        claim_run(out, experiment, resume=resume)
+        claim_run_folder(out, experiment, resume=resume)
         return _train(experiment, prepared, out, target, report, stop)
 
 
@@ -116,9 +116,9 @@ def _train(
     if (out / MODEL).exists():
         # A damaged model is made again from the newest checkpoint.
         with suppress(RunFolderError):
-            return load_run(out, brought={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
+            return load_run(out, overrides={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
     decoder = prepared.decoder.to(device)
-    trainer = Trainer(decoder, prepared.sampler, experiment.training, out, bound_to(out))
+    trainer = Trainer(decoder, prepared.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
     threshold, by_loss = experiment.training.fit_threshold, evaluator_of(experiment.task).by_loss
     if not trainer.run(
@@ -151,26 +151,26 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
 
 
 @check_arguments
-def load_run(folder: StrPath, *, brought: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
+def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Read a finished run.
 
-    ``brought`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
-    brought again; another encoding with the same weights shows what it changes at evaluation alone.
+    ``overrides`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
+    overrides again; another encoding with the same weights shows what it changes at evaluation alone.
     """
     folder, target = Path(folder), pick_device(device)
-    experiment = read_experiment(folder, brought=brought)
+    experiment = read_experiment(folder, overrides=overrides)
     tensors, facts = read_model(folder)
     _check_facts(facts, folder / MODEL)
-    tried = check_scheme(experiment) if brought else []
+    tried = check_scheme(experiment) if overrides else []
     decoder = build_decoder(experiment)
-    if brought:
+    if overrides:
         check_encoding(decoder, tried)
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError:
-        if brought:
+        if overrides:
             raise RunFolderError(
-                f"the weights in {folder} are not those of the {' and '.join(brought)} brought to it; "
+                f"the weights in {folder} are not those of the {' and '.join(overrides)} overrides to it; "
                 "only what has the same weights can take a place"
             ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
@@ -195,7 +195,7 @@ def evaluate(
     length is measured: what ends an evaluation early loses none of them.
     """
     rows = []
-    for row in measured_rows(run, settings, report=report):
+    for row in iter_result_rows(run, settings, report=report):
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
     if seen := seen_lengths(rows):
@@ -205,12 +205,12 @@ def evaluate(
     return rows
 
 
-def measured_rows(
+def iter_result_rows(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The rows that ``evaluate`` adds, one by one; what cannot be measured is refused before the first."""
     check_evaluation(run.experiment, settings)
-    for variant, task in chosen_variants(run.experiment.task, settings).items():
+    for variant, task in select_variants(run.experiment.task, settings).items():
         for result in _measured(run, task, settings, report):
             yield _row(run, result, variant)
 
@@ -247,7 +247,7 @@ def _seen(run: Run, length: int) -> bool:
     (first, last), asked = run.experiment.train_lengths, run.experiment.task
     if not first <= length <= last:
         return False
-    if read_asked(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(asked).get("digest"):
+    if read_description(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(asked).get("digest"):
         return True
     with suppress(LengthwiseError):
         trained = read_experiment(run.folder).task

@@ -26,7 +26,7 @@ BOUND, SEAL = "belongs_to", "sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class FolderKind:
     """What a folder can hold, the file that says which one, and under which key of it."""
 
     name: str
@@ -34,14 +34,14 @@ class Kind:
     key: str
 
 
-RUN_FOLDER = Kind(name="run", file=EXPERIMENT, key="experiment")
-COMPARISON_FOLDER = Kind(name="comparison", file=COMPARISON, key="comparison")
-STUDY_FOLDER = Kind(name="study", file=STUDY, key="study")
+RUN_FOLDER = FolderKind(name="run", file=EXPERIMENT, key="experiment")
+COMPARISON_FOLDER = FolderKind(name="comparison", file=COMPARISON, key="comparison")
+STUDY_FOLDER = FolderKind(name="study", file=STUDY, key="study")
 
 
-def claim(
+def claim_folder(
     folder: Path,
-    kind: Kind,
+    kind: FolderKind,
     asked: Any,
     *,
     resume: bool,
@@ -67,10 +67,10 @@ def claim(
         _check_same(folder, kind, plain(found[kind.key]), plain(json.loads(json.dumps(asked))))
         _check_same(folder, kind, found.get("files", {}), _digests(files()))
         return
-    write_claimed(folder, kind, asked, files())
+    write_description(folder, kind, asked, files())
 
 
-def write_claimed(folder: Path, kind: Kind, asked: Any, files: Mapping[str, bytes]) -> None:
+def write_description(folder: Path, kind: FolderKind, asked: Any, files: Mapping[str, bytes]) -> None:
     """Write what a folder is for, and the files that are kept with it, into a folder that holds nothing yet."""
     for name, content in files.items():
         write_atomically(folder / name, content)
@@ -82,20 +82,20 @@ def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def claim_run(folder: Path, experiment: Experiment, *, resume: bool) -> None:
+def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     """Make a folder that of a run, with the files that its task keeps."""
     task = experiment.task
     files = task.run_files if isinstance(task, HasRunFiles) else dict
-    claim(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
+    claim_folder(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
 
 
-def read_asked(folder: Path, kind: Kind) -> dict[str, Any]:
-    """What a folder is for, as ``claim`` wrote it."""
+def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
+    """What a folder is for, as ``claim_folder`` wrote it."""
     found: dict[str, Any] = _read(folder, kind)[kind.key]
     return found
 
 
-def bound_to(folder: Path) -> str:
+def experiment_digest(folder: Path) -> str:
     """Digest of what the weights of a run belong to: its experiment, and the files that its task keeps.
 
     ``RunFolderError`` when such a file is not the one that was kept.
@@ -112,8 +112,8 @@ def bound_to(folder: Path) -> str:
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
-def _read(folder: Path, kind: Kind) -> dict[str, Any]:
-    """What ``claim`` wrote, of the right form."""
+def _read(folder: Path, kind: FolderKind) -> dict[str, Any]:
+    """What ``claim_folder`` wrote, of the right form."""
     try:
         tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
         for key, value in {kind.key: tree.get(kind.key), "files": tree.get("files", {})}.items():
@@ -126,7 +126,7 @@ def _read(folder: Path, kind: Kind) -> dict[str, Any]:
         ) from None
 
 
-def _check_same(folder: Path, kind: Kind, found: Any, asked: Any) -> None:
+def _check_same(folder: Path, kind: FolderKind, found: Any, asked: Any) -> None:
     if names := sorted(_differences(found, asked)):
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise RunFolderError(
@@ -143,13 +143,13 @@ def _differences(found: Any, asked: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def read_experiment(folder: Path, *, brought: Mapping[str, Any] | None = None) -> Experiment:
+def read_experiment(folder: Path, *, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
     if not folder.exists():
         raise RunFolderError(f"{folder} does not exist; give the folder of a run, such as train --out made")
     if not (folder / EXPERIMENT).is_file():
         raise RunFolderError(f"{folder} is no run folder (it has no {EXPERIMENT}); give one that train --out made")
-    return from_dict(read_asked(folder, RUN_FOLDER), brought=brought, folder=folder)
+    return from_dict(read_description(folder, RUN_FOLDER), overrides=overrides, folder=folder)
 
 
 def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -159,7 +159,7 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             f"{folder} has no {MODEL}: its training has not ended; go on with train --resume --out {folder}"
         )
     tensors, facts = load_tensors(folder / MODEL)
-    if facts.pop(BOUND, None) != bound_to(folder):
+    if facts.pop(BOUND, None) != experiment_digest(folder):
         raise RunFolderError(
             f"{folder / MODEL} belongs to another experiment than {folder / EXPERIMENT}, or one of them was changed; "
             "bring back the files as training wrote them, or train the run again"
@@ -169,7 +169,7 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
     """Save weights and facts of a finished run, bound to the experiment in its folder."""
-    save_tensors(folder / MODEL, tensors, {**facts, BOUND: bound_to(folder)})
+    save_tensors(folder / MODEL, tensors, {**facts, BOUND: experiment_digest(folder)})
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = False) -> None:

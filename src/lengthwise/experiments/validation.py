@@ -54,7 +54,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
             f"training uses IDs up to {reached - 1} but the encoding {experiment.encoding.name} holds {limit}; "
             f"set its num_position_ids to at least {reached}"
         )
-    chosen_variants(experiment.task, experiment.evaluation)
+    select_variants(experiment.task, experiment.evaluation)
     decoder = build_decoder(experiment)
     decoder.check_ids(batch.tokens, batch.position_ids)
     check_encoding(decoder, tried)
@@ -63,11 +63,11 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
 
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
     """Refuse lengths and variants that cannot be measured, before any is."""
-    for task in chosen_variants(experiment.task, settings).values():
+    for task in select_variants(experiment.task, settings).values():
         check_measurable(task, experiment.scheme, experiment.encoding, settings)
 
 
-def chosen_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
+def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
     """Return the task's distributions that ``settings`` name, or ``{None: task}`` when they name none."""
     known = task.variants()
     for variant in settings.variants:

@@ -14,7 +14,7 @@ from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarn
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.experiments.run_folder import STUDY_FOLDER, claim, read_asked
+from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder, read_description
 from lengthwise.influence.estimate import estimated_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
 from lengthwise.influence.probing.exactness import check_study
@@ -130,7 +130,7 @@ def measure_influence(
     )
     with exclusive_lock(out):
         _check_version(out, resume=resume)
-        claim(out, STUDY_FOLDER, study.to_dict(), resume=resume, plain=named_alike)
+        claim_folder(out, STUDY_FOLDER, study.to_dict(), resume=resume, normalize=with_resolved_path)
         blocks = {first: targets[first : first + settings.block] for first in blocks_of(study, len(targets))}
         total = sum(map(len, blocks.values()))
         measured_before = whole_blocks(out, settings.block, total)
@@ -189,7 +189,7 @@ def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
 
 def _check_version(out: Path, *, resume: bool) -> None:
     if resume and (out / STUDY_FOLDER.file).is_file():
-        found = read_asked(out, STUDY_FOLDER).get("version", 1)
+        found = read_description(out, STUDY_FOLDER).get("version", 1)
         if found != VERSION:
             raise RunFolderError(
                 f"{out} holds a study with rows of version {found}, and these are of version {VERSION}; "
@@ -203,7 +203,7 @@ def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
     return study.texts if piece is None else list(cut(study.texts, piece))
 
 
-def named_alike(study: dict[str, Any]) -> dict[str, Any]:
+def with_resolved_path(study: dict[str, Any]) -> dict[str, Any]:
     """However its path is written, a model is the same one."""
     model = study.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):

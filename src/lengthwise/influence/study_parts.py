@@ -6,8 +6,8 @@ from pathlib import Path
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.experiments.run_folder import STUDY_FOLDER, claim
-from lengthwise.influence.study import InfluenceStudy, blocks_of, measured_texts, named_alike, targets_of
+from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder
+from lengthwise.influence.study import InfluenceStudy, blocks_of, measured_texts, targets_of, with_resolved_path
 from lengthwise.influence.study_rows import DIGESTS, ROWS, digests_of, whole_blocks
 
 
@@ -35,7 +35,9 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
     for each in ((1, 1), *((place, number) for place in range(1, number + 1) if place != study.part[0])):
         folder = part_folder(out, each)
         if (folder / STUDY_FOLDER.file).is_file():
-            claim(folder, STUDY_FOLDER, replace(study, part=each).to_dict(), resume=True, plain=named_alike)
+            claim_folder(
+                folder, STUDY_FOLDER, replace(study, part=each).to_dict(), resume=True, normalize=with_resolved_path
+            )
 
 
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
@@ -57,10 +59,12 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
                 missing.append(part.part[0])
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
-                claim(folder, STUDY_FOLDER, part.to_dict(), resume=True, plain=named_alike)
+                claim_folder(folder, STUDY_FOLDER, part.to_dict(), resume=True, normalize=with_resolved_path)
             whole |= dict(zip(first_of, blocks, strict=True))
         if not missing:
-            claim(out, STUDY_FOLDER, replace(study, part=(1, 1)).to_dict(), resume=True, plain=named_alike)
+            claim_folder(
+                out, STUDY_FOLDER, replace(study, part=(1, 1)).to_dict(), resume=True, normalize=with_resolved_path
+            )
             in_order = [whole[first] for first in sorted(whole)]
             write_atomically(out / ROWS, b"".join(in_order))
             write_atomically(out / DIGESTS, digests_of(in_order))

@@ -8,17 +8,17 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
-from lengthwise.cli.parsing import brought, numbers, refuse, span
+from lengthwise.cli.parsing import numbers, parse_overrides, refuse, span
 from lengthwise.cli.terminal import print_json, print_table, tell, working
 from lengthwise.core.errors import SettingError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write
-from lengthwise.experiments.experiment import entry_of, task_named
+from lengthwise.experiments.experiment import build_entry, load_task
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import certify_run
 from lengthwise.tasks import Planted, Task
-from lengthwise.theory.certificate import LawCertificate, certify_law
-from lengthwise.theory.structure import TaskCertificate, certify_task
+from lengthwise.theory.law_certificate import LawCertificate, certify_law
+from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 
 # Lengths that are asked about by default: of a task, and of a run as multiples of the longest that it was trained on.
 LENGTHS = (64, 256)
@@ -56,7 +56,7 @@ def certify(
     if path.is_dir():
         if train_lengths is not None:
             raise SettingError("--train-lengths is for tasks; a run was trained on its own")
-        run = load_run(path, brought=brought(**own), device="cpu")
+        run = load_run(path, overrides=parse_overrides(**own), device="cpu")
         longest = run.experiment.train_lengths[1]
         tested = asked or tuple(times * longest for times in TIMES)
         name = run.experiment.task.name
@@ -84,12 +84,12 @@ def _task(path: Path) -> Task:
     """A task of the table, of one's own, or a planted law in a file."""
     what = str(path)
     if path.suffix != ".json":
-        return task_named(what)
+        return load_task(what)
     try:
         tree = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SettingError(f"'{what}' cannot be read as JSON ({error}); write a planted law") from None
-    return entry_of("task", {"name": "planted", **tree})
+    return build_entry("task", {"name": "planted", **tree})
 
 
 def _certified(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
-from lengthwise.cli.parsing import brought
+from lengthwise.cli.parsing import parse_overrides
 from lengthwise.cli.terminal import print_json, print_table, tell, working
 from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES
 from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write
@@ -30,7 +30,7 @@ def diagnose(
 
     A run of a file of rows is asked about the rows of another file with --task FILE.jsonl.
     """
-    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device="cpu")
+    run = load_run(folder, overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
     with working(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:

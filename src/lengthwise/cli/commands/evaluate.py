@@ -16,13 +16,13 @@ from lengthwise.cli.flags import (
     TaskName,
     Variants,
 )
-from lengthwise.cli.parsing import brought, on_corpus, refuse, tested
+from lengthwise.cli.parsing import parse_overrides, on_corpus, refuse, tested
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.cli.terminal import err_console, print_json, print_table, tell
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import length_table
-from lengthwise.experiments.experiment import task_named
+from lengthwise.experiments.experiment import load_task
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import evaluate, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
@@ -67,7 +67,7 @@ def evaluate_(
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
         refuse("of a model; a run is measured as it was trained", shots=shots, dtype=dtype, out=out)
-        run = load_run(Path(name), brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
+        run = load_run(Path(name), overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device)
         run = replace(run, experiment=on_corpus(run.experiment, corpus))
         named = None if task is None else run.experiment.task
         settings = replace(tested(run.experiment.evaluation, **flags, task=named), decode=decode, seed=seed)
@@ -94,7 +94,7 @@ def _task_of(model: str, task: str | None) -> Task:
             f"{model} is no run folder (it has no {EXPERIMENT}), and of a model it is not known what to ask; give a "
             "folder that train --out made, or a --task such as parity"
         )
-    return task_named(task)
+    return load_task(task)
 
 
 def generate_(
@@ -112,18 +112,18 @@ def generate_(
     """Decode one prompt freely and show the tokens with their IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"max-new-tokens {max_new_tokens} writes nothing; use at least 1")
-    run = load_run(folder, brought=brought(task=task, scheme=scheme, encoding=encoding), device=device)
+    run = load_run(folder, overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device)
     answer = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        shown = {"tokens": answer.symbols, "position_ids": answer.position_ids}
-        print_json({**shown, "right": answer.right, "expected": answer.expected})
+        shown = {"tokens": answer.tokens, "position_ids": answer.position_ids}
+        print_json({**shown, "right": answer.correct, "expected": answer.expected})
         return
     # Several levels: one column each.
     levels = answer.position_ids if isinstance(answer.position_ids[0], list) else [answer.position_ids]
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
-    columns = [answer.symbols, *([str(place) for place in level] for level in levels)]
+    columns = [answer.tokens, *([str(place) for place in level] for level in levels)]
     print_table("written", header, [list(row) for row in zip(*columns, strict=True)])
     if answer.expected:
-        verdict = {True: "right", False: "wrong", None: "right so far"}[answer.right]
-        known = "" if answer.right else f"; the answer is {' '.join(answer.expected)}"
+        verdict = {True: "right", False: "wrong", None: "right so far"}[answer.correct]
+        known = "" if answer.correct else f"; the answer is {' '.join(answer.expected)}"
         tell(verdict + known)

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from lengthwise.cli.flags import WHOLE, EncodingName, Json, Out, SchemeName, TaskName
-from lengthwise.cli.parsing import brought, refuse, tested
+from lengthwise.cli.parsing import parse_overrides, refuse, tested
 from lengthwise.cli.terminal import print_json, tell
 from lengthwise.core.errors import unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import task_named
-from lengthwise.hf.export import export_hf, import_hf
-from lengthwise.hf.lm_eval import export_to_harness
+from lengthwise.experiments.experiment import load_task
+from lengthwise.hf.export import export_hf, export_to_harness, import_hf
 from lengthwise.tasks.text_format import SHOTS
 
 # Lengths of a task that has examples of any.
@@ -36,7 +35,7 @@ class Asked:
 
 def _to_harness(asked: Asked) -> Mapping[str, Any]:
     refuse("for a run with --format hf", **asked.own)
-    task = task_named(asked.name)
+    task = load_task(asked.name)
     settings = tested(
         EvaluationSettings(lengths=LENGTHS, seed=asked.seed), asked.lengths, asked.num_examples, None, task=task
     )
@@ -45,7 +44,7 @@ def _to_harness(asked: Asked) -> Mapping[str, Any]:
 
 
 def _to_hf(asked: Asked) -> Mapping[str, Any]:
-    export_hf(Path(asked.name), asked.out, brought=brought(**asked.own))
+    export_hf(Path(asked.name), asked.out, overrides=parse_overrides(**asked.own))
     return {"folder": str(asked.out), "use": f"import lengthwise; AutoModelForCausalLM.from_pretrained('{asked.out}')"}
 
 

@@ -13,7 +13,7 @@ from lengthwise.cli.progress import ProgressLine
 from lengthwise.cli.terminal import err_console, print_json, print_table, say, tell
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.interruption import StoppedError, catch_interrupts
-from lengthwise.hf.language_models import LanguageModel, check_there, load_language_model
+from lengthwise.hf.language_models import LanguageModel, check_exists, load_language_model
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.scale_figure import draw_scale
 from lengthwise.influence.report.study_report import PAGE, report_study
@@ -123,7 +123,7 @@ def influence(
     share = part_of(part)
     names = [model, *(compare_model if compare_model is not None else [])]
     for name in names:
-        check_there(name)
+        check_exists(name)
     folders = [out] if len(names) == 1 else [out / f"{place}-{Path(name).name}" for place, name in enumerate(names)]
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(names, folders, strict=True):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lengthwise.cli.flags import WHOLE, Corpus, Device, EncodingName, Json, Quick, SchemeName, TaskName
-from lengthwise.cli.parsing import brought, chosen, on_corpus, varied
+from lengthwise.cli.parsing import parse_overrides, chosen, on_corpus, varied
 from lengthwise.cli.progress import ProgressLine
 from lengthwise.cli.terminal import err_console, print_json, tell
 from lengthwise.core.interruption import StoppedError, catch_interrupts
@@ -45,7 +45,7 @@ def train_(
     """Train one experiment: a recipe, or a task with a scheme and an encoding."""
     parts = {"task": task, "scheme": scheme, "encoding": encoding}
     if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
-        experiment = read_experiment(out, brought=brought(**parts))
+        experiment = read_experiment(out, overrides=parse_overrides(**parts))
     else:
         experiment = chosen(name, task, scheme, encoding)
     # The flags come last: what is asked for by name is never overruled.

@@ -7,7 +7,7 @@ from typing import Any
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
-from lengthwise.experiments.experiment import Experiment, look_up, task_named
+from lengthwise.experiments.experiment import Experiment, look_up, load_task
 from lengthwise.experiments.recipes.addition import addition, addition_carry, addition_coupled
 from lengthwise.experiments.recipes.copy_reverse import copy, reverse
 from lengthwise.experiments.recipes.language_model import (
@@ -80,7 +80,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     name = task if isinstance(task, str) else task.name
     base = next((made for made in (make() for make in RECIPES.values()) if made.task.name == name), None)
     if base is None or not isinstance(task, str):
-        own = task_named(task) if isinstance(task, str) else task
+        own = load_task(task) if isinstance(task, str) else task
         base = _at_its_lengths(replace(parity() if base is None else base, task=own))
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))

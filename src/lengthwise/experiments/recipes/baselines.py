@@ -7,7 +7,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
 
 
-def beside_baselines(predicted: Experiment, *, patience: int = 5, spread: int = 2) -> dict[str, Experiment]:
+def with_baselines(predicted: Experiment, *, patience: int = 5, spread: int = 2) -> dict[str, Experiment]:
     """PPC, given IDs and the usual encodings.
 
     The usual ones get a second layer, up to ``patience`` times PPC's steps, and stop once they fit the training range.

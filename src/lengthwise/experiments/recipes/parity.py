@@ -5,7 +5,7 @@ from dataclasses import replace
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.baselines import beside_baselines
+from lengthwise.experiments.recipes.baselines import with_baselines
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Predicted
 from lengthwise.tasks import Parity
@@ -46,7 +46,7 @@ def demo() -> dict[str, Experiment]:
     """PPC beside given IDs and the usual encodings; all with the same decoder options."""
     tests = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
     predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=tests)
-    rows = beside_baselines(predicted)
+    rows = with_baselines(predicted)
     return {label: rows[label] for label in DEMO}
 
 

@@ -46,7 +46,7 @@ def which_addition() -> dict[str, Experiment]:
     return _cells("addition", product(COLUMNS, ADDITION_LINES))
 
 
-def which_rest(task: str) -> dict[str, Experiment]:
+def which_remaining(task: str) -> dict[str, Experiment]:
     """Every other pair of a scheme and an encoding that go together, on one of the table's tasks."""
     known = set(product(COLUMNS, ADDITION_LINES if task == "addition" else LINES))
     # On one level, multilevel is coupled.

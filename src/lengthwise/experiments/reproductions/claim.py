@@ -50,7 +50,7 @@ class Claim:
     tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
     draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
 
-    def at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
+    def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
         """The experiments of a size and with how many seeds each, counted from ``first_seed``.
 
         ``quick`` has every row, and only shows that they run; ``gpu`` is ``full``.
@@ -64,7 +64,7 @@ class Claim:
         labels = known if asked.rows is None else asked.rows
         return {label: _within(known[label], asked) for label in labels}, asked.num_seeds
 
-    def usual_rows(self, size: str) -> tuple[str, ...] | None:
+    def default_labels(self, size: str) -> tuple[str, ...] | None:
         """The rows that are run where none are asked for; None: all of them. For ``quick``, those of ``laptop``."""
         return self.laptop.rows if size == "quick" else None
 

@@ -51,7 +51,7 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     ``UnknownNameError`` for another size, or another row.
     """
     out = Path(out)
-    experiments, usual = claim.at(size, first_seed)
+    experiments, usual = claim.experiments_at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     comparison = compare(
         experiments,
@@ -59,7 +59,7 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
         num_seeds=usual if num_seeds is None else num_seeds,
         jobs=jobs,
         device=device,
-        only=claim.usual_rows(size) if only is None else only,
+        only=claim.default_labels(size) if only is None else only,
         report=report,
     )
     if not comparison.finished:

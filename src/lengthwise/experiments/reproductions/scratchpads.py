@@ -5,7 +5,7 @@ from dataclasses import replace
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.baselines import beside_baselines
+from lengthwise.experiments.recipes.baselines import with_baselines
 from lengthwise.experiments.reproductions.claim import Claim, Size
 from lengthwise.tasks import VariableAssignment
 
@@ -20,7 +20,7 @@ def _parity() -> dict[str, Experiment]:
     tests = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(512, 512, 512, 64, 4), until_none=True
     )
-    return beside_baselines(replace(recipe("parity"), evaluation=tests))
+    return with_baselines(replace(recipe("parity"), evaluation=tests))
 
 
 def _variable_assignment() -> dict[str, Experiment]:
@@ -31,7 +31,7 @@ def _variable_assignment() -> dict[str, Experiment]:
         until_none=True,
     )
     # Three tokens to an assignment, and one more for each that is followed.
-    rows = beside_baselines(replace(recipe("variable_assignment"), evaluation=tests), patience=3, spread=4)
+    rows = with_baselines(replace(recipe("variable_assignment"), evaluation=tests), patience=3, spread=4)
     predicted = rows["predicted (PPC)"]
     for operands in (2, 3):
         task = VariableAssignment(operands=operands)
