@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.encodings.distance import distances
@@ -31,9 +31,7 @@ class ALiBiEncoding(Encoding):
         self.register_buffer("slopes", slopes(num_heads), persistent=False)
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """The distance is taken without sign: coupled IDs of visible keys can be larger than the query's."""
         apart = distances(query_ids, key_ids).abs().float()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
@@ -32,8 +32,8 @@ class DAPEEncoding(Encoding):
     def adjust(
         self,
         scores: Float[Tensor, "batch heads query key"],
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        query_ids: Real[Tensor, "batch query"],
+        key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Scores and biases of all heads are the channels; in place, because hidden channels are many."""
@@ -41,6 +41,12 @@ class DAPEEncoding(Encoding):
         both = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
         hidden = nn.functional.leaky_relu(self.widen(both).masked_fill_(~visible, 0.0), inplace=True)
         return scores + bias + self.narrow(hidden)
+
+
+def check_mlp_width(mlp_width: int) -> None:
+    """Raise ``SettingError`` for a network without hidden units."""
+    if mlp_width < 1:
+        raise SettingError(f"mlp_width {mlp_width} builds no network; use at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +63,7 @@ class DAPE(EncodingSettings):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.mlp_width < 1:
-            raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
+        check_mlp_width(self.mlp_width)
 
     def build(self, size: EncodingSize) -> Encoding:
         """A network that sees one pair at a time."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.dape import DAPEEncoding
+from lengthwise.encodings.dape import DAPEEncoding, check_mlp_width
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
@@ -29,8 +29,7 @@ class DAPEv2(EncodingSettings):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.mlp_width < 1:
-            raise SettingError(f"mlp_width {self.mlp_width} builds no network; use at least 1")
+        check_mlp_width(self.mlp_width)
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise SettingError(f"kernel_size {self.kernel_size} has no key in its middle; use an odd number, such as 3")
 

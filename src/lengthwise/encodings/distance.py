@@ -3,22 +3,21 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 
 def distances(
-    query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-    key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
-) -> Int[Tensor, "batch query key"] | Float[Tensor, "batch query key"]:
+    query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
+) -> Real[Tensor, "batch query key"]:
     """The query's ID minus the key's: negative where a visible key has the larger one, as coupled IDs allow."""
     return query_ids[:, :, None] - key_ids[:, None, :]
 
 
 def by_distance(
     function: Callable[[Float[Tensor, " pairs"]], Float[Tensor, "heads pairs"]],
-    query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-    key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+    query_ids: Real[Tensor, "batch query"],
+    key_ids: Real[Tensor, "batch key"],
 ) -> Float[Tensor, "batch heads query key"]:
     """A function of the signed distance, for every pair of query and key."""
     apart = distances(query_ids, key_ids)

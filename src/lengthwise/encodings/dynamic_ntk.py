@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.type_checks import check_types
@@ -28,10 +28,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
         self.original_length = settings.original_length
 
     def frequencies(
-        self,
-        d_head: int,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "pair #batch #query 1"]:
         """Radians per ID of every pair and query."""
         # The last queries stand at the last keys: what query i sees ends with its own token.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
@@ -44,25 +44,19 @@ class Encoding(nn.Module):
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
     def embed(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """Token embeddings with the positions added."""
         return x
 
     def rotate(
-        self,
-        x: Float[Tensor, "batch heads seq d_head"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Queries or keys with the positions in them."""
         return x
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """What is added to the attention scores, for one chunk of queries; only where ``has_bias``."""
         raise NotImplementedError(f"{type(self).__name__} declares no bias")
@@ -71,8 +65,8 @@ class Encoding(nn.Module):
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        query_ids: Real[Tensor, "batch query"],
+        key_ids: Real[Tensor, "batch key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Unscaled scores of a chunk of queries, both sides as ``rotate`` left them; only where ``has_scores``.
 
@@ -83,8 +77,8 @@ class Encoding(nn.Module):
     def adjust(
         self,
         scores: Float[Tensor, "batch heads query key"],
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        query_ids: Real[Tensor, "batch query"],
+        key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """The scaled scores, changed before the softmax; what is not ``visible`` must not be read. ``has_scores``."""

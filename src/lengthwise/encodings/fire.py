@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
@@ -35,9 +35,7 @@ class FIREEncoding(Encoding):
         self.narrow = nn.Linear(WIDTH, num_heads)
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """The share of the way from the query's ID down to 0, or of the threshold while that is longer."""
         least = (self.stretch * self.threshold).abs()

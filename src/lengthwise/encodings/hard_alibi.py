@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -27,9 +27,7 @@ class HardALiBiEncoding(Encoding):
         self.register_buffer("windows", windows, persistent=False)
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """A query's own token is at distance 0: no row is without a visible key."""
         apart = distances(query_ids, key_ids).abs().float()[:, None]

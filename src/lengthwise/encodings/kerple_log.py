@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.encodings.bounds import bounded, within
@@ -27,9 +27,7 @@ class KERPLELogEncoding(Encoding):
         self.r2 = bounded(torch.rand(num_heads), LEAST, math.inf)
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """The distance is taken without sign, as the paper's kernels do."""
         r1, r2 = within(self.r1, LEAST, math.inf)[:, None], within(self.r2, LEAST, math.inf)[:, None]

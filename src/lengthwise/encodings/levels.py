@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
@@ -41,9 +41,7 @@ class LevelEncoding(nn.Module):
         return any(level.has_scores for level in self._encodings())
 
     def embed(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
+        self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "level batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """Every level's positions added."""
         for level, ids in zip(self._encodings(), position_ids, strict=True):
@@ -51,9 +49,7 @@ class LevelEncoding(nn.Module):
         return x
 
     def rotate(
-        self,
-        x: Float[Tensor, "batch heads seq d_head"],
-        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
+        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "level batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Each level turns its own part of the head."""
         if len(self.levels) == 1:
@@ -65,9 +61,7 @@ class LevelEncoding(nn.Module):
         return torch.cat(turned, dim=-1)
 
     def bias(
-        self,
-        query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"],
-        key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
+        self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Every level's bias added."""
         first, *others = zip(self._encodings(), query_ids, key_ids, strict=True)
@@ -80,8 +74,8 @@ class LevelEncoding(nn.Module):
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
-        query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"],
-        key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
+        query_ids: Real[Tensor, "level batch query"],
+        key_ids: Real[Tensor, "level batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Scaled scores: each level's share of the components, the sum over the root of the head's width, adjusted."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.encodings.encoding import Encoding
@@ -28,18 +28,13 @@ class PairwiseRotaryEncoding(Encoding):
         self.in_training = in_training
 
     def distances(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "batch query key"]:
         """What the frequencies are multiplied with, in double precision."""
         return query_ids.double()[:, :, None] - key_ids.double()[:, None, :]
 
     def frequencies(
-        self,
-        d_head: int,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "pair #batch #query 1"]:
         """Radians per ID of every pair of components, in double precision."""
         return rotary_frequencies(d_head, self.base, self.fastest, query_ids.device)[:, None, None, None]
@@ -48,8 +43,8 @@ class PairwiseRotaryEncoding(Encoding):
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        query_ids: Real[Tensor, "batch query"],
+        key_ids: Real[Tensor, "batch key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """The sum over pairs of components."""
         d_head = query.shape[-1]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -23,9 +23,7 @@ class PartialRotaryEncoding(Encoding):
         self.fastest = fastest
 
     def rotate(
-        self,
-        x: Float[Tensor, "batch heads seq d_head"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """The first components turned, the others as they came."""
         frequencies = rotary_frequencies(self.turning, self.base, self.fastest, x.device)

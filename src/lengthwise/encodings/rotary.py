@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -21,7 +21,7 @@ def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.d
 
 def turn(
     x: Float[Tensor, "batch heads seq d_head"],
-    position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+    position_ids: Real[Tensor, "batch seq"],
     frequencies: Float[Tensor, " d_head//2"],
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Neighbouring components as real and imaginary part, multiplied by ``exp(i * ID * frequency)``."""
@@ -53,9 +53,7 @@ class RotaryEncoding(Encoding):
         self.fastest = fastest
 
     def rotate(
-        self,
-        x: Float[Tensor, "batch heads seq d_head"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Neighbouring components turn together."""
         return turn(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -28,9 +28,7 @@ class ScaledRotaryEncoding(Encoding):
         self.gain = gain
 
     def rotate(
-        self,
-        x: Float[Tensor, "batch heads seq d_head"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Neighbouring components turn together."""
         if self.training and not self.in_training:

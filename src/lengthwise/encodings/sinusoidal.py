@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
@@ -17,9 +17,7 @@ class SinusoidalEncoding(Encoding):
     """``x + s / sqrt(d_model)`` with ``s[2i] = sin(p * base^(-2i / d_model))`` and ``s[2i + 1]`` the cosine."""
 
     def embed(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        position_ids: Int[Tensor, "batch seq"] | Float[Tensor, "batch seq"],
+        self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """The paper multiplies embeddings by ``sqrt(d_model)``; here they stay, and the waves are divided by it."""
         d_model = x.shape[-1]

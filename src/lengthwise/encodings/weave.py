@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -25,9 +25,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
         self.width = settings.width
 
     def distances(
-        self,
-        query_ids: Int[Tensor, "batch query"] | Float[Tensor, "batch query"],
-        key_ids: Int[Tensor, "batch key"] | Float[Tensor, "batch key"],
+        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "batch query key"]:
         """Near ones as they are, far ones in stairs."""
         distance = super().distances(query_ids, key_ids)

@@ -74,7 +74,7 @@ def _chunks(value: Float[Tensor, "batch heads key d_head"], queries: int) -> Ite
         yield start, stop, keys - queries + stop
 
 
-def _future(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
+def future_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
     """What comes after the query's own token index, the last key being that of the last query."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
 
@@ -82,7 +82,7 @@ def _future(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "quer
 def _causal_scores(queries: int, keys: int, device: torch.device) -> Float[Tensor, "query key"]:
     """0 where a key may be seen, minus infinity after the query's own token index."""
     scores = torch.zeros(queries, keys, device=device)
-    return scores if queries == 1 else scores.masked_fill_(_future(queries, keys, device), -math.inf)
+    return scores if queries == 1 else scores.masked_fill_(future_mask(queries, keys, device), -math.inf)
 
 
 def _short(
@@ -120,7 +120,7 @@ class _ChunkedAttention(torch.autograd.Function):
             scores = scaled[:, start:stop].bmm(keys[:, :seen].mT).float()
             if biases:
                 scores.view(batch, heads, size, seen).add_(biases[chunk])
-            scores[:, :, seen - size :].masked_fill_(_future(size, size, scores.device), -math.inf)
+            scores[:, :, seen - size :].masked_fill_(future_mask(size, size, scores.device), -math.inf)
             weights = scores.softmax(dim=-1).to(value.dtype)
             attended[:, start:stop] = weights.bmm(values[:, :seen])
             kept.append(weights)
@@ -156,15 +156,12 @@ class _ChunkedAttention(torch.autograd.Function):
 
 
 def attend_by_scores(
-    scores: Scores,
-    value: Float[Tensor, "batch heads key d_head"],
-    queries: int,
-    weigh: Weigh,
+    scores: Scores, value: Float[Tensor, "batch heads key d_head"], queries: int, weigh: Weigh
 ) -> Float[Tensor, "batch heads query d_head"]:
     """Attention for what needs the scores themselves: they are made chunk by chunk, masked and weighed."""
     parts = []
     for start, stop, seen in _chunks(value, queries):
-        future = _future(stop - start, seen, value.device)
+        future = future_mask(stop - start, seen, value.device)
         weights = weigh(scores(start, stop, seen, ~future).masked_fill(future, -math.inf))
         parts.append(weights.to(value.dtype) @ value[:, :, :seen])
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import Weigh
+from lengthwise.model.attention import Weigh, future_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Chunks:
     encoding: LevelEncoding
     query: Float[Tensor, "batch heads query d_head"]
     key: Float[Tensor, "batch heads key d_head"]
-    query_ids: Int[Tensor, "level batch query"] | Float[Tensor, "level batch query"]
-    key_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"]
+    query_ids: Real[Tensor, "level batch query"]
+    key_ids: Real[Tensor, "level batch key"]
     added: Float[Tensor, "#batch query key"] | None = None
 
     @property
@@ -62,7 +62,7 @@ class Chunks:
     def weights(self, weigh: Weigh) -> Float[Tensor, "batch heads query key"]:
         """What every query attends to, all at once: to look at, not to train with."""
         queries, keys = self.query.shape[2], self.key.shape[2]
-        future = torch.ones(queries, keys, dtype=torch.bool, device=self.key.device).triu(keys - queries + 1)
+        future = future_mask(queries, keys, self.key.device)
         return weigh(self.scores(0, queries, keys, ~future).masked_fill(future, -math.inf))
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
@@ -25,7 +25,7 @@ from lengthwise.model.rms_norm import RMSNorm
 class Cache:
     """What cached decoding keeps: keys and values per layer, the IDs and tokens behind them."""
 
-    position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"]
+    position_ids: Real[Tensor, "level batch seq"]
     last_embedding: Float[Tensor, "batch 1 d_model"]
     separators_seen: Int[Tensor, "batch 1"]
     keys: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch seq d_model"],
-        position_ids: Int[Tensor, "level batch key"] | Float[Tensor, "level batch key"],
+        position_ids: Real[Tensor, "level batch key"],
         encoding: LevelEncoding,
         past: tuple[Tensor, Tensor] | None,
         first: int,
@@ -225,10 +225,7 @@ class Decoder(nn.Module):
         return nn.functional.embedding(tokens, self.embedding)
 
     def _embed(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"],
-        cache: Cache | None,
+        self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
         x = embedded = self.embed_tokens(tokens)
         before = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding

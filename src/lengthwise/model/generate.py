@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -15,18 +15,13 @@ class Generated:
     """What was written after each prompt, the end token included; ``is_written`` is False behind it."""
 
     tokens: Int[Tensor, "batch new"]
-    position_ids: Int[Tensor, "level batch new"] | Float[Tensor, "level batch new"]
+    position_ids: Real[Tensor, "level batch new"]
     is_written: Bool[Tensor, "batch new"]
 
 
 @torch.no_grad()
 def generate(
-    decoder: Decoder,
-    prompt: Int[Tensor, "batch prompt"],
-    position_ids: Tensor,
-    *,
-    end: int,
-    max_new_tokens: int,
+    decoder: Decoder, prompt: Int[Tensor, "batch prompt"], position_ids: Tensor, *, end: int, max_new_tokens: int
 ) -> Generated:
     """Continue prompts of one length until the ``end`` token, at most ``max_new_tokens`` each.
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import PositionIDError, PositionRangeError
@@ -19,9 +19,7 @@ class IDCheck:
     num_position_ids: int | None
     real_valued: bool
 
-    def __call__(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Tensor
-    ) -> Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"]:
+    def __call__(self, tokens: Int[Tensor, "batch seq"], position_ids: Tensor) -> Real[Tensor, "level batch seq"]:
         """The IDs with a leading level axis, or the error that says what is wrong with them."""
         ids = position_ids[None] if position_ids.dim() == 2 else position_ids
         if ids.dim() != 3 or ids.shape[1:] != tokens.shape:

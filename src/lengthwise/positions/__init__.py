@@ -13,17 +13,7 @@ from lengthwise.positions.skipwise import Skipwise
 
 SCHEMES: dict[str, type[PositionScheme]] = {
     scheme.name: scheme
-    for scheme in (
-        Sequential,
-        RandomStart,
-        Skipwise,
-        Randomized,
-        RandomFloats,
-        Abacus,
-        Coupled,
-        MultiLevel,
-        Predicted,
-    )
+    for scheme in (Sequential, RandomStart, Skipwise, Randomized, RandomFloats, Abacus, Coupled, MultiLevel, Predicted)
 }
 
 __all__ = [

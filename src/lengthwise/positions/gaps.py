@@ -1,33 +1,49 @@
 """Skip-wise gaps (PoSE, Zhu et al. 2024): groups keep their order and their ties, random gaps open between them."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.positions.scheme import Assignment, check_num_position_ids, room_above, scored_everywhere
+from lengthwise.core.type_checks import check_types
+from lengthwise.positions.scheme import (
+    Assignment,
+    PositionScheme,
+    check_num_position_ids,
+    coupling_of,
+    room_above,
+    scored_everywhere,
+)
 from lengthwise.tasks.examples import Examples
 
 
-def check_gaps(num_position_ids: int, max_gaps: int) -> None:
-    """Refuse a range that holds no ID and a negative number of gaps."""
-    check_num_position_ids(num_position_ids)
-    if max_gaps < 0:
-        raise SettingError(f"max_gaps {max_gaps} is negative; use 0 for no gaps")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GappedScheme(PositionScheme):
+    """Abstract scheme that opens random gaps between groups of tokens in training (PoSE, Zhu et al. 2024).
 
+    At evaluation the groups are the IDs, without gaps. ``max_gaps=0`` shifts each level as one block in training.
+    """
 
-def assign_groups(
-    examples: Examples,
-    groups: Int[np.ndarray, "level batch seq"],
-    rng: np.random.Generator,
-    *,
-    training: bool,
-    num_position_ids: int,
-    max_gaps: int,
-) -> Assignment:
-    """The groups as IDs: in training with gaps and a shift, at evaluation as they are."""
-    if training:
-        groups = open_gaps(groups, rng, num_position_ids=num_position_ids, max_gaps=max_gaps)
-    return scored_everywhere(examples, groups)
+    num_position_ids: int = 20_480
+    max_gaps: int = 3
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_num_position_ids(self.num_position_ids)
+        if self.max_gaps < 0:
+            raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 for no gaps")
+
+    def groups(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+        """Return the IDs without gaps: by default the task's coupling on all its levels."""
+        return coupling_of(examples)
+
+    def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
+        """Return the groups as IDs, in training with gaps and a random shift."""
+        groups = self.groups(examples)
+        if training:
+            groups = open_gaps(groups, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
+        return scored_everywhere(examples, groups)
 
 
 def open_gaps(

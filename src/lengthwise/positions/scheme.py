@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Real
 
-from lengthwise.core.errors import PositionRangeError, SettingError, UnservedTaskError
+from lengthwise.core.errors import PositionRangeError, SettingError, UnsupportedTaskError
 from lengthwise.tasks.examples import Examples
 
 # Schemes that read nothing but the number of tokens.
@@ -17,7 +17,7 @@ FOR_EVERY_TASK = "sequential, random_start, skipwise, randomized or random_float
 class Assignment:
     """The IDs of a batch, and which answer tokens and IDs the loss may ask for."""
 
-    position_ids: Int[np.ndarray, "level batch seq"] | Float[np.ndarray, "level batch seq"]
+    position_ids: Real[np.ndarray, "level batch seq"]
     token_scored: Bool[np.ndarray, "batch seq"]
     id_scored: Bool[np.ndarray, "batch seq"]
 
@@ -46,13 +46,11 @@ class PositionScheme(Protocol):
         return None
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """IDs for a batch; ``UnservedTaskError`` or ``PositionRangeError`` when the examples cannot be served."""
+        """IDs for a batch; ``UnsupportedTaskError`` or ``PositionRangeError`` when the examples cannot be served."""
         ...
 
 
-def scored_everywhere(
-    examples: Examples, position_ids: Int[np.ndarray, "level batch seq"] | Float[np.ndarray, "level batch seq"]
-) -> Assignment:
+def scored_everywhere(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
     """Every answer token is scored, and every response ID but the end token's."""
     followed = np.zeros_like(examples.is_answer)
     followed[:, :-1] = examples.is_answer[:, 1:]
@@ -71,7 +69,7 @@ def coupling_of(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """The task's coupling, or the error that says there is none."""
     if examples.coupling is None:
         counted = "" if examples.places is None else ", or abacus, which counts digits"
-        raise UnservedTaskError(f"this task declares no coupling; use the scheme {FOR_EVERY_TASK}{counted}")
+        raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {FOR_EVERY_TASK}{counted}")
     return examples.coupling
 
 
@@ -79,7 +77,7 @@ def places_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     """Each token's place within its number or string, or the error that says the task declares none."""
     if examples.places is None:
         coupled = "" if examples.coupling is None else ", or multilevel or predicted, which read its coupling"
-        raise UnservedTaskError(f"this task declares no places; use the scheme {FOR_EVERY_TASK}{coupled}")
+        raise UnsupportedTaskError(f"this task declares no places; use the scheme {FOR_EVERY_TASK}{coupled}")
     return examples.places
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -21,7 +21,7 @@ class Batch:
 
     length: int
     tokens: Int[Tensor, "batch seq"]
-    position_ids: Int[Tensor, "level batch seq"] | Float[Tensor, "level batch seq"]
+    position_ids: Real[Tensor, "level batch seq"]
     prompt_length: Int[Tensor, " batch"]
     token_scored: Bool[Tensor, "batch seq"]
     id_scored: Bool[Tensor, "batch seq"]

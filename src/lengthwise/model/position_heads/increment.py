@@ -6,18 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
-from lengthwise.model.position_heads.offset import OffsetScores
+from lengthwise.model.position_heads.head import NextIDs, Prompt
+from lengthwise.model.position_heads.offset import OffsetHead
 
 
-class Increment(PositionHead):
+class Increment(OffsetHead):
     """Reads no prompt; a target behind a training gap is out of its reach and is not trained on."""
-
-    OFFSETS = (-1, 0, 1, 2)
-
-    def __init__(self, d_model: int, num_position_ids: int) -> None:
-        super().__init__()
-        self.scores = OffsetScores(d_model, len(self.OFFSETS))
 
     def forward(
         self,

@@ -1,7 +1,9 @@
-"""What the rank and increment heads share: a small classifier over offsets."""
+"""Abstract head for small offsets: a classifier shared by the rank and increment heads."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from lengthwise.model.position_heads.head import PositionHead
 
 
 class OffsetScores(nn.Module):
@@ -13,10 +15,18 @@ class OffsetScores(nn.Module):
         self.from_next = nn.Linear(d_model, num_offsets, bias=False)
 
     def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
+        self, hidden: Float[Tensor, "batch query d_model"], next_embeddings: Float[Tensor, "batch query d_model"]
     ) -> Float[Tensor, "batch query offset"]:
         """Unnormalised."""
         scores: Tensor = self.from_hidden(hidden) + self.from_next(next_embeddings)
         return scores.float()
+
+
+class OffsetHead(PositionHead):
+    """Abstract position head that scores each of ``OFFSETS``."""
+
+    OFFSETS = (-1, 0, 1, 2)
+
+    def __init__(self, d_model: int, num_position_ids: int) -> None:
+        super().__init__()
+        self.scores = OffsetScores(d_model, len(self.OFFSETS))

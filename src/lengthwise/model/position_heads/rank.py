@@ -6,18 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
-from lengthwise.model.position_heads.offset import OffsetScores
+from lengthwise.model.position_heads.head import NextIDs, Prompt
+from lengthwise.model.position_heads.offset import OffsetHead
 
 
-class Rank(PositionHead):
+class Rank(OffsetHead):
     """Cheap, and blind to content: it can only say how many ranks to move on."""
-
-    OFFSETS = (-1, 0, 1, 2)
-
-    def __init__(self, d_model: int, num_position_ids: int) -> None:
-        super().__init__()
-        self.scores = OffsetScores(d_model, len(self.OFFSETS))
 
     def forward(
         self,
