@@ -1,6 +1,6 @@
 """Length generalization in transformers: train short, test long, and see why."""
 
-from lengthwise.core.errors import LengthwiseError, SeenRowsWarning, UntrainedDistanceWarning
+from lengthwise.core.errors import LengthwiseError, TrainingOverlapWarning, UntrainedDistanceWarning
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import (
     DAPE,
@@ -32,14 +32,13 @@ from lengthwise.evaluation.forecast.certificate import RunCertificate
 from lengthwise.evaluation.loss_by_context import ContextLoss, loss_by_context
 from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment, build_decoder
-from lengthwise.experiments.generate_from_prompt import Answer, generate_from_prompt
+from lengthwise.experiments.generate_from_prompt import Completion, generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick, recipe
 from lengthwise.experiments.reproductions import CLAIMS, Claim, Reproduction, reproduce
 from lengthwise.experiments.run import Run, evaluate, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
-from lengthwise.hf.export import export_hf, import_hf
+from lengthwise.hf.export import export_hf, export_to_harness, import_hf
 from lengthwise.hf.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
-from lengthwise.hf.lm_eval import export_to_harness
 from lengthwise.influence.measures import (
     MEASURES,
     AddOneIn,
@@ -82,13 +81,13 @@ from lengthwise.tasks import (
     Addition,
     Copy,
     IndexHints,
+    JSONLTask,
     MultiAddition,
     Multiplication,
     Parity,
     Planted,
     Recall,
     Reverse,
-    Rows,
     Sort,
     SparseParity,
     Task,
@@ -96,12 +95,12 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.reasoning_gym import reasoning_rows, write_reasoning_rows
+from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 from lengthwise.tasks.text.documents import Document, read_documents
 from lengthwise.tasks.text.prepare import prepare_corpus
-from lengthwise.tasks.text_format import TextExample, texts_of
-from lengthwise.theory.certificate import LawCertificate, certify_law
-from lengthwise.theory.structure import TaskCertificate, certify_task
+from lengthwise.tasks.text_format import TextExample, format_examples
+from lengthwise.theory.law_certificate import LawCertificate, certify_law
+from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 from lengthwise.training.batch import Sampler
 from lengthwise.training.trainer import Trainer, TrainingSettings
 
@@ -122,7 +121,7 @@ __all__ = [
     "Abacus",
     "AddOneIn",
     "Addition",
-    "Answer",
+    "Completion",
     "Asking",
     "Assignment",
     "AttentionWeight",
@@ -177,13 +176,13 @@ __all__ = [
     "Reproduction",
     "Reverse",
     "Rotary",
-    "Rows",
+    "JSONLTask",
     "Rule",
     "Run",
     "RunCertificate",
     "Sampler",
     "Screened",
-    "SeenRowsWarning",
+    "TrainingOverlapWarning",
     "Sequential",
     "Sinusoidal",
     "Skipwise",
@@ -223,16 +222,16 @@ __all__ = [
     "prepare_corpus",
     "quick",
     "read_documents",
-    "reasoning_rows",
+    "reasoning_records",
     "recipe",
     "report_study",
     "reproduce",
     "scored_everywhere",
     "short_context_losses",
     "stream",
-    "texts_of",
+    "format_examples",
     "tokenized",
     "train",
     "without_copies",
-    "write_reasoning_rows",
+    "write_reasoning_records",
 ]

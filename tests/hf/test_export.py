@@ -159,7 +159,7 @@ def test_its_tokenizer_knows_the_symbols(folders):
     assert tokenizer.eos_token == "end"
     task = read_experiment(folders / "run").task
     examples = task.sample(length=4, size=1, rng=stream(0, "text"))
-    (text,) = lw.texts_of(task, examples)
+    (text,) = lw.format_examples(task, examples)
     assert tokenizer(text.prompt + text.response)["input_ids"] == examples.tokens[0].tolist()
 
 
@@ -190,7 +190,7 @@ def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
 
 
 def test_what_is_no_exported_run_is_refused(folder, tmp_path):
-    with pytest.raises(RunFolderError, match="exists already; choose another --out"):
+    with pytest.raises(RunFolderError, match="already exists; choose another --out"):
         export_hf(folder.parent / "run", folder)
     with pytest.raises(RunFolderError, match="holds no decoder of ours; give a folder that export --format hf made"):
         import_hf(folder.parent / "run", tmp_path / "out")
@@ -227,7 +227,7 @@ def test_configurations_load_by_themselves(folder):
 
 def test_a_module_of_ours_may_be_what_imports_transformers_first():
     asked = (
-        "from lengthwise.hf.predictive import PredictivePositionModel as made; from transformers import AutoConfig; "
+        "from lengthwise.hf.predictive_model import PredictivePositionModel as made; from transformers import AutoConfig; "
         "print(AutoConfig.for_model('predictive_position').model_type, made.__name__)"
     )
     shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)

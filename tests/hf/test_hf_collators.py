@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import BloomConfig, PreTrainedTokenizerFast
 
 from lengthwise.core.errors import FeatureError, LengthwiseError, ModelError, PositionRangeError, SettingError
-from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.layout import first_fit
+from lengthwise.hf.collators import PositionCollator, first_fit
 from lengthwise.positions import SCHEMES, Coupled, PositionScheme, Randomized, Sequential, Skipwise
 
 RANGE = 64
@@ -56,7 +55,7 @@ class Watched(PositionScheme):
         """What the scheme says."""
         given = self.scheme.assign(examples, rng, training=training)
         for row in range(len(examples)):
-            kept = examples.rows(np.array([row]))
+            kept = examples.select(np.array([row]))
             self.asked.append((kept, given.position_ids[0, row], given.id_scored[row], training))
         return given
 

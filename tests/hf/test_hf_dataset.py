@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from tests.support.cases import ANSWERED, serves, small_scheme, smallest_length
 
-from lengthwise.core.errors import SettingError, UnservedTaskError
+from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
-from lengthwise.hf.dataset import to_dataset
+from lengthwise.hf.task_dataset import to_dataset
 from lengthwise.positions import SCHEMES, Coupled, MultiLevel, Predicted
-from lengthwise.tasks import TASKS, GradedByLoss, MultiAddition, Parity, Rows, Text
+from lengthwise.tasks import TASKS, GradedByLoss, JSONLTask, MultiAddition, Parity, Text
 from lengthwise.tasks.examples import Examples
 
 over_answered = pytest.mark.parametrize(
@@ -98,8 +98,16 @@ def test_every_length_is_drawn_and_no_other():
         ({"task": Text()}, SettingError, r"^task text is graded by loss and asks no question; choose a task with an"),
         ({"lengths": []}, SettingError, r"^3 examples of 0 lengths make no data set; give at least one of each$"),
         ({"size": 0}, SettingError, r"^0 examples of 1 lengths make no data set; give at least one of each$"),
-        ({"task": Rows(), "lengths": [99]}, SettingError, r"has no row of length 99; use a length that it has: 1-20$"),
-        ({"task": Parity(coupling="none"), "scheme": Coupled()}, UnservedTaskError, r"this task declares no coupling"),
+        (
+            {"task": JSONLTask(), "lengths": [99]},
+            SettingError,
+            r"has no row of length 99; use a length that it has: 1-20$",
+        ),
+        (
+            {"task": Parity(coupling="none"), "scheme": Coupled()},
+            UnsupportedTaskError,
+            r"this task declares no coupling",
+        ),
     ],
 )
 def test_what_makes_no_data_set_is_refused_in_one_line(asked, error, message):

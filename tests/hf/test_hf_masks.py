@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.support.causal_models import CONFIGS, VOCABULARY, causal_model
 
-from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.model_inputs import causal_mask
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from lengthwise.core.errors import FeatureError
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.positions import Coupled, Predicted
 
 ROWS = {

@@ -54,7 +54,7 @@ def test_a_jump_of_ids_is_taken_for_another_text_without_a_mask(architecture, ma
     ).logits[0, -1].logsumexp(0).backward()
     seen = bool((embedded.grad[0, :2].abs().sum(dim=-1) > 0).all())
     assert seen == masked, (
-        f"{VERSION} reads IDs that jump otherwise; see hf/masks.py, whose masks may not be needed now"
+        f"{VERSION} reads IDs that jump otherwise; see hf/model_inputs.py, whose masks may not be needed now"
     )
 
 

@@ -9,7 +9,7 @@ from tests.support.small_runs import small_experiment
 from lengthwise.core.errors import ModelError, UnknownNameError
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.run import train
-from lengthwise.hf.language_models import check_there, load_language_model
+from lengthwise.hf.language_models import check_exists, load_language_model
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Text
@@ -64,7 +64,7 @@ def test_what_a_model_of_transformers_was_not_trained_on_is_unknown(folders):  #
         loaded.held_out()
 
 
-@pytest.mark.parametrize("asked", [check_there, load_language_model])
+@pytest.mark.parametrize("asked", [check_exists, load_language_model])
 def test_a_mistyped_run_is_not_looked_for_on_the_hub(runs, asked, monkeypatch):
     monkeypatch.chdir(runs.parent)
     with pytest.raises(UnknownNameError, match=rf"unknown run '{runs.name}/txt'; did you mean '{runs.name}/text'\?"):

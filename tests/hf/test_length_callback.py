@@ -13,13 +13,13 @@ from tests.support.small_runs import small_experiment
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import lengthwise as lw
-from lengthwise.core.errors import FeatureError, SettingError, UnservedTaskError
+from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError
 from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.experiments.run import load_run, train
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.export import export_hf
 from lengthwise.hf.length_callback import EvaluateByLength
-from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf.predictive_model import PredictivePositionModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
 SETTINGS = lw.EvaluationSettings(lengths=(2, 4), num_examples=(16, 8))
@@ -251,5 +251,5 @@ def test_wrong_input_is_refused(tmp_path):
         EvaluateByLength.of_rows(trainer, [], trainer.data_collator)
     with pytest.raises(SettingError, match="variants uniform are not measured; give each as a task, to its own"):
         EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, replace(SETTINGS, variants=("uniform",)))
-    with pytest.raises(UnservedTaskError, match="multi_addition has IDs on several levels"):
+    with pytest.raises(UnsupportedTaskError, match="multi_addition has IDs on several levels"):
         next(EvaluateByLength.of_task(trainer, EXPERIMENTS["two levels"].task, SCHEME, SETTINGS).batches[2]())

@@ -9,10 +9,10 @@ from tests.support.text_models import asked_in_bytes, bytewise, learned_by_heart
 
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, drawn
-from lengthwise.hf.lm_eval import export_to_harness
+from lengthwise.hf.export import export_to_harness
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Copy, Parity, Text
-from lengthwise.tasks.text_format import texts_of
+from lengthwise.tasks.text_format import format_examples
 
 SETTINGS = EvaluationSettings(lengths=(4, 6), num_examples=(5, 7))
 
@@ -36,7 +36,7 @@ def test_each_length_is_a_task_of_the_group_with_what_evaluation_draws(tmp_path)
         expected = [
             {"prompt": text.prompt, "response": text.answer, "length": length}
             for examples, _ in drawn(Parity(), Sequential(), length, number, 0)
-            for text in texts_of(Parity(), examples)
+            for text in format_examples(Parity(), examples)
         ]
         assert rows_of(tmp_path / f"parity_{length}.jsonl") == expected
         assert one["generation_kwargs"]["until"] == ["\n"]

@@ -14,10 +14,10 @@ from transformers.utils import hub
 
 from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, UnreachableIDsWarning
 from lengthwise.hf import PositionCollator, symbol_tokenizer
-from lengthwise.hf.codec import HFCodec
-from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf.model_inputs import causal_mask
+from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity, VariableAssignment
 

@@ -14,7 +14,7 @@ from tests.support.causal_models import CONFIGS, FOLLOWS_IDS, POSITIONS, REFUSED
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError, UnreachableIDsWarning
 from lengthwise.hf.position_cache import PositionCache
-from lengthwise.hf.predictive import PredictivePositionModel
+from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.model.position_heads import POSITION_HEADS
 
 ROWS, PROMPT, WRITTEN = 3, 9, 8
@@ -379,8 +379,8 @@ def test_a_copy_reads_its_own_hidden_states():
     torch.nn.init.normal_(other.model.model.norm.weight)
     made = written(other)
     assert torch.equal(made.sequences, written(other, use_cache=False).sequences)
-    assert model._tap.seen is None
-    assert other._tap is not model._tap
+    assert model._output_input.value is None
+    assert other._output_input is not model._output_input
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.hf import PositionCollator, PredictivePositionModel
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.prompt_rule import counted_from
+from lengthwise.hf.lengthwise_config import find_first_counted_id
 from lengthwise.positions import Coupled, Predicted, Randomized, Sequential
 from lengthwise.tasks import Copy
 
@@ -126,4 +126,4 @@ def test_a_saved_model_says_in_its_card_what_to_install(tmp_path):
 )
 def test_a_run_knows_whether_its_prompts_count_up(changed, expected):
     experiment = replace(small_experiment(), task=Copy(), **changed)
-    assert counted_from(experiment) == expected
+    assert find_first_counted_id(experiment) == expected

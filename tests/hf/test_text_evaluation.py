@@ -15,13 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, drawn
 from lengthwise.hf import text_evaluation, text_model
-from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.loading import load_text_model
 from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition, Copy, Parity
-from lengthwise.tasks.text_format import texts_of
+from lengthwise.tasks.text_format import format_examples
 
 LENGTH, NUMBER = 4, 12
 SETTINGS = EvaluationSettings(lengths=(LENGTH,), num_examples=(NUMBER,))
@@ -106,7 +106,7 @@ def test_a_models_own_settings_do_not_make_its_greedy_choice(some_by_heart):
 def test_the_examples_are_those_that_a_run_is_tested_on_and_none_is_shown_before_itself():
     model, task = asked_in_bytes(), Parity()
     settings = replace(SETTINGS, lengths=(2,), num_examples=(20,))
-    tested = [text for examples, _ in drawn(task, Sequential(), 2, 20, 0) for text in texts_of(task, examples)]
+    tested = [text for examples, _ in drawn(task, Sequential(), 2, 20, 0) for text in format_examples(task, examples)]
     for question, text in zip(questions(model, task, shots=3, settings=settings), tested, strict=True):
         *shown, prompt = model.codec.decode(question.given[1:]).split("\n")
         assert prompt + model.codec.decode(question.answer) == text.prompt + text.response

@@ -13,11 +13,11 @@ from lengthwise.hf import causal_lm, model_inputs
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.influence.measures import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
-from lengthwise.influence.probing.context import Masked, strict
-from lengthwise.influence.probing.exactness import check_study
+from lengthwise.influence.probing.exactness_checks import check_study
+from lengthwise.influence.probing.hidden_context import Masked, strict
 from lengthwise.influence.probing.objective import Divergence, TargetLoss
 from lengthwise.influence.probing.prefix import strict_of_one
-from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Probe, Reading
 from lengthwise.influence.probing.window import Window
 
 FAR, NEAR = 12, 5
@@ -120,8 +120,10 @@ def test_what_stands_before_the_first_hidden_token_is_read_once_and_changes_noth
     visible = np.concatenate([~np.eye(FAR, dtype=bool), np.ones((1, FAR), bool), np.zeros((1, FAR), bool)])
     visible = np.concatenate([visible, np.random.default_rng(1).random((6, FAR)) < 0.8])
     behind = []
-    asked_behind = model.log_probs_behind
-    monkeypatch.setattr(model, "log_probs_behind", lambda *given: behind.append(len(given[1])) or asked_behind(*given))
+    asked_behind = model.log_probs_with_prefix
+    monkeypatch.setattr(
+        model, "log_probs_with_prefix", lambda *given: behind.append(len(given[1])) or asked_behind(*given)
+    )
     made = torch.empty(len(visible), VOCABULARY)
     for rows, log_probs in strict_of_one(model, window, visible):
         made[rows] = log_probs
@@ -134,7 +136,7 @@ def test_what_memory_cannot_hold_is_asked_in_halves():
     model, window = CausalLM(causal_model(CONFIGS["llama"]()), "large"), window_of()
     visible = np.random.default_rng(1).random((20, FAR)) < 0.5
     expected = {mode: asked(model, window, mode, visible) for mode in BRUTE}
-    sizes, log_probs, log_probs_after = [], model.log_probs, model.log_probs_after
+    sizes, log_probs, log_probs_with_mask = [], model.log_probs, model.log_probs_with_mask
 
     def scarce(ask):
         def limited(*given):
@@ -145,7 +147,7 @@ def test_what_memory_cannot_hold_is_asked_in_halves():
 
         return limited
 
-    model.log_probs, model.log_probs_after = scarce(log_probs), scarce(log_probs_after)
+    model.log_probs, model.log_probs_with_mask = scarce(log_probs), scarce(log_probs_with_mask)
     for mode in BRUTE:
         torch.testing.assert_close(asked(model, window, mode, visible), expected[mode], rtol=0, atol=1e-5)
     assert sum(sizes) == 40
@@ -176,9 +178,9 @@ def test_a_model_that_counts_keys_is_refused_in_one_line(architecture, wrong):
 def test_a_model_in_bfloat16_is_allowed_what_its_rounding_explains_and_no_more():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
     check_study(model, window_of(), masked=True)
-    assert 1e-3 < model.rounding(torch.from_numpy(window_of().tokens)) < 1
-    whole = model.whole
-    model.whole = lambda tokens, seen=None: whole(tokens.roll(1), seen)
+    assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
+    whole = model.plain_log_probs
+    model.plain_log_probs = lambda tokens, seen=None: whole(tokens.roll(1), seen)
     with pytest.raises(ModelError, match=r"it predicts otherwise than without IDs"):
         check_study(model, window_of())
 
@@ -211,8 +213,10 @@ def test_masked_questions_are_compared_as_a_study_asks_them(monkeypatch):
 
 def test_states_read_without_the_near_tokens_are_found_out(monkeypatch):
     model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["phi3_longrope"]()), "short")
-    read = model.read
-    monkeypatch.setattr(model, "read", lambda tokens, ids, num_read: read(tokens[:num_read], ids[:num_read], num_read))
+    read = model.prefill
+    monkeypatch.setattr(
+        model, "prefill", lambda tokens, ids, num_read: read(tokens[:num_read], ids[:num_read], num_read)
+    )
     with pytest.raises(ModelError, match=r"after a part that was read once differ from one pass"):
         check_study(model, window_of(), masked=True)
 
@@ -314,7 +318,7 @@ def test_the_last_prediction_depends_on_tokens_before_a_jump_of_the_ids(architec
     assert (model.log_probs(tokens, ids) - model.log_probs(changed, ids)).abs().max() > 1e-3
     visible = torch.ones(1, 3, dtype=torch.bool)
     prefilled = [
-        model.log_probs_after(model.read(row[0], ids[0], 3), row[0, 3:], ids[0, 3:], visible)
+        model.log_probs_with_mask(model.prefill(row[0], ids[0], 3), row[0, 3:], ids[0, 3:], visible)
         for row in (tokens, changed)
     ]
     assert (prefilled[0] - prefilled[1]).abs().max() > 1e-3
@@ -353,6 +357,6 @@ def test_a_sliding_window_limits_the_context():
 def test_a_model_that_leaks_hidden_tokens_is_refused(monkeypatch):
     # As a model would that makes a mask of its own.
     for module in (causal_lm, model_inputs):
-        monkeypatch.setattr(module, "added_to_scores", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
+        monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
         CausalLM(causal_model(CONFIGS["llama"]()), "leaking")

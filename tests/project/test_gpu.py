@@ -13,10 +13,10 @@ import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.probing.context import MODES
+from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.objective import TargetLoss
-from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Probe, Reading
 from lengthwise.influence.probing.window import Window
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.tasks import MultiAddition, Parity
@@ -129,7 +129,7 @@ def test_a_run_that_was_trained_on_cuda_is_certified(tmp_path):
 
 @pytest.mark.parametrize("scaling", ["none", "log"])
 def test_a_wrapped_model_writes_the_same_on_cuda_and_cpu(scaling):
-    predictive = pytest.importorskip("lengthwise.hf.predictive", exc_type=ImportError)
+    predictive = pytest.importorskip("lengthwise.hf.predictive_model", exc_type=ImportError)
     model = predictive.PredictivePositionModel.wrap(
         causal_model(CONFIGS["llama"]()), segments=True, length_scaling=scaling
     )

@@ -7,8 +7,8 @@ from tests.hf.test_hf_loading import letters
 from tests.support.causal_models import CONFIGS, causal_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.text_model import Question, TextModel
+from lengthwise.hf.tokenization import HFCodec
 
 POSITIONS = 600
 

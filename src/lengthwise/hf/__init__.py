@@ -10,10 +10,12 @@ MODULES = {
     "LengthwiseForCausalLM": "lengthwise_model",
     "PositionCollator": "collators",
     "PredictivePositionConfig": "predictive_config",
-    "PredictivePositionModel": "predictive",
-    "groups_of_spans": "spans",
-    "symbol_tokenizer": "symbols",
-    "to_dataset": "dataset",
+    "PredictivePositionModel": "predictive_model",
+    "export_hf": "export",
+    "groups_of_spans": "dataset_columns",
+    "import_hf": "export",
+    "symbol_tokenizer": "tokenization",
+    "to_dataset": "task_dataset",
 }
 
 

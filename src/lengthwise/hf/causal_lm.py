@@ -11,11 +11,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from lengthwise.core.checkpoint import weights_digest
-from lengthwise.core.devices import tokens_at_once
-from lengthwise.hf.devices import device_of
-from lengthwise.hf.masks import added_to_scores, causal_mask
-from lengthwise.hf.rounding import rounding_error
-from lengthwise.hf.suitability import check_suitable, longest_context, masks_by_index
+from lengthwise.core.devices import forward_token_budget
+from lengthwise.hf.compatibility import check_compatibility, longest_context, masks_by_index, rounding_error
+from lengthwise.hf.model_inputs import additive_mask, causal_mask
+from lengthwise.hf.model_parts import device_of
 
 # Questions whose near tokens stand behind one another. More: a pack's keys are copied for fewer packs. Fewer: less of
 # what a token attends to is masked, being another question's. Measured: benchmarks/influence_speed.py.
@@ -66,9 +65,9 @@ class CausalLM:
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.weights_digest = weights_digest(model.state_dict())
         heads = getattr(config, "num_attention_heads", 1)
-        self.forward_tokens = tokens_at_once(device_of(model), int(config.hidden_size), heads)
+        self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), heads)
         self.packed = 1 if masks_by_index(model) else PACKED
-        check_suitable(self, model)
+        check_compatibility(self, model)
 
     @torch.no_grad()
     def log_probs(
@@ -92,24 +91,24 @@ class CausalLM:
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="none").view(targets.shape)
 
     @torch.no_grad()
-    def whole(
+    def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Log-probabilities after the last token by one plain pass; ``seen`` says which token attends to which."""
         if seen is None:
             made = self.model(input_ids=tokens[None].to(device_of(self.model)), use_cache=False)
         else:
-            mask = added_to_scores(seen[None, None].to(device_of(self.model)), self.model.dtype)
+            mask = additive_mask(seen[None, None].to(device_of(self.model)), self.model.dtype)
             last = torch.tensor([len(tokens) - 1])
             made = self._forward(tokens[None], torch.arange(len(tokens))[None], mask, keep=last)
         return made.logits[0, -1].float().log_softmax(dim=-1)
 
-    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """Return the largest difference (nats) that rounding explains, measured with this model."""
-        return rounding_error(self.model, lambda: self.whole(tokens))
+        return rounding_error(self.model, lambda: self.plain_log_probs(tokens))
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> DynamicCache:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> DynamicCache:
         """Keys and values of the first ``num_read`` tokens.
 
         All tokens are read: the angles of some models (longrope, dynamic) depend on the largest ID of a call.
@@ -123,7 +122,7 @@ class CausalLM:
         return cache
 
     @torch.no_grad()
-    def log_probs_behind(
+    def log_probs_with_prefix(
         self, states: DynamicCache, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
     ) -> Float[Tensor, "rows vocab"]:
         """Log-probabilities after rows that begin with the tokens of ``states``, which they do not change."""
@@ -133,7 +132,7 @@ class CausalLM:
         return made.logits[:, -1].float().log_softmax(dim=-1)
 
     @torch.no_grad()
-    def log_probs_after(
+    def log_probs_with_mask(
         self,
         states: DynamicCache,
         near: Int[Tensor, " near"],
@@ -154,7 +153,7 @@ class CausalLM:
         made = self._forward(
             near.repeat(packed).expand(packs, -1),
             position_ids.repeat(packed).expand(packs, -1),
-            added_to_scores(seen[:, None], self.model.dtype).to(device_of(self.model)),
+            additive_mask(seen[:, None], self.model.dtype).to(device_of(self.model)),
             keep=torch.arange(seq - 1, packed * seq, seq),
             cache=states,
         )
@@ -180,7 +179,7 @@ class CausalLM:
             return torch.autograd.grad(value, gates)[0]
 
     @torch.no_grad()
-    def attention(
+    def attention_weights(
         self, states: DynamicCache, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
         """The last near token's attention weight on each state, the mean over layers and heads."""

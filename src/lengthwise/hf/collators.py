@@ -1,4 +1,4 @@
-"""Batches for models of `transformers`: tokenized examples with position IDs by one of our schemes."""
+"""Data collator for models of `transformers`: batches of tokenized examples with the IDs of a position scheme."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -16,44 +16,100 @@ from lengthwise.core.errors import (
     ModelError,
     PositionRangeError,
     SettingError,
-    UnservedTaskError,
+    UnsupportedTaskError,
 )
 from lengthwise.core.randomness import stream
-from lengthwise.hf.collator_checks import check_predicts, check_scheme, trained_ids
-from lengthwise.hf.columns import UNSCORED, Row, prompt_length, read_row
-from lengthwise.hf.id_generation import PredictsIDs
-from lengthwise.hf.layout import lay_out
-from lengthwise.hf.masks import causal_mask
-from lengthwise.hf.takes_ids import check_follows_ids
+from lengthwise.hf.dataset_columns import UNSCORED, TokenizedExample, prompt_length, read_example
+from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.hf.model_inputs import causal_mask
+from lengthwise.hf.position_id_support import (
+    check_id_prediction,
+    check_position_id_use,
+    check_scheme,
+    position_id_limit,
+)
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.tasks.examples import Examples
 
 SIDES = ("right", "left")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Row, column and sequence number in the row of every token of a batch, example by example."""
+
+    shape: tuple[int, int]
+    rows: Int[np.ndarray, " tokens"]
+    columns: Int[np.ndarray, " tokens"]
+    members: Int[np.ndarray, " tokens"]
+
+    def place(self, values: Sequence[np.ndarray], fill: int) -> Int[Tensor, "batch seq"]:
+        """Return a batch with one integer array per example, and ``fill`` at padding."""
+        batch = np.full(self.shape, fill, dtype=np.int64)
+        batch[self.rows, self.columns] = np.concatenate(values)
+        return torch.from_numpy(batch)
+
+    @property
+    def sequence_ids(self) -> Int[Tensor, "batch seq"]:
+        """Sequence number of each token in its row, from 0; -1 for padding."""
+        return self.place([self.members], -1)
+
+
+def lay_out(lengths: Sequence[int], *, pack_to: int | None, left: bool, multiple: int | None) -> Layout:
+    """Lay out one example per row, or as many as fit into ``pack_to`` tokens; ``multiple`` rounds the width up."""
+    packs = [[example] for example in range(len(lengths))] if pack_to is None else first_fit(lengths, pack_to)
+    sizes = [sum(lengths[example] for example in pack) for pack in packs]
+    width = max(sizes)
+    if multiple is not None:
+        width = -(-width // multiple) * multiple
+    # Row, first column and sequence number of each example.
+    starts = np.zeros((len(lengths), 3), dtype=np.int64)
+    for row, pack in enumerate(packs):
+        column = width - sizes[row] if left else 0
+        for member, example in enumerate(pack):
+            starts[example] = row, column, member
+            column += lengths[example]
+    rows, first, members = starts.repeat(lengths, axis=0).T
+    index = np.concatenate([np.arange(length) for length in lengths])
+    return Layout(shape=(len(packs), width), rows=rows, columns=first + index, members=members)
+
+
+def first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Pack examples of these lengths by first-fit decreasing; each pack holds at most ``max_tokens`` tokens."""
+    packs: list[list[int]] = []
+    room: list[int] = []
+    for example in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        target = next((pack for pack, free in enumerate(room) if free >= lengths[example]), len(packs))
+        if target == len(packs):
+            packs.append([])
+            room.append(max_tokens)
+        packs[target].append(example)
+        room[target] -= lengths[example]
+    return packs
+
+
 @dataclass(frozen=True, slots=True)
 class PositionCollator:
-    """A data collator for ``transformers.Trainer``, TRL's ``SFTTrainer`` and PyTorch's ``DataLoader``.
+    """Data collator for ``transformers.Trainer``, TRL's ``SFTTrainer`` and PyTorch's ``DataLoader``.
 
-    Each example is a mapping with ``input_ids``, unpadded, one number per token in all columns. Answers are the tokens
-    that ``labels`` (-100 elsewhere), ``completion_mask``, ``assistant_masks`` and ``prompt_length`` agree on, as far as
-    they are there; without any, all tokens but the first. A scheme that needs a coupling reads the column ``coupling``,
-    or ``spans`` with ``offset_mapping`` (`lengthwise.hf.spans`); one that needs places reads ``places``.
+    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. The answer tokens
+    are those that all present columns among ``labels`` (-100 elsewhere), ``completion_mask``, ``assistant_masks`` and
+    ``prompt_length`` agree on; without these columns, all tokens except the first. Schemes that need a coupling read
+    ``coupling``, or ``spans`` with ``offset_mapping`` (`groups_of_spans`). Schemes that need places read ``places``.
 
-    A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (not shifted; -100 where the loss asks
-    nothing) and an ``attention_mask``: without one, `transformers` takes a jump in the IDs for the start of another
-    text and hides what is before. Where the scheme predicts IDs, ``position_labels`` has those to be predicted, not
-    shifted either. ``pack_to`` puts several examples into a row of at most that many tokens: the mask is then 4-D, in
-    ``dtype``, and keeps them apart for eager and sdpa attention; ``sequence_ids`` numbers the examples of a row, -1 for
-    padding.
+    A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
+    ``attention_mask``. Without a mask, `transformers` treats a jump of the IDs as the start of another text. If the
+    scheme predicts IDs, the batch also has ``position_labels`` (unshifted, -100 where not scored). With ``pack_to``,
+    several examples share a row of at most that many tokens. The mask is then 4-D, has the type ``dtype``, and
+    separates the examples in eager and sdpa attention; ``sequence_ids`` numbers the examples of a row (-1: padding).
 
-    IDs are drawn anew by every call, from torch's default generator: other ones each epoch, the same ones under the
-    same seed, in workers too. They stay below ``num_position_ids``. With ``training=False`` they are those of
-    evaluation; `Trainer` has one collator for both, so set ``trainer.data_collator`` before ``trainer.evaluate()``.
+    Each call samples new IDs below ``num_position_ids`` from torch's default generator, so the seed makes a run
+    reproducible, also in workers. ``training=False`` selects the IDs of evaluation. `Trainer` has one collator for
+    both, so replace ``trainer.data_collator`` before ``trainer.evaluate()``.
 
-    ``Trainer`` needs ``remove_unused_columns=False``; ``SFTTrainer`` that and
-    ``dataset_kwargs={"skip_prepare_dataset": True}``, and truncates nothing then. Its ``num_tokens`` means nothing with
-    ``pack_to``. Raises ``FeatureError`` or ``PositionRangeError``, which name the row of the batch.
+    `Trainer` needs ``remove_unused_columns=False``. `SFTTrainer` also needs
+    ``dataset_kwargs={"skip_prepare_dataset": True}`` and then does not truncate; with ``pack_to``, its ``num_tokens``
+    is wrong. ``FeatureError`` and ``PositionRangeError`` name the example of the batch.
     """
 
     scheme: PositionScheme
@@ -69,14 +125,14 @@ class PositionCollator:
     def __post_init__(self) -> None:
         check_scheme(self.scheme, self.num_position_ids)
         if self.padding_side not in SIDES:
-            raise SettingError(f"padding_side '{self.padding_side}' is unknown; choose one of {', '.join(SIDES)}")
+            raise SettingError(f"invalid padding_side '{self.padding_side}'; use one of {', '.join(SIDES)}")
         for setting, value in (("pack_to", self.pack_to), ("pad_to_multiple_of", self.pad_to_multiple_of)):
             if value is not None and value < 1:
-                raise SettingError(f"{setting} {value} leaves no token; use at least 1, or None")
+                raise SettingError(f"invalid {setting} {value}; use at least 1, or None")
         if self.pack_to is not None and self.pad_to_multiple_of is not None and self.pack_to % self.pad_to_multiple_of:
             raise SettingError(
-                f"pack_to {self.pack_to} is no multiple of pad_to_multiple_of {self.pad_to_multiple_of}, so that full "
-                "rows would get longer; make it one"
+                f"pack_to {self.pack_to} is not a multiple of pad_to_multiple_of {self.pad_to_multiple_of}, so full "
+                "rows would exceed pack_to; use a multiple"
             )
 
     @classmethod
@@ -90,35 +146,35 @@ class PositionCollator:
         pack_to: int | None = None,
         pad_to_multiple_of: int | None = None,
     ) -> "PositionCollator":
-        """A collator that fits a model, or its configuration, and its tokenizer.
+        """Return a collator for a model, or its configuration, and its tokenizer.
 
-        The pad token and its side are those of the tokenizer, IDs stay below the model's ``max_position_embeddings``,
-        and a packed mask has its dtype. ``beyond_trained`` lets IDs pass it: for a model that computes positions (such
-        as rotary ones); one that looks them up in a table (such as GPT-2) has none there. Raises ``ModelError`` for a
-        model whose attention would not keep to the mask, that predicts the same under any IDs, or that predicts no IDs
-        where the scheme asks for them, and ``PositionRangeError`` for a scheme of more IDs.
+        The pad token and the padding side come from the tokenizer, the limit of the IDs (``max_position_embeddings``)
+        and the dtype of packed masks from the model. ``beyond_trained`` removes the limit, for models that compute
+        positions (such as rotary ones). Raises ``ModelError`` for a model whose attention ignores the mask, that
+        ignores position IDs, or that predicts no IDs while the scheme needs it, and ``PositionRangeError`` for a
+        scheme with IDs beyond the limit.
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
-            raise ModelError(f"{type(model).__name__} is no model of transformers; give one, or its configuration")
-        check_predicts(config, scheme)
-        trained = trained_ids(config, pack_to)
-        if isinstance(model, PreTrainedModel) and not isinstance(model, PredictsIDs):
-            check_follows_ids(model)
-        if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > trained:
+            raise ModelError(
+                f"{type(model).__name__} is not a model of transformers; pass such a model, or its configuration"
+            )
+        check_id_prediction(config, scheme)
+        limit = position_id_limit(config, pack_to)
+        if isinstance(model, PreTrainedModel) and not isinstance(model, IDGenerationMixin):
+            check_position_id_use(model)
+        if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > limit:
             raise PositionRangeError(
-                f"{scheme.name} gives IDs below {scheme.num_position_ids} and {config.model_type} was made for those "
-                f"below {trained}; set the scheme's num_position_ids to {trained}, or pass beyond_trained=True"
+                f"{scheme.name} gives IDs below {scheme.num_position_ids}, but {config.model_type} has IDs below "
+                f"{limit}; set the scheme's num_position_ids to {limit}, or pass beyond_trained=True"
             )
         if tokenizer.pad_token_id is None:
-            raise ModelError(
-                "the tokenizer has no pad token; set one, such as tokenizer.pad_token = tokenizer.eos_token"
-            )
+            raise ModelError("the tokenizer has no pad token; set one, as in tokenizer.pad_token = tokenizer.eos_token")
         dtype = getattr(model, "dtype", None)
         return cls(
             scheme,
             int(tokenizer.pad_token_id),
-            num_position_ids=None if beyond_trained else trained,
+            num_position_ids=None if beyond_trained else limit,
             padding_side=tokenizer.padding_side,
             pack_to=pack_to,
             pad_to_multiple_of=pad_to_multiple_of,
@@ -126,131 +182,118 @@ class PositionCollator:
         )
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch of some examples, as its class says."""
+        """Return the batch of these examples."""
         if not features:
-            raise FeatureError("the batch has no row; give at least one")
-        read = [self._read(number, feature) for number, feature in enumerate(features)]
-        assigned = self._assign(read)
-        ids = [given.position_ids[0, 0] for given in assigned]
+            raise FeatureError("the batch is empty; pass at least one example")
+        examples = [self._read(number, feature) for number, feature in enumerate(features)]
+        assignments = self._assign(examples)
         labels = [
-            np.where(row.is_answer & given.token_scored[0], row.labels, UNSCORED)
-            for row, given in zip(read, assigned, strict=True)
+            np.where(example.is_answer & assignment.token_scored[0], example.labels, UNSCORED)
+            for example, assignment in zip(examples, assignments, strict=True)
         ]
         layout = lay_out(
-            [len(row.tokens) for row in read],
+            [len(example.tokens) for example in examples],
             pack_to=self.pack_to,
             left=self.padding_side == "left",
             multiple=self.pad_to_multiple_of,
         )
         sequence_ids = layout.sequence_ids
-        inside = sequence_ids >= 0
+        is_token = sequence_ids >= 0
         batch = {
-            "input_ids": layout.place([row.tokens for row in read], self.pad_token_id),
-            "attention_mask": inside.long(),
-            "position_ids": layout.place(ids, 0),
+            "input_ids": layout.place([example.tokens for example in examples], self.pad_token_id),
+            "attention_mask": is_token.long(),
+            "position_ids": layout.place([assignment.position_ids[0, 0] for assignment in assignments], 0),
             "labels": layout.place(labels, UNSCORED),
         }
         if self.scheme.predicts_ids:
-            wanted = [np.where(given.id_scored[0], given.position_ids[0, 0], UNSCORED) for given in assigned]
-            batch["position_labels"] = layout.place(wanted, UNSCORED)
+            position_labels = [np.where(each.id_scored[0], each.position_ids[0, 0], UNSCORED) for each in assignments]
+            batch["position_labels"] = layout.place(position_labels, UNSCORED)
         if self.pack_to is not None:
-            batch["attention_mask"] = causal_mask(inside, sequence_ids=sequence_ids, dtype=self.dtype)
+            batch["attention_mask"] = causal_mask(is_token, sequence_ids=sequence_ids, dtype=self.dtype)
             batch["sequence_ids"] = sequence_ids
         return batch
 
     def prompts(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch of the prompts alone, for ``model.generate(**batch)``.
+        """Return a left-padded batch of the prompts alone, with evaluation IDs, for ``model.generate(**batch)``.
 
-        A prompt is what stands before the first answer, or a whole row without a column that marks answers. IDs are
-        those of evaluation, and padding is on the left.
+        The prompt ends before the first answer token. Without a column that marks answers, it is the whole example.
         """
-        made = replace(self, training=False, pack_to=None, padding_side="left")(features)
-        pieces = [
-            {name: made[name][row, made["attention_mask"][row] == 1][:length] for name in ("input_ids", "position_ids")}
-            for row, length in enumerate(prompt_length(feature) for feature in features)
-        ]
-        layout = lay_out([len(piece["input_ids"]) for piece in pieces], pack_to=None, left=True, multiple=None)
-        fills = {"input_ids": self.pad_token_id, "position_ids": 0}
-        batch = {name: layout.place([piece[name].numpy() for piece in pieces], fill) for name, fill in fills.items()}
-        return batch | {"attention_mask": (layout.sequence_ids >= 0).long()}
+        batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
+        lengths = [prompt_length(feature) for feature in features]
+        layout = lay_out(lengths, pack_to=None, left=True, multiple=None)
+        prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
+        for name, fill in (("input_ids", self.pad_token_id), ("position_ids", 0)):
+            rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), lengths, strict=True)
+            prompts[name] = layout.place([values[mask == 1][:length] for values, mask, length in rows], fill)
+        return prompts
 
-    def _read(self, number: int, feature: Mapping[str, Any]) -> Row:
+    def _read(self, number: int, feature: Mapping[str, Any]) -> TokenizedExample:
         try:
-            row = read_row(feature, self.scheme.needs)
+            example = read_example(feature, self.scheme.needs)
         except FeatureError as error:
-            raise FeatureError(f"row {number} of the batch: {error}") from None
-        if self.pack_to is not None and len(row.tokens) > self.pack_to:
+            raise FeatureError(f"example {number} of the batch: {error}") from None
+        if self.pack_to is not None and len(example.tokens) > self.pack_to:
             raise FeatureError(
-                f"row {number} of the batch: {len(row.tokens)} tokens do not fit into pack_to {self.pack_to}; "
-                "truncate or drop the row, or raise pack_to"
+                f"example {number} of the batch: {len(example.tokens)} tokens do not fit into pack_to {self.pack_to}; "
+                "truncate or drop the example, or raise pack_to"
             )
-        return row
+        return example
 
-    def _assign(self, read: Sequence[Row]) -> list[Assignment]:
-        """What the scheme gives each row, which sees rows of one length at a time and so no padding."""
+    def _assign(self, examples: Sequence[TokenizedExample]) -> list[Assignment]:
+        """Call the scheme with examples of one length at a time, so that padding cannot change an ID."""
         rng = _new_generator()
-        lengths = np.array([len(row.tokens) for row in read])
-        assigned: dict[int, Assignment] = {}
+        lengths = np.array([len(example.tokens) for example in examples])
+        assignments: dict[int, Assignment] = {}
         for length in np.unique(lengths):
-            numbers = np.flatnonzero(lengths == length)
-            given = self._assign_alike(read, numbers, rng)
-            largest = given.position_ids.max(axis=(0, 2))
+            numbers = np.flatnonzero(lengths == length).tolist()
+            assignment = self._assign_one_length([examples[number] for number in numbers], numbers, rng)
             for place, number in enumerate(numbers):
-                self._check_range(int(number), int(largest[place]))
-                assigned[int(number)] = _of_one(given, place)
-        return [assigned[number] for number in range(len(read))]
+                part = slice(place, place + 1)
+                ids = assignment.position_ids[:, part]
+                if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
+                    raise PositionRangeError(
+                        f"example {number} of the batch: its IDs reach {ids.max()}, the limit is "
+                        f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
+                        "supports larger IDs"
+                    )
+                token_scored, id_scored = assignment.token_scored[part], assignment.id_scored[part]
+                assignments[number] = Assignment(position_ids=ids, token_scored=token_scored, id_scored=id_scored)
+        return [assignments[number] for number in range(len(examples))]
 
-    def _assign_alike(
-        self, read: Sequence[Row], numbers: Int[np.ndarray, " some"], rng: np.random.Generator
+    def _assign_one_length(
+        self, examples: Sequence[TokenizedExample], numbers: Sequence[int], rng: np.random.Generator
     ) -> Assignment:
         try:
-            given = self.scheme.assign(self._examples([read[n] for n in numbers]), rng, training=self.training)
+            assignment = self.scheme.assign(self._stack(examples), rng, training=self.training)
         except LengthwiseError:
-            # Which of the rows it is: those before it pass alone.
-            for number in numbers:
+            # Find the example that fails.
+            for number, example in zip(numbers, examples, strict=True):
                 try:
-                    self.scheme.assign(self._examples([read[number]]), rng, training=self.training)
+                    self.scheme.assign(self._stack([example]), rng, training=self.training)
                 except LengthwiseError as error:
-                    raise type(error)(f"row {number} of the batch: {error}") from None
+                    raise type(error)(f"example {number} of the batch: {error}") from None
             raise
-        if len(given.position_ids) != 1:
-            raise UnservedTaskError(
-                f"{self.scheme.name} gives {len(given.position_ids)} IDs per token and models of transformers take "
-                "one; use a scheme of one level"
+        if len(assignment.position_ids) != 1:
+            raise UnsupportedTaskError(
+                f"{self.scheme.name} gives {len(assignment.position_ids)} IDs per token, but models of transformers "
+                "take one; use a scheme with one level"
             )
-        return given
+        return assignment
 
-    def _check_range(self, number: int, largest: int) -> None:
-        if self.num_position_ids is not None and largest >= self.num_position_ids:
-            raise PositionRangeError(
-                f"row {number} of the batch: its IDs reach {largest} and have to stay below {self.num_position_ids}; "
-                "shorten it, or raise num_position_ids if the model can read them"
-            )
-
-    def _examples(self, rows: Sequence[Row]) -> Examples:
-        is_answer = np.stack([row.is_answer for row in rows])
+    def _stack(self, examples: Sequence[TokenizedExample]) -> Examples:
+        is_answer = np.stack([example.is_answer for example in examples])
         first = np.where(is_answer.any(axis=1), is_answer.argmax(axis=1), is_answer.shape[1])
         parts: dict[str, Any] = {}
         if self.scheme.needs is not None:
-            numbers = np.stack([row.read for row in rows if row.read is not None])
-            parts[self.scheme.needs] = numbers[None] if self.scheme.needs == "coupling" else numbers
-        return Examples(
-            tokens=np.stack([row.tokens for row in rows]), prompt_length=first, is_answer=is_answer, **parts
-        )
-
-
-def _of_one(given: Assignment, place: int) -> Assignment:
-    rows = slice(place, place + 1)
-    return Assignment(
-        position_ids=given.position_ids[:, rows],
-        token_scored=given.token_scored[rows],
-        id_scored=given.id_scored[rows],
-    )
+            values = np.stack([example.scheme_column for example in examples if example.scheme_column is not None])
+            parts[self.scheme.needs] = values[None] if self.scheme.needs == "coupling" else values
+        tokens = np.stack([example.tokens for example in examples])
+        return Examples(tokens=tokens, prompt_length=first, is_answer=is_answer, **parts)
 
 
 def _new_generator() -> np.random.Generator:
-    """Seeded by torch's default generator, which `Trainer` seeds, and anew in each worker and epoch."""
+    """Return a generator seeded by torch's default one, which `Trainer` seeds, and which differs in each worker."""
     seed = int(torch.randint(1 << 62, ()))
-    # Processes that train together share a seed, and should not share their gaps.
-    together = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return stream(seed, "collated position IDs", torch.distributed.get_rank() if together else 0)
+    # Processes that train together share a seed, but must not share their IDs.
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return stream(seed, "collated position IDs", torch.distributed.get_rank() if distributed else 0)

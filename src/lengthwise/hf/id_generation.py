@@ -9,15 +9,15 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.core.errors import SettingError
-from lengthwise.hf.call_checks import check_ends_with_tokens, check_names_tokens, check_prompts_alone
+from lengthwise.hf.input_checks import check_left_padding, check_no_embeddings, check_prompts_only
+from lengthwise.hf.model_inputs import count_ids, expand_ids
 from lengthwise.hf.position_cache import PositionCache
-from lengthwise.hf.reading import counted_ids, ids_of_rows
 
 # Settings that have tokens drafted by another model, by a part of this one, or from the prompt.
 DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
-class PredictsIDs(GenerationMixin):
+class IDGenerationMixin(GenerationMixin):
     """Greedy decoding, sampling and beams; each hypothesis goes on with IDs of its own.
 
     ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and of what follows. Without
@@ -28,7 +28,7 @@ class PredictsIDs(GenerationMixin):
     """
 
     @property
-    def num_heads_for_ids(self) -> int:
+    def num_position_heads(self) -> int:
         """How many position heads there are: one per level, none where IDs are given."""
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class PredictsIDs(GenerationMixin):
         """What a decoding step is given beside tokens, IDs and the cache."""
         return {} if attention_mask is None else {"attention_mask": attention_mask}
 
-    def prompt_ids_by_rule(
+    def default_prompt_ids(
         self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
     ) -> Int[Tensor, "batch new"]:
         """IDs of prompts that came without any; ``SettingError`` where the model has no rule for them."""
@@ -56,20 +56,20 @@ class PredictsIDs(GenerationMixin):
                 "position_ids (PositionCollator.prompts makes them; a pipeline passes them on), or set "
                 "config.count_prompt_from=0 if prompts count 0, 1, 2, ... in its training"
             )
-        return counted_ids(tokens, attention_mask) + first
+        return count_ids(tokens, attention_mask) + first
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """As in `transformers`; see the class for ``position_ids``."""
-        check_names_tokens(kwargs.get("inputs_embeds"))
-        check_prompts_alone(kwargs)
-        check_ends_with_tokens(kwargs.get("attention_mask"))
+        check_no_embeddings(kwargs.get("inputs_embeds"))
+        check_prompts_only(kwargs)
+        check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:
             raise SettingError("drafted tokens would get counted IDs; leave out assistant_model")
-        _go_on(kwargs)
+        _resume_ids(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = ids_of_rows(kwargs["position_ids"], len(tokens))
+            kwargs["position_ids"] = expand_ids(kwargs["position_ids"], len(tokens))
         if isinstance(tokens, Tensor) and kwargs.get("prompt_mask") is None:
             inside = kwargs.get("attention_mask")
             mask = torch.ones_like(tokens, dtype=torch.bool) if inside is None else inside.bool()
@@ -83,7 +83,7 @@ class PredictsIDs(GenerationMixin):
             written["position_ids"] = _ids_of_sequences(written, cache)
         return written
 
-    def one_by_one(
+    def forward_token_by_token(
         self,
         tokens: Int[Tensor, "batch new"],
         attention_mask: Tensor | None,
@@ -97,7 +97,7 @@ class PredictsIDs(GenerationMixin):
         state = PositionCache(DynamicCache(config=model.config.get_text_config())) if cache is None else cache
         past, given = state.num_read, 0 if position_ids is None else position_ids.shape[-1]
         if past == 0 and given == 0:
-            position_ids, given = self.prompt_ids_by_rule(tokens, attention_mask), tokens.shape[1]
+            position_ids, given = self.default_prompt_ids(tokens, attention_mask), tokens.shape[1]
         logits = []
         ends = [*([given] if given else []), *range(given + 1, tokens.shape[1] + 1)]
         for begin, end in zip([0, *ends], ends, strict=False):
@@ -172,12 +172,12 @@ class PredictsIDs(GenerationMixin):
     def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         # Made of the pad tokens of a call without a mask.
         made = super()._prepare_attention_mask_for_generation(*args, **kwargs)
-        check_ends_with_tokens(made)
+        check_left_padding(made)
         return made
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
         tokens = model_kwargs.get("input_ids", inputs_tensor)
-        return self.prompt_ids_by_rule(tokens, model_kwargs.get("attention_mask"))
+        return self.default_prompt_ids(tokens, model_kwargs.get("attention_mask"))
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Refused: continuous batching counts the IDs of all tokens."""
@@ -198,7 +198,7 @@ class PredictsIDs(GenerationMixin):
         return updated if given is None else updated | {"position_ids": given}
 
 
-def _go_on(kwargs: dict[str, Any]) -> None:
+def _resume_ids(kwargs: dict[str, Any]) -> None:
     """IDs that are not known, as ``generate`` gives them for what it did not read again, are predicted."""
     given, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if given is None and isinstance(cache, PositionCache) and (known := cache.settle()) is not None:

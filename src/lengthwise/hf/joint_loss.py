@@ -1,4 +1,4 @@
-"""The two parts of the loss of a model that predicts IDs: of the tokens, and of their IDs."""
+"""Loss of a model that predicts IDs: cross-entropy of the tokens and of their position IDs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lengthwise.hf.call_checks import warn_of_unreachable
-from lengthwise.hf.columns import UNSCORED
-from lengthwise.hf.texts import places_of, prompts_of
-from lengthwise.model.position_heads import PositionHead
+from lengthwise.hf.dataset_columns import UNSCORED
+from lengthwise.hf.input_checks import warn_unreachable_ids
+from lengthwise.model.position_heads import PositionHead, Prompt, read_prompt
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -49,7 +48,7 @@ class Asked:
 
     def apart(self, sequence_ids: Int[Tensor, "batch seq"]) -> "Asked":
         """A row for each text of packed rows."""
-        places = places_of(sequence_ids)
+        places = sequence_index(sequence_ids)
         return Asked(
             hidden=places.apart(self.hidden, 0),
             tokens=places.apart(self.tokens, 0),
@@ -60,7 +59,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class OfIDs:
+class IDLoss:
     """The loss of IDs (nats) and, outside of training, the ID predicted for each token; -1 where none was asked for."""
 
     loss: Float[Tensor, ""]
@@ -71,7 +70,7 @@ class OfIDs:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def position_loss(
     head: PositionHead, embed: Embed, chosen: Embed, asked: Asked, num_items: Tensor | int | None
-) -> OfIDs:
+) -> IDLoss:
     """Cross-entropy of the IDs; those the head has no candidate for are left out."""
     scored = asked.position_labels[:, 1:] != UNSCORED
     columns = scored.any(dim=0).nonzero()[:, 0]
@@ -81,29 +80,29 @@ def position_loss(
         nothing = asked.hidden.float().sum() * 0
         for parameter in head.parameters():
             nothing = nothing + parameter.sum() * 0
-        return OfIDs(nothing, known)
+        return IDLoss(nothing, known)
     # Nothing is asked before the shortest prompt ends.
     first, last = int(columns[0]), int(columns[-1]) + 1
-    with own_precision(head, asked.hidden.device):
-        prompt = prompts_of(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
+    with head_precision(head, asked.hidden.device):
+        prompt = gather_prompts(head, embed, asked.tokens, asked.position_ids, asked.is_prompt)
         next_tokens = chosen(asked.tokens[:, first + 1 : last + 1])
         made = head(asked.hidden[:, first:last].float(), asked.position_ids[:, first:last], next_tokens, prompt)
         log_probability, reachable = made.log_probability(asked.position_labels[:, first + 1 : last + 1])
     kept = scored[:, first:last] & reachable
     if head.training and torch.is_grad_enabled() and not kept.any():
-        warn_of_unreachable(head)
+        warn_unreachable_ids(head)
     if known is not None:
         known[:, first + 1 : last + 1] = torch.where(scored[:, first:last], made.most_likely(), -1)
-    return OfIDs(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
+    return IDLoss(_mean(-(log_probability * kept).sum(), torch.where(kept, 0, UNSCORED), num_items), known)
 
 
-def own_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
+def head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
     """A head in float32 computes in it, whatever is computed in half of it around; one that was cast does as cast."""
     whole = all(weight.dtype == torch.float32 for weight in head.parameters())
     return torch.autocast(device.type, enabled=False) if whole else nullcontext()
 
 
-def joint_loss(of_tokens: Tensor | None, of_ids: OfIDs | None, id_weight: float) -> Float[Tensor, ""] | None:
+def joint_loss(of_tokens: Tensor | None, of_ids: IDLoss | None, id_weight: float) -> Float[Tensor, ""] | None:
     """Of what was asked: the loss of tokens, and that of IDs times its weight."""
     if of_ids is None:
         return of_tokens
@@ -114,3 +113,43 @@ def joint_loss(of_tokens: Tensor | None, of_ids: OfIDs | None, id_weight: float)
 def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:
     items = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceIndex:
+    """Where the tokens of each text stand: flat indexes into (batch, seq), and which of them are none."""
+
+    index: Int[Tensor, "text longest"]
+    inside: Bool[Tensor, "text longest"]
+
+    def apart(self, packed: Tensor, fill: int) -> Tensor:
+        """A row per text of what was (batch, seq) or (batch, seq, d)."""
+        rows = packed.flatten(0, 1)[self.index]
+        return rows.masked_fill(~self.inside.view(*self.inside.shape, *[1] * (rows.ndim - 2)), fill)
+
+
+def sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceIndex:
+    """Where the texts are that ``sequence_ids`` tell apart in their rows; -1 is fill."""
+    rows = torch.arange(len(sequence_ids), device=sequence_ids.device)[:, None]
+    key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
+    flat = (sequence_ids >= 0).flatten().nonzero()[:, 0]
+    _, text, counts = key[flat].unique_consecutive(return_inverse=True, return_counts=True)
+    within = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[text]
+    index = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=flat.device)
+    inside = torch.zeros_like(index, dtype=torch.bool)
+    index[text, within], inside[text, within] = flat, True
+    return SequenceIndex(index, inside)
+
+
+def gather_prompts(
+    head: PositionHead,
+    embed: Callable[[Tensor], Tensor],
+    tokens: Int[Tensor, "batch seq"],
+    position_ids: Int[Tensor, "batch seq"],
+    is_prompt: Bool[Tensor, "batch seq"],
+) -> Prompt:
+    """What the head has to know of the prompts, wherever in their rows they stand."""
+    lengths = is_prompt.sum(dim=1)
+    # Prompt tokens first, in their order.
+    order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
+    return read_prompt(head, embed(tokens.gather(1, order)), position_ids.gather(1, order), lengths)

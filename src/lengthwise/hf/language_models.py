@@ -15,7 +15,7 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
-from lengthwise.experiments.validation import chosen_variants
+from lengthwise.experiments.validation import select_variants
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
@@ -90,7 +90,7 @@ def evaluate_language_model(
     measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. Each row is added to the ``results.jsonl`` in
     ``out``, if given, as soon as its length is measured. Raises as ``load_language_model``.
     """
-    asking, tasks, loading = Asking() if asking is None else asking, chosen_variants(task, settings), _loading(name)
+    asking, tasks, loading = Asking() if asking is None else asking, select_variants(task, settings), _loading(name)
     from lengthwise.hf.text_evaluation import text_rows  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(asking.device), dtype=asking.dtype)
@@ -104,10 +104,10 @@ def evaluate_language_model(
     return rows
 
 
-def check_there(name: str) -> None:
+def check_exists(name: str) -> None:
     """Raise as ``load_language_model`` unless there is a run folder, or a model, of this name: nothing is loaded."""
     if not is_run(name):
-        _loading(name).check_there(name)
+        _loading(name).check_exists(name)
 
 
 def is_run(name: str) -> bool:

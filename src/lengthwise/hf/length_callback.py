@@ -2,24 +2,112 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from lengthwise.core.errors import FeatureError, SettingError, UnservedTaskError, unknown_name
+from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, drawn
-from lengthwise.evaluation.grading import DECODES
+from lengthwise.evaluation.grading import DECODES, Graded
 from lengthwise.experiments.run_folder import RESULTS, append_rows
-from lengthwise.hf.batch_grading import grade_batch
-from lengthwise.hf.collator_checks import check_predicts
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.columns import UNSCORED
+from lengthwise.hf.dataset_columns import UNSCORED
+from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.hf.input_checks import check_has_head
+from lengthwise.hf.model_parts import device_of
+from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_facts
+
+
+@torch.no_grad()
+def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "forced") -> Graded:
+    """Grade a batch such as a collator makes, with ``labels`` and where IDs are predicted ``position_labels``.
+
+    ``forced``: each choice after the right tokens and IDs, in one forward; where one answer is right, greedy decoding
+    is exact if and only if all of these are. ``free``: the prompts are continued by ``generate``, greedily and with
+    IDs of the model's own: predicted ones or, of a bare model, such as count up (``SettingError`` for prompts whose IDs
+    do not). ``SettingError`` where IDs are to be predicted and the model predicts none.
+    """
+    device = device_of(model)
+    inputs = {name: values.to(device) for name, values in batch.items()}
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    check_has_head(
+        inner.num_position_heads if isinstance(inner, IDGenerationMixin) else 0, inputs.get("position_labels")
+    )
+    return _forced(model, inputs) if decode == "forced" else _free(model, inputs, isinstance(inner, IDGenerationMixin))
+
+
+def _forced(model: Any, inputs: dict[str, Tensor]) -> Graded:
+    tokens, wanted = inputs["input_ids"], inputs.get("position_labels")
+    made = model(**inputs)
+    logits = made.logits[:, :-1].float()
+    written_ids = None if wanted is None else made.predicted_position_ids[:, 1:]
+    loss = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    return _graded(inputs, logits.argmax(dim=-1), written_ids, loss)
+
+
+def _free(model: Any, inputs: dict[str, Tensor], takes_ids: bool) -> Graded:
+    """Rows of one prompt length at a time; nothing ends early, and what is behind an end is not scored."""
+    tokens, ids = inputs["input_ids"], inputs["position_ids"]
+    written = torch.full_like(tokens, -1)
+    written_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
+    first = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
+    for prompt in first.unique().tolist():
+        rows = first == prompt
+        given = ids[rows, :prompt]
+        if not takes_ids and bool((given != torch.arange(prompt, device=given.device)).any()):
+            raise SettingError(
+                "this model cannot go on with IDs that do not count up from 0; wrap it, or use decode='forced'"
+            )
+        with _greedy(model):
+            made = model.generate(
+                input_ids=tokens[rows, :prompt],
+                attention_mask=inputs["attention_mask"][rows, :prompt],
+                **({"position_ids": given} if takes_ids else {}),
+                max_new_tokens=tokens.shape[1] - prompt,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+            )
+        written[rows] = made.sequences
+        if written_ids is not None:
+            written_ids[rows] = made.position_ids
+    return _graded(inputs, written[:, 1:], None if written_ids is None else written_ids[:, 1:], None)
+
+
+@contextmanager
+def _greedy(model: Any) -> Iterator[None]:
+    """No setting of a model's own: it may forbid tokens or punish repetition, and a greedy choice is the likeliest."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = inner.generation_config
+    inner.generation_config = GenerationConfig(do_sample=False, num_beams=1)
+    try:
+        yield
+    finally:
+        inner.generation_config = own
+
+
+def _graded(inputs: dict[str, Tensor], written: Tensor, written_ids: Tensor | None, loss: Tensor | None) -> Graded:
+    scored, wanted = inputs["labels"][:, 1:] != UNSCORED, inputs.get("position_labels")
+    id_scored, id_right = torch.zeros_like(scored), torch.ones_like(scored)
+    if wanted is not None and written_ids is not None:
+        id_scored, id_right = wanted[:, 1:] != UNSCORED, written_ids == wanted[:, 1:]
+    return Graded(
+        token_right=written == inputs["input_ids"][:, 1:],
+        id_right=id_right,
+        scored=scored,
+        id_scored=id_scored,
+        # Tokens of others have no name for their end.
+        end=torch.zeros_like(scored),
+        prompt_offset=scored.int().argmax(dim=1),
+        token_loss=loss,
+    )
+
 
 # What rows of our own runs say besides, and a trainer does not know; ``facts`` may.
 UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
@@ -84,7 +172,9 @@ class EvaluateByLength(TrainerCallback):
         def batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
             for _, batch in drawn(task, scheme, length, settings.examples_at(place), settings.seed):
                 if len(batch.position_ids) != 1:
-                    raise UnservedTaskError(f"{task.name} has IDs on several levels and models of transformers on one")
+                    raise UnsupportedTaskError(
+                        f"{task.name} has IDs on several levels and models of transformers on one"
+                    )
                 ids, tokens = batch.position_ids[0], numbers[batch.tokens]
                 made = {
                     "input_ids": tokens,
@@ -96,7 +186,7 @@ class EvaluateByLength(TrainerCallback):
                 yield made | wanted if scheme.predicts_ids else made
 
         if trainer.model is not None:
-            check_predicts(trainer.model.config, scheme)
+            check_id_prediction(trainer.model.config, scheme)
         facts = {**task_facts(task), "scheme": scheme.name}
         by_length = {
             length: lambda place=place, length=length: batches(place, length)
@@ -120,7 +210,7 @@ class EvaluateByLength(TrainerCallback):
     ) -> "EvaluateByLength":
         """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
         if trainer.model is not None:
-            check_predicts(trainer.model.config, collator.scheme)
+            check_id_prediction(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
         by_length: dict[int, list[Mapping[str, Any]]] = {}
         for number, row in enumerate(rows):

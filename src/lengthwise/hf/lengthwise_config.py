@@ -1,18 +1,23 @@
-"""Our own decoder's configuration as `transformers` keeps it."""
+"""Configuration of the decoder of this library as a model of `transformers`."""
 
 import hashlib
 import json
 from dataclasses import asdict
 from typing import Any, no_type_check
 
+import numpy as np
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from lengthwise.core.errors import ModelError
-from lengthwise.experiments.experiment import Experiment, entry_of, num_levels, to_dict
-from lengthwise.hf.prompt_rule import counted_from
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import NoPE
+from lengthwise.experiments.experiment import Experiment, build_entry, num_levels, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import HasRunFiles
+from lengthwise.tasks.examples import Examples
 
 # What a saved configuration and its weights are bound by.
 BOUND = (
@@ -77,7 +82,7 @@ class LengthwiseConfig(PreTrainedConfig):
         return self.count_prompt_from
 
 
-def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
+def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
     """The configuration of an experiment's decoder; ``run`` is kept as it is."""
     vocabulary, settings = list(experiment.task.vocabulary), experiment.decoder
     end = vocabulary.index("end") if "end" in vocabulary else None
@@ -89,7 +94,7 @@ def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
         num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
         num_levels=num_levels(experiment),
         id_weight=experiment.training.id_weight,
-        count_prompt_from=counted_from(experiment),
+        count_prompt_from=find_first_counted_id(experiment),
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
@@ -100,15 +105,52 @@ def config_of(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
     )
 
 
-def decoder_of(config: LengthwiseConfig) -> Decoder:
+def build_decoder(config: LengthwiseConfig) -> Decoder:
     """A decoder with fresh weights; ``ModelError`` where the configuration is that of none."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
         raise ModelError("this configuration holds no decoder; make one with lengthwise export RUN --format hf")
     return Decoder(
         DecoderSettings(**config.decoder_settings),
-        entry_of("encoding", config.encoding_settings),
+        build_entry("encoding", config.encoding_settings),
         vocabulary_size=config.vocab_size,
         separators=tuple(config.symbols.index(separator) for separator in config.separators or ()),
         num_predicted_ids=config.num_predicted_ids,
         num_levels=config.num_levels,
     )
+
+
+# Examples that are looked at for each length.
+EXAMPLES = 16
+
+
+def find_first_counted_id(experiment: Experiment) -> int | None:
+    """Return the first ID of prompts whose IDs count up at evaluation, or None where they do anything else.
+
+    Of a decoder that predicts no IDs, those of the response have to count on as well.
+    """
+    scheme = experiment.scheme
+    if isinstance(experiment.encoding, NoPE) and not scheme.predicts_ids:
+        # It reads no ID at all.
+        return 0
+    if scheme.draws_at_evaluation or scheme.real_valued:
+        return None
+    first: set[int] = set()
+    for examples in _looked_at(experiment):
+        rng = stream(experiment.seed, "IDs of prompts")
+        ids = scheme.assign(examples, rng, training=False).position_ids
+        index = np.arange(ids.shape[-1])
+        last = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
+        if (((ids - index) != ids[..., :1]) & (index <= last[:, None])).any():
+            return None
+        first |= set(np.unique(ids[..., 0]).tolist())
+    return first.pop() if len(first) == 1 else None
+
+
+def _looked_at(experiment: Experiment) -> list[Examples]:
+    task, lengths = experiment.task, experiment.train_lengths
+    if isinstance(task, HasRunFiles):
+        # Its files may be gone, and say of some examples nothing about the others.
+        counts = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
+        return [task.placeholder_example()] if counts else []
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return [task.sample(length=length, size=EXAMPLES, rng=stream(experiment.seed, "prompts")) for length in chosen]

@@ -11,28 +11,27 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.errors import ModelError, SettingError
-from lengthwise.hf.call_checks import (
-    check_all_given,
+from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.hf.input_checks import (
+    check_all_ids,
     check_has_head,
-    check_labelled,
-    check_names_tokens,
-    check_served,
-    check_trains_ids,
+    check_id_training,
+    check_no_embeddings,
+    check_supported_arguments,
+    check_token_labels,
 )
-from lengthwise.hf.id_generation import PredictsIDs
-from lengthwise.hf.joint_loss import Asked, OfIDs, joint_loss, position_loss, token_loss
-from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_of
-from lengthwise.hf.parts import KeepsPrecision
+from lengthwise.hf.joint_loss import Asked, IDLoss, gather_prompts, joint_loss, position_loss, token_loss
+from lengthwise.hf.lengthwise_config import LengthwiseConfig, build_decoder
+from lengthwise.hf.model_inputs import build_prompt_mask, expand_ids, select_logits
+from lengthwise.hf.model_parts import PrecisionMixin
 from lengthwise.hf.position_cache import PositionCache, Read
 from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.reading import ids_of_rows, kept_logits, prompt_of_call
-from lengthwise.hf.saving import SavesModelCard
-from lengthwise.hf.texts import prompts_of
+from lengthwise.hf.saving import ModelCardMixin
 from lengthwise.model.attention_scores import PLAINLY, Looking
 from lengthwise.model.decoder import Cache as DecoderCache
 
 
-class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrainedModel, GenerationMixin):
+class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
     """A decoder of ours with the interface of a causal language model of `transformers`.
 
     ``position_ids`` are (batch, seq), or (level, batch, seq) where the decoder was built for several levels; in what
@@ -51,7 +50,7 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
 
     def __init__(self, config: LengthwiseConfig) -> None:
         super().__init__(config)
-        self.decoder = decoder_of(config)
+        self.decoder = build_decoder(config)
         self.post_init()
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,32 +97,32 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
         training, and a later token's are predicted. Packed rows, hidden states and attention weights are not served:
         ``SettingError``.
         """
-        check_names_tokens(inputs_embeds)
-        check_served(other)
-        check_has_head(self.num_heads_for_ids, position_labels)
+        check_no_embeddings(inputs_embeds)
+        check_supported_arguments(other)
+        check_has_head(self.num_position_heads, position_labels)
         if self.training:
-            check_trains_ids(self.decoder.heads, labels, position_labels)
+            check_id_training(self.decoder.heads, labels, position_labels)
             if position_labels is not None:
-                check_labelled(labels)
+                check_token_labels(labels)
         cache = None if past_key_values is None else PositionCache.of(past_key_values)
         if cache is None and use_cache:
             cache = PositionCache(DynamicCache(config=self.config))
         given = 0 if position_ids is None else position_ids.shape[-1]
         if position_ids is None or given < input_ids.shape[1]:
-            check_all_given(given, input_ids, labels, position_labels)
-            return self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask)
+            check_all_ids(given, input_ids, labels, position_labels)
+            return self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask)
         # Those that were counted up are the same on all levels.
-        ids = ids_of_rows(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
+        ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
         looking = self._looking(input_ids, attention_mask, cache)
         hidden, grown = self.decoder(
             input_ids, ids, None if cache is None else self._decoder_cache(cache), looking=looking
         )
-        is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask)
+        is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _keep(cache, grown)
             told = prompt_mask is not None or labels is not None
             cache.note(Read(input_ids, _last(ids), is_prompt, hidden.detach(), new_prompt=told))
-        logits = self.decoder.token_logits(hidden if labels is not None else kept_logits(hidden, logits_to_keep))
+        logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
         of_tokens = None if labels is None else token_loss(logits, labels, num_items_in_batch)
         of_ids = None
         if position_labels is not None and self.decoder.predicts_ids:
@@ -140,7 +139,7 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
             predicted_position_ids=None if of_ids is None else of_ids.predicted,
         )
 
-    def _loss_of_levels(self, asked: list[Asked], num_items: Tensor | int | None) -> OfIDs:
+    def _loss_of_levels(self, asked: list[Asked], num_items: Tensor | int | None) -> IDLoss:
         """The sum over levels, each with its own head."""
         embed = self.decoder.embed_tokens
         levels = [
@@ -149,10 +148,10 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
         ]
         loss = torch.stack([level.loss for level in levels]).sum()
         predicted = [level.predicted for level in levels if level.predicted is not None]
-        return OfIDs(loss, _squeezed(torch.stack(predicted)) if predicted else None)
+        return IDLoss(loss, _squeezed(torch.stack(predicted)) if predicted else None)
 
     @property
-    def num_heads_for_ids(self) -> int:
+    def num_position_heads(self) -> int:
         """One per level, or none."""
         return len(self.decoder.heads)
 
@@ -170,7 +169,7 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
             return _squeezed(own_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                prompts_of(head, self.decoder.embed_tokens, known.tokens, level, known.is_prompt)
+                gather_prompts(head, self.decoder.embed_tokens, known.tokens, level, known.is_prompt)
                 for head, level in zip(self.decoder.position_heads(), _first(known.position_ids), strict=True)
             ]
         hidden = past_key_values.last_hidden()
@@ -187,7 +186,7 @@ class LengthwiseForCausalLM(SavesModelCard, KeepsPrecision, PredictsIDs, PreTrai
         own = dict(module.named_buffers(recurse=False))
         if own:
             where = next(name for name, part in self.decoder.named_modules() if part is module)
-            made = decoder_of(self.config).get_submodule(where)
+            made = build_decoder(self.config).get_submodule(where)
             for name, buffer in own.items():
                 buffer.copy_(getattr(made, name))
 

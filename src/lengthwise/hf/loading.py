@@ -12,11 +12,11 @@ from transformers.utils import logging
 
 # Imported because they register our model types with the Auto classes.
 import lengthwise.hf.lengthwise_model
-import lengthwise.hf.predictive  # noqa: F401
+import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.codec import HFCodec
 from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.tokenization import HFCodec
 
 # What a model without its last matrix lacks, under the names in use; tied to the embedding, it is no loss.
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
@@ -67,7 +67,7 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     return model if device is None else model.to(device)
 
 
-def check_there(name: str) -> None:
+def check_exists(name: str) -> None:
     """``ModelError`` unless a model of this name is there; its weights are not read."""
     _check_folder(name)
     with _quiet():

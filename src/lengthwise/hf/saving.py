@@ -42,7 +42,7 @@ GIVEN = "`generate` needs the `position_ids` of the prompt, as the model met the
 COUNTED = "Prompts get the position IDs {first}, {first} + 1, {first} + 2, ... unless `position_ids` are given."
 
 
-class SavesModelCard(PreTrainedModel):
+class ModelCardMixin(PreTrainedModel):
     """Base class of our models: registers them, writes a model card, and refuses weights saved under other options."""
 
     card_kind: ClassVar[str]

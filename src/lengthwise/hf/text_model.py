@@ -19,9 +19,9 @@ from transformers import (
 
 from lengthwise.core.errors import ModelError
 from lengthwise.evaluation.grading import Graded
-from lengthwise.hf.codec import HFCodec
-from lengthwise.hf.devices import device_of
-from lengthwise.hf.suitability import check_causal
+from lengthwise.hf.compatibility import check_causal
+from lengthwise.hf.model_parts import device_of
+from lengthwise.hf.tokenization import HFCodec
 
 # What one forward may hold: tokens that are read, and logits (rows x answer tokens x vocabulary).
 FORWARD_TOKENS, FORWARD_LOGITS = 1 << 15, 1 << 27
@@ -48,7 +48,7 @@ class TextModel:
     """
 
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
-        if getattr(model, "num_heads_for_ids", 0):
+        if getattr(model, "num_position_heads", 0):
             raise ModelError(
                 f"{name} predicts position IDs, and a text names none for its prompt: it would be asked under others "
                 "than it learned; export it as a run (lengthwise export --format run) where it was one of ours, or "

@@ -8,34 +8,39 @@ from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMi
 from transformers.utils import can_return_tuple
 
 from lengthwise.core.errors import SettingError
-from lengthwise.hf.call_checks import (
-    check_all_given,
+from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.hf.input_checks import (
+    check_all_ids,
     check_has_head,
-    check_known_names,
-    check_labelled,
-    check_names_tokens,
-    check_one_copy,
+    check_id_training,
+    check_known_arguments,
+    check_log_attention,
+    check_no_embeddings,
+    check_no_replica,
     check_range,
-    check_scaled,
-    check_trains_ids,
-    warn_of_frozen,
+    check_token_labels,
+    warn_frozen_head,
 )
-from lengthwise.hf.devices import device_of
-from lengthwise.hf.id_generation import PredictsIDs
-from lengthwise.hf.joint_loss import Asked, foretold, joint_loss, own_precision, position_loss, token_loss
-from lengthwise.hf.length_scaling import LOG_LENGTH
-from lengthwise.hf.parts import EmbedsWithin, KeepsPrecision, Segment, Tap
+from lengthwise.hf.joint_loss import (
+    Asked,
+    foretold,
+    gather_prompts,
+    head_precision,
+    joint_loss,
+    position_loss,
+    token_loss,
+)
+from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
+from lengthwise.hf.model_parts import LOG_LENGTH, EmbeddingMixin, InputCapture, PrecisionMixin, Segment, device_of
 from lengthwise.hf.position_cache import PositionCache, Read
+from lengthwise.hf.position_id_support import check_length_scaling, check_position_id_support, check_position_table
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_types
-from lengthwise.hf.reading import ids_of_rows, kept_logits, mask_of_call, prompt_of_call
-from lengthwise.hf.saving import SavesModelCard
-from lengthwise.hf.takes_ids import check_scales, check_table, check_takes_ids
-from lengthwise.hf.texts import prompts_of
+from lengthwise.hf.saving import ModelCardMixin
 from lengthwise.model.position_heads import POSITION_HEADS, PositionHead
 
 
 class PredictivePositionModel(
-    SavesModelCard, KeepsPrecision, PredictsIDs, EmbedsWithin, PreTrainedModel, GenerationMixin
+    ModelCardMixin, PrecisionMixin, IDGenerationMixin, EmbeddingMixin, PreTrainedModel, GenerationMixin
 ):
     """A causal language model that also predicts the position ID of each token it writes (PPC, section 5.2).
 
@@ -51,7 +56,7 @@ class PredictivePositionModel(
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
-    # Half precision tells too few IDs apart. Kept by `KeepsPrecision`, and by loading.
+    # Half precision tells too few IDs apart. Kept by `PrecisionMixin`, and by loading.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["position_head"]
 
     def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
@@ -69,7 +74,7 @@ class PredictivePositionModel(
         elif inner._attn_implementation not in ("sdpa", "eager"):
             # The others take no mask of one's own.
             self.model.set_attn_implementation("sdpa")
-        self._tap = Tap()
+        self._output_input = InputCapture()
         if model is not None:
             # Its weights stay as they are, whoever put them there.
             for part in (*model.modules(), *model.parameters()):
@@ -106,19 +111,19 @@ class PredictivePositionModel(
             "count_prompt_from": count_prompt_from,
         }
         check_types(options)
-        check_takes_ids(model)
+        check_position_id_support(model)
         most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if num_position_ids is None:
             options["num_position_ids"] = PredictivePositionConfig.num_position_ids if most is None else int(most)
         elif most is not None:
-            check_table(model, most, num_position_ids)
+            check_position_table(model, most, num_position_ids)
         # A configuration that is made of another forgets it.
         attention = model.config.get_text_config()._attn_implementation
         config = PredictivePositionConfig(text_config=model.config, **options | {"id_weight": float(id_weight)})
         model.config.get_text_config()._attn_implementation = attention
         made = cls(config, model)
         if length_scaling == "log":
-            check_scales(model, attention)
+            check_length_scaling(model, attention)
         made.generation_config = model.generation_config
         # What is new goes to where it is used; of the model itself nothing is moved or rounded.
         device = device_of(model)
@@ -153,23 +158,23 @@ class PredictivePositionModel(
         belongs, -1 is fill. The prompt, whose tokens a head may point to, is ``prompt_mask``, or what stands before the
         first label, or all of a first call.
         """
-        check_names_tokens(inputs_embeds)
+        check_no_embeddings(inputs_embeds)
         self._check_call(labels, position_labels, kwargs)
         cache = self._cache(past_key_values, use_cache)
         position_ids = self._given_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         given = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or given < input_ids.shape[1]:
-            check_all_given(given, input_ids, labels, position_labels, sequence_ids)
-            made = self.one_by_one(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
-            made.logits = kept_logits(made.logits, logits_to_keep)
+            check_all_ids(given, input_ids, labels, position_labels, sequence_ids)
+            made = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
+            made.logits = select_logits(made.logits, logits_to_keep)
             return made
-        mask = mask_of_call(input_ids, attention_mask, cache, sequence_ids, self.dtype)
-        is_prompt = prompt_of_call(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
+        mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
+        is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # What predicts the next ID need not be among the logits that are chosen by a tensor.
         chosen = isinstance(logits_to_keep, Tensor) and cache is not None
         all_logits = labels is not None or position_labels is not None or chosen
         made = self._ask(
-            self._embedded(input_ids, is_prompt),
+            self._embed(input_ids, is_prompt),
             attention_mask=mask,
             position_ids=position_ids,
             past_key_values=cache,
@@ -177,7 +182,7 @@ class PredictivePositionModel(
             logits_to_keep=0 if all_logits else logits_to_keep,
             **kwargs,
         )
-        hidden = self._tap.take()
+        hidden = self._output_input.take()
         if cache is not None:
             told = prompt_mask is not None or labels is not None
             cache.note(Read(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=told))
@@ -188,10 +193,10 @@ class PredictivePositionModel(
             asked = Asked(hidden, input_ids, position_ids, is_prompt, position_labels)
             asked = asked if sequence_ids is None else asked.apart(sequence_ids)
             head = self._head_in_use()
-            of_ids = position_loss(head, self._known_tokens, self._chosen, asked, num_items_in_batch)
+            of_ids = position_loss(head, self._embed_for_head, self._embed_next, asked, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(of_tokens, of_ids, self.config.id_weight),
-            logits=kept_logits(made.logits, logits_to_keep) if chosen and labels is None else made.logits,
+            logits=select_logits(made.logits, logits_to_keep) if chosen and labels is None else made.logits,
             past_key_values=cache,
             hidden_states=made.hidden_states,
             attentions=made.attentions,
@@ -201,7 +206,7 @@ class PredictivePositionModel(
         )
 
     @property
-    def num_heads_for_ids(self) -> int:
+    def num_position_heads(self) -> int:
         """One, or none."""
         return 0 if self.position_head is None else 1
 
@@ -218,13 +223,13 @@ class PredictivePositionModel(
             return (own_ids + 1).clamp(max=most - 1)
         head = self._head_in_use()
         hidden = past_key_values.last_hidden().float()
-        with own_precision(head, hidden.device):
+        with head_precision(head, hidden.device):
             if past_key_values.prompts is None:
                 known = past_key_values.settle()
                 assert known is not None
-                prompt = prompts_of(head, self._known_tokens, known.tokens, known.position_ids, known.is_prompt)
+                prompt = gather_prompts(head, self._embed_for_head, known.tokens, known.position_ids, known.is_prompt)
                 past_key_values.prompts = [prompt]
-            asked = head(hidden, own_ids, self._chosen(tokens), past_key_values.prompts[0])
+            asked = head(hidden, own_ids, self._embed_next(tokens), past_key_values.prompts[0])
         return asked.most_likely().clamp(0, most - 1)
 
     def step_inputs(
@@ -232,7 +237,7 @@ class PredictivePositionModel(
     ) -> dict[str, Any]:
         """A step's mask is made here where its cache has a fixed length, so that a compiled step is always the same."""
         if cache.is_compileable:
-            return {"attention_mask": mask_of_call(tokens, attention_mask, cache, None, self.dtype)}
+            return {"attention_mask": build_attention_mask(tokens, attention_mask, cache, None, self.dtype)}
         return super().step_inputs(tokens, cache, attention_mask)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -252,26 +257,26 @@ class PredictivePositionModel(
         if position_ids is not None:
             if position_ids.is_floating_point():
                 raise SettingError(f"position_ids are {position_ids.dtype}; give whole numbers")
-            position_ids = ids_of_rows(position_ids, len(tokens))
+            position_ids = expand_ids(position_ids, len(tokens))
         elif self.position_head is None and sequence_ids is None and first:
-            position_ids = self.prompt_ids_by_rule(tokens, attention_mask)
+            position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single one behind others was predicted, mostly, and generating does not stop to look.
         if position_ids is not None and (first or position_ids.shape[1] > 1):
             check_range(position_ids, self.config.num_position_ids)
         return position_ids
 
     def _check_call(self, labels: Tensor | None, position_labels: Tensor | None, other: dict[str, Any]) -> None:
-        check_one_copy(self)
-        check_known_names(other, self.model)
-        check_scaled(self.config.length_scaling, self.model.config.get_text_config()._attn_implementation)
-        check_has_head(self.num_heads_for_ids, position_labels)
+        check_no_replica(self)
+        check_known_arguments(other, self.model)
+        check_log_attention(self.config.length_scaling, self.model.config.get_text_config()._attn_implementation)
+        check_has_head(self.num_position_heads, position_labels)
         if not self.training:
             return
         head = None if self.position_head is None else self._head_in_use()
-        check_trains_ids(head, labels, position_labels)
+        check_id_training(head, labels, position_labels)
         if position_labels is not None:
-            check_labelled(labels)
-            warn_of_frozen(head)
+            check_token_labels(labels)
+            warn_frozen_head(head)
 
     def _cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
         if past_key_values is not None:
@@ -279,7 +284,7 @@ class PredictivePositionModel(
         return PositionCache(DynamicCache(config=self.config.get_text_config())) if use_cache else None
 
     def _ask(self, embeddings: Float[Tensor, "batch new d_model"], **inputs: Any) -> Any:
-        self._tap.watch(self.get_output_embeddings())
+        self._output_input.attach(self.get_output_embeddings())
         return self.model(inputs_embeds=embeddings, **inputs, return_dict=True)
 
     def _head_in_use(self) -> PositionHead:

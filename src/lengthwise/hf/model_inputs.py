@@ -1,16 +1,44 @@
-"""What a call reads: which of its tokens are prompt, and who sees whom."""
+"""Attention mask, prompt mask and position IDs of a model call."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.hf.masks import causal_mask
+from lengthwise.hf.dataset_columns import UNSCORED
 from lengthwise.hf.position_cache import PositionCache
-from lengthwise.hf.texts import before_labels
 
 
-def prompt_of_call(
+def causal_mask(
+    inside: Bool[Tensor, "batch key"],
+    *,
+    sequence_ids: Int[Tensor, "batch key"] | None = None,
+    past: int = 0,
+    new: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Float[Tensor, "batch 1 query key"]:
+    """What is added to the scores: 0 where a token sees another, the dtype's most negative number elsewhere.
+
+    A token sees those that are ``inside`` (no padding), not behind it and of its own sequence, and always itself: no
+    row is without a key, padding included. The first ``past`` tokens are keys of a cache; the ``new`` ones behind them,
+    by default all others, are queries as well. Eager and sdpa attention both take it.
+    """
+    keys = inside.shape[1]
+    last = keys if new is None else past + new
+    seen = inside[:, None, :] & torch.ones(last - past, keys, dtype=torch.bool, device=inside.device).tril(past)
+    if sequence_ids is not None:
+        seen &= sequence_ids[:, past:last, None] == sequence_ids[:, None, :]
+    seen.diagonal(past, 1, 2).fill_(True)
+    return additive_mask(seen[:, None], dtype)
+
+
+def additive_mask(seen: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
+    """0 where a key is seen, the dtype's most negative number where it is not."""
+    # Not minus infinity: a row of it alone would become NaN in the softmax.
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+
+
+def build_prompt_mask(
     tokens: Int[Tensor, "batch new"],
     attention_mask: Tensor | None,
     cache: PositionCache | None,
@@ -22,7 +50,7 @@ def prompt_of_call(
     if prompt_mask is not None:
         found = prompt_mask.bool()
     elif labels is not None:
-        found = before_labels(labels, sequence_ids)
+        found = mask_before_labels(labels, sequence_ids)
     else:
         found = torch.full_like(tokens, cache is None or not cache.has_read, dtype=torch.bool)
     if sequence_ids is not None:
@@ -32,7 +60,7 @@ def prompt_of_call(
     return found
 
 
-def ids_of_rows(
+def expand_ids(
     position_ids: Shaped[Tensor, "*level given_batch given"], rows: int
 ) -> Shaped[Tensor, "*level batch given"]:
     """Return IDs for each row; one row of them is for all. Whole numbers become int64, real ones stay as they are."""
@@ -46,7 +74,7 @@ def ids_of_rows(
     return whole.expand(*position_ids.shape[:-2], rows, -1)
 
 
-def counted_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
+def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
     """IDs that count up from each row's first token, as anywhere in `transformers`."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError("a mask of all pairs of tokens does not say where rows begin; give position_ids with it")
@@ -54,14 +82,14 @@ def counted_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None)
     return (inside.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def kept_logits(
+def select_logits(
     of_tokens: Float[Tensor, "batch new features"], kept: int | Tensor
 ) -> Float[Tensor, "batch kept features"]:
     """Logits, or what they are made of, that ``logits_to_keep`` asks for: the last, all for 0, or the chosen ones."""
     return of_tokens[:, slice(-kept, None) if isinstance(kept, int) else kept]
 
 
-def mask_of_call(
+def build_attention_mask(
     tokens: Int[Tensor, "batch new"],
     attention_mask: Tensor | None,
     cache: PositionCache | None,
@@ -95,3 +123,19 @@ def mask_of_call(
     if cache is not None and (room := cache.get_max_length() if cache.layers else -1) > past + new:
         inside = torch.nn.functional.pad(inside, (0, room - past - new))
     return causal_mask(inside, new=new, past=past, sequence_ids=sequence_ids, dtype=dtype)
+
+
+def mask_before_labels(
+    labels: Int[Tensor, "batch seq"], sequence_ids: Int[Tensor, "batch seq"] | None
+) -> Bool[Tensor, "batch seq"]:
+    """The tokens before the first that is scored, of each text."""
+    scored = labels != UNSCORED
+    # Nothing foretells a text's first token, labelled or not.
+    scored[:, 0] = False
+    if sequence_ids is None:
+        return scored.cumsum(dim=1) == 0
+    starts = torch.ones_like(scored)
+    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    scored &= ~starts
+    so_far = scored.cumsum(dim=1)
+    return so_far == torch.where(starts, so_far, 0).cummax(dim=1).values

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from transformers.utils.generic import TransformersKwargs
 
 from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
-from lengthwise.hf.length_scaling import LOG_LENGTH
+from lengthwise.hf.model_parts import LOG_LENGTH
 from lengthwise.model.position_heads import PositionHead
 
 
-def check_names_tokens(inputs_embeds: Tensor | None) -> None:
+def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
     """``SettingError`` for embeddings in the place of tokens; adapters pass on that there are none."""
     if inputs_embeds is not None:
         raise SettingError("an ID depends on tokens, and inputs_embeds names none; give input_ids")
 
 
-def check_all_given(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor | None) -> None:
+def check_all_ids(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor | None) -> None:
     """``SettingError`` where IDs are missing in a call that is asked for more than what comes next."""
     if any(each is not None for each in asked):
         raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
@@ -41,7 +41,7 @@ def check_range(position_ids: Shaped[Tensor, "*given"], most: int) -> None:
         )
 
 
-def check_known_names(named: Iterable[str], inner: nn.Module) -> None:
+def check_known_arguments(named: Iterable[str], inner: nn.Module) -> None:
     """``SettingError`` for an argument that the model within would swallow unread."""
     if not named or torch.compiler.is_compiling():
         return
@@ -53,7 +53,7 @@ def check_known_names(named: Iterable[str], inner: nn.Module) -> None:
         )
 
 
-def check_scaled(length_scaling: str, attention: str | None) -> None:
+def check_log_attention(length_scaling: str, attention: str | None) -> None:
     """``SettingError`` where the model within was set to another attention, which would leave out the scaling."""
     if length_scaling == "log" and attention != LOG_LENGTH:
         raise SettingError(
@@ -62,7 +62,7 @@ def check_scaled(length_scaling: str, attention: str | None) -> None:
         )
 
 
-def check_trains_ids(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
+def check_id_training(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
     """``SettingError`` for a training step in which a head that learns is asked for no ID."""
     if head is None or labels is None or position_labels is not None or not torch.is_grad_enabled():
         return
@@ -82,7 +82,7 @@ def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
         )
 
 
-def check_prompts_alone(given: Mapping[str, Any]) -> None:
+def check_prompts_only(given: Mapping[str, Any]) -> None:
     """``SettingError`` for a batch of training where `generate` needs one of prompts."""
     if rest := [name for name in ("labels", "position_labels", "sequence_ids") if given.get(name) is not None]:
         raise SettingError(
@@ -91,7 +91,7 @@ def check_prompts_alone(given: Mapping[str, Any]) -> None:
         )
 
 
-def check_ends_with_tokens(attention_mask: Tensor | None) -> None:
+def check_left_padding(attention_mask: Tensor | None) -> None:
     """``SettingError`` for prompts that are padded on the right, where padding would be continued."""
     if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
         raise SettingError(
@@ -100,7 +100,7 @@ def check_ends_with_tokens(attention_mask: Tensor | None) -> None:
         )
 
 
-def check_labelled(labels: Tensor | None) -> None:
+def check_token_labels(labels: Tensor | None) -> None:
     """``SettingError`` where a training step has ``position_labels`` alone, which no trainer of ours asks for."""
     if labels is None:
         raise SettingError(
@@ -109,7 +109,7 @@ def check_labelled(labels: Tensor | None) -> None:
         )
 
 
-def warn_of_frozen(head: nn.Module | None) -> None:
+def warn_frozen_head(head: nn.Module | None) -> None:
     """Adapters freeze all that is not theirs, and nobody is told."""
     # Sharded, a head may have no weights of its own here.
     weights = [] if head is None else list(head.parameters())
@@ -122,7 +122,7 @@ def warn_of_frozen(head: nn.Module | None) -> None:
         )
 
 
-def warn_of_unreachable(head: PositionHead) -> None:
+def warn_unreachable_ids(head: PositionHead) -> None:
     """IDs without a candidate are left out of the loss, which falls to 0 where that is all of them."""
     warnings.warn(
         f"none of the IDs in position_labels is one that the head {type(head).__name__} can give in this batch, so it "
@@ -133,7 +133,7 @@ def warn_of_unreachable(head: PositionHead) -> None:
     )
 
 
-def check_served(other: Mapping[str, Any]) -> None:
+def check_supported_arguments(other: Mapping[str, Any]) -> None:
     """``SettingError`` for what our own decoder, which has no layers of `transformers`, is asked for in vain."""
     if asked := [name for name, value in other.items() if value is not None and value is not False]:
         raise SettingError(
@@ -141,7 +141,7 @@ def check_served(other: Mapping[str, Any]) -> None:
         )
 
 
-def check_one_copy(model: nn.Module) -> None:
+def check_no_replica(model: nn.Module) -> None:
     """``SettingError`` for one of several copies in a process."""
     if getattr(model, "_is_replica", False):
         raise SettingError(

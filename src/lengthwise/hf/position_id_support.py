@@ -1,0 +1,207 @@
+"""Checks that a model and a position scheme support custom position IDs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.compatibility import FULL, WINDOWED, full_context_setting, narrowest_window
+from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.hf.model_parts import MASK_ATTENTIONS, check_one_device, device_of, num_scaled_layers
+from lengthwise.positions import PositionScheme
+
+# Extra rows that a position table may have for padding.
+SPARE_ROWS = 2
+# Parts of `Examples` that a column can hold, one integer per token.
+SCHEME_COLUMNS = ("coupling", "places")
+
+
+def check_position_id_support(model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` unless a position head can be wrapped around the model.
+
+    Invalid: other classes than models of `transformers`, several devices, models that count positions themselves,
+    windows by token index, and experts balanced by the attention mask.
+    """
+    _check_class(model)
+    config = model.config.get_text_config()
+    name = _name_of(config)
+    check_one_device(name, model)
+    if window := narrowest_window(config):
+        raise ModelError(
+            f"{name} attends to the last {window} tokens by token index, whatever their IDs; use full attention "
+            f"({full_context_setting(config)} in its configuration), or choose another model"
+        )
+    if getattr(config, "output_router_logits", False):
+        raise ModelError(
+            f"{name} balances its experts by the attention mask, which differs here; set output_router_logits=False "
+            "in its configuration"
+        )
+    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if rope in ("longrope", "dynamic"):
+        raise ModelError(
+            f"{name} changes its rotary angles with the largest ID of a call (rope_type {rope}), so a cache would mix "
+            "two kinds of keys; use a model with default, linear, llama3 or yarn angles"
+        )
+    # The requirements of influence: tokens can be hidden, IDs can jump, and a cache changes nothing.
+    _call_restored(model, lambda: CausalLM(model, name))
+    check_position_id_use(model)
+
+
+def _check_class(model: Any) -> None:
+    if hasattr(model, "get_base_model"):
+        raise ModelError(
+            "this model has adapters; wrap the base model first, then add them: "
+            "get_peft_model(PredictivePositionModel.wrap(model), ...)"
+        )
+    if isinstance(model, IDGenerationMixin):
+        raise ModelError(
+            f"this {type(model).__name__} is wrapped already, or is a decoder of this library; use it without wrapping"
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise ModelError(f"{type(model).__name__} is not a model of transformers; load one with AutoModelForCausalLM")
+
+
+def check_position_id_use(model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` if position IDs do not change predictions; models with weights elsewhere are not tested."""
+    if any(weight.device.type == "meta" or not weight.numel() for weight in model.parameters()):
+        return
+    if not _call_restored(model, lambda: _uses_position_ids(model)):
+        raise ModelError(
+            f"{_name_of(model.config.get_text_config())} accepts position_ids but ignores them (ALiBi, for example, "
+            "counts token indexes); use a model with rotary or learned positions, such as Llama or GPT-NeoX"
+        )
+
+
+def _call_restored(model: PreTrainedModel, function: Callable[[], Any]) -> Any:
+    """Call a function that runs the model, then restore its modes and attention; ``ModelError`` if the call fails."""
+    config = model.config.get_text_config()
+    attention = config._attn_implementation
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        return function()
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
+        if isinstance(error, (LengthwiseError, torch.OutOfMemoryError)):
+            raise
+        line = str(error).strip().split("\n")[0][:160]
+        raise ModelError(
+            f"{_name_of(config)} cannot be called with position IDs and a mask ({type(error).__name__}: {line}); use a "
+            "model such as Llama, Qwen, OLMo or GPT-NeoX"
+        ) from None
+    finally:
+        for part, training in modes:
+            part.training = training
+        if attention != model.config.get_text_config()._attn_implementation:
+            model.set_attn_implementation(attention)
+
+
+def _name_of(config: Any) -> str:
+    return str(config.name_or_path or config.model_type)
+
+
+def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> None:
+    """Raise ``SettingError`` and restore the previous attention if a layer ignores the attention that is set."""
+    config = model.config.get_text_config()
+    num_scaled = 0
+    try:
+        num_scaled = _call_restored(model, lambda: num_scaled_layers(model))
+    finally:
+        if num_scaled < config.num_hidden_layers:
+            model.set_attn_implementation(previous_attention)
+    if num_scaled < config.num_hidden_layers:
+        raise SettingError(
+            f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave it "
+            "out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+        )
+
+
+def check_position_table(model: PreTrainedModel, max_positions: int, num_position_ids: int) -> None:
+    """Raise ``SettingError`` for more IDs than the model's table of positions; computed angles have no limit."""
+    tokens = model.get_input_embeddings()
+    learned = [len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens]
+    # Tables of angles, as in GPT-J.
+    computed = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
+    has_table = any(max_positions <= size <= max_positions + SPARE_ROWS for size in learned + computed)
+    if num_position_ids > max_positions and has_table:
+        raise SettingError(
+            f"num_position_ids {num_position_ids} exceeds the model's table of {max_positions} positions; use at most "
+            f"{max_positions}, or a model that computes rotary angles"
+        )
+
+
+@torch.no_grad()
+def _uses_position_ids(model: Any) -> bool:
+    """Return True if IDs change the prediction, or if tokens do not change it either."""
+    model.eval()
+    if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
+        model.set_attn_implementation("sdpa")
+    device = device_of(model)
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [5, 3, 2, 4, 1]], device=device)
+    ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5], [0, 1, 2, 3, 4]], device=device)
+    tokens = tokens % model.config.get_text_config().vocab_size
+    # With a mask, `transformers` does not search the IDs for packed texts.
+    inputs = {"input_ids": tokens, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected, other_ids, other_tokens = model(**inputs, use_cache=False).logits[:, -1]
+    return not torch.equal(expected, other_ids) or torch.equal(expected, other_tokens)
+
+
+def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
+    """Raise ``SettingError`` for a scheme that no column serves, or with IDs beyond ``num_position_ids``."""
+    if scheme.real_valued:
+        raise SettingError(
+            f"{scheme.name} gives real-valued IDs, but models of transformers take integers; use randomized instead"
+        )
+    if scheme.needs is not None and scheme.needs not in SCHEME_COLUMNS:
+        raise SettingError(
+            f"{scheme.name} needs {scheme.needs}, which no column provides; columns: {', '.join(SCHEME_COLUMNS)}"
+        )
+    if num_position_ids is None or scheme.num_position_ids is None:
+        return
+    if scheme.num_position_ids > num_position_ids:
+        raise SettingError(
+            f"{scheme.name} gives IDs below {scheme.num_position_ids}, but num_position_ids is {num_position_ids}; "
+            f"set the scheme's to at most {num_position_ids}"
+        )
+
+
+def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
+    """Raise ``ModelError`` if the scheme needs predicted IDs and the model predicts none."""
+    if scheme.predicts_ids and not getattr(config, "predicts_ids", False):
+        raise ModelError(
+            f"{scheme.name} needs a model that predicts IDs, but {getattr(config, 'model_type', 'this model')} does "
+            "not, so it would train without an ID loss; wrap it first (PredictivePositionModel.wrap(model)), or use a "
+            "scheme without predicted IDs, such as Coupled"
+        )
+
+
+def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
+    """Return the number of IDs of a model; raise ``ModelError`` if its attention ignores IDs or packed masks."""
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in (None, *MASK_ATTENTIONS):
+        raise ModelError(
+            f"{config.model_type} uses the attention {attention}, which ignores the mask or treats jumps of the IDs as "
+            'text boundaries; call model.set_attn_implementation("sdpa")'
+        )
+    text = config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if limit is None:
+        raise ModelError(
+            f"{config.model_type} has no max_position_embeddings, so it may not take position IDs; use a model such as "
+            "Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
+        )
+    recurrent = set(getattr(text, "layer_types", None) or []) - FULL - WINDOWED
+    if pack_to is not None and recurrent:
+        raise ModelError(
+            f"{config.model_type} has layers of type {', '.join(sorted(recurrent))}, which carry a state from one "
+            "packed text into the next; leave out pack_to"
+        )
+    window = narrowest_window(text)
+    if pack_to is not None and window is not None and pack_to > window:
+        raise SettingError(
+            f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, which a packed "
+            f"mask replaces; use at most {window}"
+        )
+    return int(limit)
