@@ -32,7 +32,7 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import load_language_model
 from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
 from lengthwise.influence.probing.objective import TargetLoss
-from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Probe, Reading
 from lengthwise.influence.probing.window import Window
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.targets import choose_targets

@@ -57,16 +57,16 @@ class Votes(PlantedModel):
             logits.scatter_add_(1, tokens, votes)
         return logits.log_softmax(dim=-1)
 
-    def read(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
+    def prefill(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
         """Tokens and IDs, one row each."""
         return torch.stack([tokens, position_ids])[:, :num_read]
 
-    def log_probs_behind(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
+    def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """What was read stands before every row."""
         before = states[:, None].expand(-1, len(tokens), -1)
         return self.log_probs(*torch.cat([before, torch.stack([tokens, position_ids])], dim=2))
 
-    def whole(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
+    def plain_log_probs(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
         """What the last token does not see casts no vote."""
         kept = torch.arange(len(tokens)) if seen is None else seen[-1].nonzero()[:, 0]
         return self.log_probs(tokens[None, kept], kept[None])[0]

@@ -9,7 +9,7 @@ import lengthwise as lw
 from lengthwise.core.errors import ModelError
 from lengthwise.encodings import ENCODINGS
 from lengthwise.influence.probing.decoder_model import DecoderModel
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 
 VOCABULARY, FAR, NEAR = 30, 10, 4
 TOKENS = torch.arange(FAR + NEAR) * 7 % VOCABULARY
@@ -39,7 +39,7 @@ def decoder_of(encoding: str, options: dict, separators: tuple[int, ...] = ()) -
 
 
 def after(model: DecoderModel, visible: torch.Tensor) -> torch.Tensor:
-    return model.log_probs_after(model.read(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:], visible)
+    return model.log_probs_with_mask(model.prefill(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:], visible)
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def in_one_pass(decoder: lw.Decoder, visible: torch.Tensor) -> torch.Tensor:
     """All tokens at once; the near ones do not see the hidden."""
     added = torch.zeros(1, FAR + NEAR, FAR + NEAR)
     added[0, FAR:, :FAR] = torch.where(visible, 0.0, -math.inf)
-    hidden, _ = decoder(TOKENS[None], IDS[None], looking=Looking(added=added))
+    hidden, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(score_bias=added))
     return decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
 
 
@@ -73,7 +73,7 @@ def test_with_all_far_tokens_hidden_the_near_ones_stand_alone(encoding, options)
 def test_the_gate_gradient_is_the_slope_of_passes_with_scores_moved_a_little(encoding):
     decoder = decoder_of(encoding, OPTIONS["plain"])
     model = DecoderModel(decoder, encoding)
-    states, gates = model.read(TOKENS, IDS, FAR), torch.full((FAR,), -math.log(FAR))
+    states, gates = model.prefill(TOKENS, IDS, FAR), torch.full((FAR,), -math.log(FAR))
     slopes = model.gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
 
     def loss(place: int, move: float) -> float:
@@ -81,7 +81,7 @@ def test_the_gate_gradient_is_the_slope_of_passes_with_scores_moved_a_little(enc
         added[:, :, :FAR] = gates
         added[:, :, place] += move
         with torch.no_grad():
-            hidden, _ = decoder(TOKENS[None, FAR:], IDS[None, FAR:], states, looking=Looking(added=added))
+            hidden, _ = decoder(TOKENS[None, FAR:], IDS[None, FAR:], states, hooks=AttentionHooks(score_bias=added))
             return float(-decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)[3])
 
     for place in (0, 4, FAR - 1):
@@ -95,14 +95,14 @@ def test_attention_weights_are_shares_of_what_is_visible(encoding, options):
     decoder = decoder_of(encoding, options)
     layers: list[torch.Tensor] = []
     plain, _ = decoder(TOKENS[None], IDS[None])
-    watched, _ = decoder(TOKENS[None], IDS[None], looking=Looking(watch=layers.append))
+    watched, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
     torch.testing.assert_close(watched, plain)
     assert [tuple(weights.shape) for weights in layers] == [(1, 4, FAR + NEAR, FAR + NEAR)] * 2
     for weights in layers:
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, 4, FAR + NEAR))
         assert weights.triu(1).abs().max() == 0
     model = DecoderModel(decoder, encoding)
-    found = model.attention(model.read(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:])
+    found = model.attention_weights(model.prefill(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:])
     expected = torch.stack([weights[0, :, -1, :FAR].mean(dim=0) for weights in layers]).mean(dim=0)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -116,7 +116,7 @@ def test_watched_weights_are_those_that_mix_the_values(options):
     block.mix_heads.register_forward_hook(lambda module, given, made: seen.update(heads=given[0]))
     projected = {}
     block.project.register_forward_hook(lambda module, given, made: projected.update(value=made[..., 64:]))
-    decoder(TOKENS[None], IDS[None], looking=Looking(watch=layers.append))
+    decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
     value = projected["value"].view(1, FAR + NEAR, 4, 8).transpose(1, 2)
     expected = (layers[0] @ value).transpose(1, 2).reshape(1, FAR + NEAR, 32)
     torch.testing.assert_close(seen["heads"], expected, rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.kinds import KINDS, Distances, kinds
+from lengthwise.influence.token_kinds import KINDS, Distances, kinds
 
 NGRAM_KINDS = {kind for kind in KINDS if kind[-1].isdigit()}
 FORMS = {"word_start", "continuation", "punctuation", "whitespace", "other"}

@@ -17,7 +17,7 @@ from lengthwise.influence.measures import (
     Screened,
 )
 from lengthwise.influence.probing.objective import Divergence, TargetLoss
-from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Probe, Reading
 from lengthwise.influence.probing.window import Window
 
 FAR, NEAR = 40, 4

@@ -15,11 +15,11 @@ from matplotlib.text import Text
 
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.influence.report import resampling
-from lengthwise.influence.report.columns import Columns
-from lengthwise.influence.report.figures import draw_distances, draw_recovery
-from lengthwise.influence.report.recovery import summarize
+from lengthwise.influence.report import bootstrap
+from lengthwise.influence.report.row_columns import Columns
 from lengthwise.influence.report.scale_figure import draw_scale
+from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
+from lengthwise.influence.report.summary import summarize
 
 KS = (1, 2, 4)
 
@@ -184,7 +184,7 @@ def test_the_same_seed_gives_the_same_intervals_and_another_seed_others(rng):
 def test_the_size_of_a_block_of_resamples_changes_nothing(rng, monkeypatch):
     rows = drawn(rng, 6, 9)
     whole = headline(rows, [1])
-    monkeypatch.setattr(resampling, "BLOCK", 1000)
+    monkeypatch.setattr(bootstrap, "BLOCK", 1000)
     assert headline(rows, [1]) == whole
 
 

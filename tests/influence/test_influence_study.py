@@ -21,7 +21,7 @@ from lengthwise.core.errors import (
     UntrainedDistanceWarning,
 )
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.estimate import BACKWARD, Counting, estimated_seconds
+from lengthwise.influence.duration_estimate import BACKWARD, Counting, estimated_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Greedy, LeaveOneOut, RandomChoice, Screened
 from lengthwise.influence.placebo import Placebo
 from lengthwise.influence.report.study_report import report_study
@@ -29,7 +29,7 @@ from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.study_parts import check_parts, join_parts, part_folder, part_of
-from lengthwise.influence.target_rows import TargetRows
+from lengthwise.influence.target_evaluator import TargetRows
 from lengthwise.influence.targets import LONGPPL, Rule, choose_targets, cut
 from lengthwise.influence.text_codec import tokenized
 from lengthwise.tasks import TokenizedDocument
@@ -168,14 +168,14 @@ def test_the_estimate_counts_the_tokens_that_the_model_reads(model, measure, mod
         SMALL, measure=measure, modes=(mode,), controls=("random", "other"), background_fraction=1.0, num_targets=4
     )
     study, read = study_of(model, settings), []
-    for name, place in (("log_probs", 0), ("log_probs_behind", 1), ("read", 0)):
+    for name, place in (("log_probs", 0), ("log_probs_with_prefix", 1), ("prefill", 0)):
         ask = getattr(model, name)
         monkeypatch.setattr(
             model, name, lambda *given, ask=ask, place=place: read.append(given[place].numel()) or ask(*given)
         )
-    after = model.log_probs_after
+    after = model.log_probs_with_mask
     monkeypatch.setattr(
-        model, "log_probs_after", lambda *given: read.append(len(given[1]) * len(given[3])) or after(*given)
+        model, "log_probs_with_mask", lambda *given: read.append(len(given[1]) * len(given[3])) or after(*given)
     )
     measured = TargetRows(
         model=model, texts=study.texts, settings=settings, token_text=study.codec.token_text, start=study.codec.start

@@ -48,24 +48,24 @@ class PlantedModel:
         """The same for all of the last tokens."""
         return -self.log_probs(tokens, position_ids).gather(1, targets)
 
-    def whole(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
+    def plain_log_probs(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
         """The last token sees what it needs."""
         return self._all(torch.ones(self.far) if seen is None else seen[-1, : self.far].float())
 
-    def rounding(self, tokens: Tensor) -> float:
+    def rounding_tolerance(self, tokens: Tensor) -> float:
         """Hardly any."""
         return 1e-5
 
-    def read(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
+    def prefill(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
         """The IDs are all there is to keep."""
         return position_ids[:num_read]
 
-    def log_probs_behind(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
+    def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """The states are IDs, which are put before the row."""
         ids = torch.cat([states.expand(len(tokens), -1), position_ids], dim=1)
         return self.log_probs(torch.zeros_like(ids), ids)
 
-    def log_probs_after(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+    def log_probs_with_mask(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Hiding a token and leaving it out are the same here."""
         return self._all(visible.float())
 
@@ -74,7 +74,7 @@ class PlantedModel:
         gates = log_gates.clone().requires_grad_()
         return torch.autograd.grad(objective(self._all(gates.exp())), gates)[0]
 
-    def attention(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
+    def attention_weights(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
         """Attention tells nothing."""
         return torch.full((self.far,), 1 / self.far)
 

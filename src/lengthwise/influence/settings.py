@@ -8,7 +8,7 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import InfluenceMeasure
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
-from lengthwise.influence.probing.context import MODES
+from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.objective import OBJECTIVES
 from lengthwise.influence.targets import Rule
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.probing.context import rows_at_once
+from lengthwise.influence.probing.hidden_context import rows_at_once
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 
 

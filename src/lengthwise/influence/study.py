@@ -15,14 +15,14 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder, read_description
-from lengthwise.influence.estimate import estimated_seconds
+from lengthwise.influence.duration_estimate import estimated_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
-from lengthwise.influence.probing.exactness import check_study
+from lengthwise.influence.probing.exactness_checks import check_study
+from lengthwise.influence.probing.instrumented_model import StopAskedError, Stoppable
 from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.probing.stoppable import StopAskedError, Stoppable
+from lengthwise.influence.row_blocks import add_block, cut_to, whole_blocks
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.study_rows import add_block, cut_to, whole_blocks
-from lengthwise.influence.target_rows import TargetRows
+from lengthwise.influence.target_evaluator import TargetRows
 from lengthwise.influence.targets import Target, choose_targets, cut
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.tasks import TokenizedDocument

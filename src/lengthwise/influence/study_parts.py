@@ -7,8 +7,8 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder
+from lengthwise.influence.row_blocks import DIGESTS, ROWS, digests_of, whole_blocks
 from lengthwise.influence.study import InfluenceStudy, blocks_of, measured_texts, targets_of, with_resolved_path
-from lengthwise.influence.study_rows import DIGESTS, ROWS, digests_of, whole_blocks
 
 
 def part_of(text: str) -> tuple[int, int]:

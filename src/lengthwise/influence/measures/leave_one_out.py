@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from lengthwise.influence.measures.measure import Choice, best
-from lengthwise.influence.probing.probe import Probe
+from lengthwise.influence.probing.subset_scoring import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

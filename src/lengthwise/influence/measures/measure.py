@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.influence.probing.probe import Probe
+from lengthwise.influence.probing.subset_scoring import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

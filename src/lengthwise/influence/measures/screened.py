@@ -9,7 +9,7 @@ import numpy as np
 from lengthwise.core.errors import SettingError
 from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import Choice, InfluenceMeasure
-from lengthwise.influence.probing.probe import Probe
+from lengthwise.influence.probing.subset_scoring import Probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
-from lengthwise.influence.probing.exactness import check_exact
-from lengthwise.model.attention_scores import PLAINLY, Looking
+from lengthwise.influence.probing.exactness_checks import check_exact
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache, Decoder
 
 # What rounding may do to a log-probability in float32, nats.
@@ -55,7 +55,7 @@ class DecoderModel:
     ) -> Float[Tensor, "rows vocab"]:
         """Log-probabilities (nats) of what follows each row; a row sees nothing but itself."""
         last = tokens.shape[1] - 1
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), first=last)
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=last)
         return self.decoder.token_logits(hidden)[:, 0].log_softmax(dim=-1)
 
     @torch.no_grad()
@@ -64,34 +64,34 @@ class DecoderModel:
     ) -> Float[Tensor, "rows last"]:
         """Minus the log-probabilities (nats) of the targets, which follow the last tokens."""
         first = tokens.shape[1] - targets.shape[1]
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), first=first)
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first)
         logits, wanted = self.decoder.token_logits(hidden), targets.to(self.device)
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="none")
         return losses.view(targets.shape)
 
     @torch.no_grad()
-    def whole(
+    def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Log-probabilities after the last token by one plain pass; ``seen`` says which token attends to which."""
-        looking = PLAINLY if seen is None else Looking(added=_hiding(~seen[None].to(self.device)))
+        hooks = NO_HOOKS if seen is None else AttentionHooks(score_bias=_hiding(~seen[None].to(self.device)))
         ids = torch.arange(len(tokens), device=self.device)
-        hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], looking=looking)
+        hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], hooks=hooks)
         return self.decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
 
-    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """Return the largest difference (nats) that rounding explains; a decoder computes in float32."""
         return ROUNDING
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Cache | None:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Cache | None:
         """Keys and values of the first ``num_read`` tokens; None of none. No encoding reads the largest ID."""
         if num_read == 0:
             return None
         return self.decoder(tokens[None, :num_read].to(self.device), position_ids[None, :num_read].to(self.device))[1]
 
     @torch.no_grad()
-    def log_probs_behind(
+    def log_probs_with_prefix(
         self, states: Cache | None, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
     ) -> Float[Tensor, "rows vocab"]:
         """Log-probabilities after rows that begin with the tokens of ``states``."""
@@ -100,7 +100,7 @@ class DecoderModel:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
     @torch.no_grad()
-    def log_probs_after(
+    def log_probs_with_mask(
         self,
         states: Cache | None,
         near: Int[Tensor, " near"],
@@ -126,7 +126,7 @@ class DecoderModel:
             return torch.autograd.grad(objective(log_probs[0]), gates)[0]
 
     @torch.no_grad()
-    def attention(
+    def attention_weights(
         self, states: Cache | None, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
         """The last near token's attention weight on each state, the mean over layers and heads."""
@@ -136,7 +136,7 @@ class DecoderModel:
             layers.append(weights[0, :, -1, : -len(near)].mean(dim=0))
 
         self.decoder(
-            near[None].to(self.device), position_ids[None].to(self.device), states, looking=Looking(watch=watch)
+            near[None].to(self.device), position_ids[None].to(self.device), states, hooks=AttentionHooks(on_weights=watch)
         )
         return torch.stack(layers).mean(dim=0)
 
@@ -155,7 +155,7 @@ class DecoderModel:
             near.to(self.device).expand(rows, -1),
             position_ids.to(self.device).expand(rows, -1),
             None if states is None else _repeated(states, rows),
-            looking=Looking(added=added),
+            hooks=AttentionHooks(score_bias=added),
         )
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 

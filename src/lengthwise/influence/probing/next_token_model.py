@@ -38,7 +38,7 @@ class NextTokenModel(Protocol):
         """Minus the log-probabilities (nats) of the targets, which follow the last tokens: less memory than all."""
         ...
 
-    def whole(
+    def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Log-probabilities after the last token by one plain pass: no cache, nothing shared, nothing left out.
@@ -48,24 +48,24 @@ class NextTokenModel(Protocol):
         """
         ...
 
-    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """Return the largest difference (nats) of two computations of a log-probability that rounding explains."""
         ...
 
-    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
         """The states of the first ``num_read`` tokens, made once for any number of questions about them.
 
         The near tokens behind them are read as well: angles may depend on the largest ID of a call.
         """
         ...
 
-    def log_probs_behind(
+    def log_probs_with_prefix(
         self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
     ) -> Float[Tensor, "rows vocab"]:
         """As ``log_probs`` of rows that begin with the tokens of ``states``."""
         ...
 
-    def log_probs_after(
+    def log_probs_with_mask(
         self,
         states: Any,
         near: Int[Tensor, " near"],
@@ -86,7 +86,7 @@ class NextTokenModel(Protocol):
         """The gradient of an objective of the log-probabilities by what is added to the scores of each state."""
         ...
 
-    def attention(
+    def attention_weights(
         self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
         """The last near token's attention weight on each state, the mean over layers and heads."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lengthwise.influence.probing.context import rows_at_once, split, strict
+from lengthwise.influence.probing.hidden_context import rows_at_once, split, strict
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.window import Window
 
@@ -42,12 +42,12 @@ def _behind(
     """The rows that share a prefix and have as many tokens behind it."""
     prefix, length = sizes
     tokens = torch.from_numpy(window.tokens)
-    states = model.read(tokens, torch.arange(len(tokens)), prefix)
+    states = model.prefill(tokens, torch.arange(len(tokens)), prefix)
     ids = torch.from_numpy(np.stack([prefix + shown[row, prefix:].nonzero()[0] for row in rows]))
     # Each row attends to a copy of the states.
     at_once = rows_at_once(model, length + prefix // 8)
     for first in range(0, len(rows), at_once):
         part = slice(first, first + at_once)
         yield from split(
-            rows[part], (tokens[ids[part]], ids[part]), lambda new, at: model.log_probs_behind(states, new, at)
+            rows[part], (tokens[ids[part]], ids[part]), lambda new, at: model.log_probs_with_prefix(states, new, at)
         )

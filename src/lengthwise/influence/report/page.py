@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.columns import GROUP
+from lengthwise.influence.report.row_columns import GROUP
 
 Excerpts = Mapping[str, tuple[int, Sequence[str]]]
 FOLDER = Path(__file__).parent

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.answer import own_selections
-from lengthwise.influence.report.drawing import (
+from lengthwise.influence.report.answer_sentence import own_selections
+from lengthwise.influence.report.plotting import (
     BLACK,
     BOUNDS,
     GREEN,

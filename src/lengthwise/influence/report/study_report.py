@@ -9,11 +9,11 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.influence.report.figures import draw_distances, draw_recovery
 from lengthwise.influence.report.page import render_page
-from lengthwise.influence.report.recovery import summarize
+from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
+from lengthwise.influence.report.summary import summarize
+from lengthwise.influence.row_blocks import ROWS
 from lengthwise.influence.study import SUMMARY, InfluenceStudy
-from lengthwise.influence.study_rows import ROWS
 
 PAGE = "influence.html"
 # Texts on the page, and tokens of each: what a browser shows without delay.

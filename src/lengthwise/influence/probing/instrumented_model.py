@@ -41,27 +41,27 @@ class Stoppable:
         """As the model's."""
         return self._going_on.losses(tokens, position_ids, targets)
 
-    def whole(
+    def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """As the model's."""
-        return self._going_on.whole(tokens, seen)
+        return self._going_on.plain_log_probs(tokens, seen)
 
-    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """As the model's."""
-        return self._going_on.rounding(tokens)
+        return self._going_on.rounding_tolerance(tokens)
 
-    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
         """As the model's."""
-        return self._going_on.read(tokens, position_ids, num_read)
+        return self._going_on.prefill(tokens, position_ids, num_read)
 
-    def log_probs_behind(
+    def log_probs_with_prefix(
         self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
     ) -> Float[Tensor, "rows vocab"]:
         """As the model's."""
-        return self._going_on.log_probs_behind(states, tokens, position_ids)
+        return self._going_on.log_probs_with_prefix(states, tokens, position_ids)
 
-    def log_probs_after(
+    def log_probs_with_mask(
         self,
         states: Any,
         near: Int[Tensor, " near"],
@@ -69,7 +69,7 @@ class Stoppable:
         visible: Bool[Tensor, "rows read"],
     ) -> Float[Tensor, "rows vocab"]:
         """As the model's."""
-        return self._going_on.log_probs_after(states, near, position_ids, visible)
+        return self._going_on.log_probs_with_mask(states, near, position_ids, visible)
 
     def gate_gradient(
         self,
@@ -82,8 +82,8 @@ class Stoppable:
         """As the model's."""
         return self._going_on.gate_gradient(states, near, position_ids, log_gates, objective)
 
-    def attention(
+    def attention_weights(
         self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
         """As the model's."""
-        return self._going_on.attention(states, near, position_ids)
+        return self._going_on.attention_weights(states, near, position_ids)

@@ -79,7 +79,7 @@ class Masked:
         tokens, num_read = torch.from_numpy(window.tokens), len(window.start) + window.num_far
         ids = torch.arange(len(tokens))
         self.near, self.near_ids = tokens[num_read:], ids[num_read:]
-        self.states = model.read(tokens, ids, num_read)
+        self.states = model.prefill(tokens, ids, num_read)
 
     def log_probs(
         self, visible: Bool[np.ndarray, "rows far"]
@@ -93,4 +93,4 @@ class Masked:
             yield from split(list(range(first, first + len(part))), (part,), self._ask)
 
     def _ask(self, visible: Tensor) -> Tensor:
-        return self.model.log_probs_after(self.states, self.near, self.near_ids, visible)
+        return self.model.log_probs_with_mask(self.states, self.near, self.near_ids, visible)

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lengthwise.influence.report.answer import own_selections
-from lengthwise.influence.report.drawing import (
+from lengthwise.influence.report.answer_sentence import own_selections
+from lengthwise.influence.report.plotting import (
     BLACK,
     BLUE,
     BOUNDS,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.influence.report.columns import Columns, Measured, PerTarget, Targets
-from lengthwise.influence.report.resampling import (
+from lengthwise.influence.report.bootstrap import (
     Bootstrap,
     Found,
     Statistic,
@@ -18,6 +17,7 @@ from lengthwise.influence.report.resampling import (
     ratio_of_sums,
     smallest_k,
 )
+from lengthwise.influence.report.row_columns import Columns, Measured, PerTarget, Targets
 
 NO_SAMPLE = "of the targets that are not clear none is measured; measure a random share of them"
 NO_CHANGE = "the far context changes no prediction: there is nothing to recover"

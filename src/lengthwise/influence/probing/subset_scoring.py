@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.probing.context import Masked
+from lengthwise.influence.probing.hidden_context import Masked
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.objective import Objective
 from lengthwise.influence.probing.prefix import strict_of_one
@@ -83,5 +83,5 @@ class Probe:
     def attention(self) -> Float[np.ndarray, " far"]:
         """The attention weight of the target's query on each far token, mean over layers and heads."""
         masked = self.reading.masked
-        found = self.reading.model.attention(masked.states, masked.near, masked.near_ids)
+        found = self.reading.model.attention_weights(masked.states, masked.near, masked.near_ids)
         return found[len(masked.window.start) :].double().cpu().numpy()

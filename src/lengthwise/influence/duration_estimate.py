@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.probing.context import strict
+from lengthwise.influence.probing.hidden_context import strict
 from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.target_rows import TargetRows
+from lengthwise.influence.target_evaluator import TargetRows
 from lengthwise.influence.targets import Target
 
 # Questions of the pass that is timed; a backward pass in tokens read.
@@ -44,29 +44,29 @@ class Counting:
         self.tokens += tokens.numel()
         return torch.zeros(targets.shape)
 
-    def whole(
+    def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """All tokens are read."""
         self.tokens += len(tokens)
         return self._uniform(1)[0]
 
-    def rounding(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """Nothing is computed."""
         return 0.0
 
-    def read(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> int:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> int:
         """All tokens are read."""
         self.tokens += len(tokens)
         return num_read
 
-    def log_probs_behind(
+    def log_probs_with_prefix(
         self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
     ) -> Float[Tensor, "rows vocab"]:
         """The tokens behind the states are read."""
         return self.log_probs(tokens, position_ids)
 
-    def log_probs_after(
+    def log_probs_with_mask(
         self,
         states: Any,
         near: Int[Tensor, " near"],
@@ -89,7 +89,7 @@ class Counting:
         self.tokens += BACKWARD * len(near)
         return torch.zeros(len(log_gates))
 
-    def attention(
+    def attention_weights(
         self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
         """The near tokens are read."""

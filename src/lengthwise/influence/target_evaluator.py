@@ -10,17 +10,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lengthwise.core.randomness import stream
-from lengthwise.influence.kinds import AROUND, kinds
 from lengthwise.influence.measures.measure import Choice, InfluenceMeasure
 from lengthwise.influence.measures.random_choice import RandomChoice
 from lengthwise.influence.placebo import ELSEWHERE, OTHER, Placebo
-from lengthwise.influence.probing.context import strict
+from lengthwise.influence.probing.hidden_context import strict
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.objective import Divergence, Objective, TargetLoss
-from lengthwise.influence.probing.probe import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Probe, Reading
 from lengthwise.influence.probing.window import Window
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import Target
+from lengthwise.influence.token_kinds import AROUND, kinds
 from lengthwise.tasks import TokenizedDocument
 
 # Digits kept of a loss: what float32 resolves.

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.kinds import Distances
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
+from lengthwise.influence.token_kinds import Distances
 
 GROUP = ("mode", "knows", "from", "measure")
 SOURCES = ("own", OTHER, ELSEWHERE)

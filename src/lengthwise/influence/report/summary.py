@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.influence.report.answer import LEVELS, answer
-from lengthwise.influence.report.columns import GROUP, SOURCES, Columns, Measured, PerTarget, Targets
-from lengthwise.influence.report.population import Divergences, Population
-from lengthwise.influence.report.resampling import Bootstrap, Found, by_document, median, missing, ratio_of_sums
+from lengthwise.influence.report.answer_sentence import LEVELS, answer
+from lengthwise.influence.report.bootstrap import Bootstrap, Found, by_document, median, missing, ratio_of_sums
+from lengthwise.influence.report.population_estimates import Divergences, Population
+from lengthwise.influence.report.row_columns import GROUP, SOURCES, Columns, Measured, PerTarget, Targets
 
 NO_TARGETS = "no target has far tokens of this source"
 NO_CLEAR = "no target with a clear gap has this selection"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import ModelError
 from lengthwise.core.randomness import stream
-from lengthwise.influence.probing.context import Masked, strict
+from lengthwise.influence.probing.hidden_context import Masked, strict
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.prefix import strict_of_one
 from lengthwise.influence.probing.window import Window
@@ -53,7 +53,7 @@ def check_study(
 
     def faults() -> Iterator[tuple[Fault, float]]:
         tokens = torch.from_numpy(window.tokens)
-        allowed, whole = model.rounding(tokens), model.whole(tokens)
+        allowed, whole = model.rounding_tolerance(tokens), model.plain_log_probs(tokens)
         yield from ((fault, allowed) for fault in _strict_faults(model, window, whole))
         yield _prefix_fault(model, window), allowed
         if masked:
@@ -92,15 +92,15 @@ def first_line(error: Exception) -> str:
 def _few_tokens(model: NextTokenModel) -> Iterator[tuple[Fault, float]]:
     tokens = torch.arange(1, 9) % model.vocabulary_size
     ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9])
-    allowed = model.rounding(tokens)
+    allowed = model.rounding_tolerance(tokens)
     near = slice(5, 8)
-    states = model.read(tokens, ids, 5)
+    states = model.prefill(tokens, ids, 5)
 
     def alone(keep: list[int]) -> Tensor:
         return model.log_probs(tokens[None, keep], ids[None, keep])[0]
 
     def after(visible: Tensor) -> Tensor:
-        return model.log_probs_after(states, tokens[near], ids[near], visible)
+        return model.log_probs_with_mask(states, tokens[near], ids[near], visible)
 
     every, none = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.bool)
     some = torch.tensor([[True, True, False, False, False]])
@@ -182,7 +182,7 @@ def _gate_fault(model: NextTokenModel, window: Window, whole: Float[Tensor, " vo
 
 def _attention_fault(model: NextTokenModel, window: Window) -> Fault:
     asked = Masked(model, window)
-    weights = model.attention(asked.states, asked.near, asked.near_ids)
+    weights = model.attention_weights(asked.states, asked.near, asked.near_ids)
     shared = float(weights.sum())
     return Fault(
         what="its attention weights are no shares",
@@ -213,7 +213,10 @@ def _largest(
     model: NextTokenModel, window: Window, made: Float[Tensor, "questions vocab"], seen: list[Bool[Tensor, "seq seq"]]
 ) -> float:
     tokens = torch.from_numpy(window.tokens)
-    found = [difference(row, model.whole(tokens, each), window.target) for row, each in zip(made, seen, strict=True)]
+    found = [
+        difference(row, model.plain_log_probs(tokens, each), window.target)
+        for row, each in zip(made, seen, strict=True)
+    ]
     return float(np.max(found))
 
 
