@@ -132,7 +132,7 @@ def attack(number: int, seed: int, scratch: Path) -> Tally:
         after = rng.uniform(0.0, 1.1 * seconds)
         run(victim.work, folder, kill_after=after)
         again = run(victim.work, folder, seconds=10 * seconds + 20)
-        already = "exists already" in again.err
+        already = "already exists" in again.err
         faults = [] if already else again.faults(allowed=(0,))
         if not faults:
             faults = _differences(victim, folder, whole)

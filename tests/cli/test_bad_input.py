@@ -26,7 +26,7 @@ from lengthwise.core import devices, files
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError
 from lengthwise.core.files import write_atomically
-from lengthwise.core.json_parsing import DEEPEST, parse_json
+from lengthwise.core.json_parsing import MAX_DEPTH, parse_json
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
 FEW = ["--num-examples", "4", "--device", "cpu"]
@@ -82,7 +82,7 @@ def test_a_decoder_of_more_layers_or_weights_than_there_can_be_is_refused():
         lw.DecoderSettings(num_layers=10**6)
     wide = replace(small_experiment(), decoder=lw.DecoderSettings(num_layers=900, d_model=2**20, num_heads=2))
     with pytest.raises(
-        SettingError, match=r"^a decoder of .* weights needs .* GiB .*; use fewer num_layers or a smaller"
+        SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use fewer num_layers or a smaller"
     ):
         lw.build_decoder(wide)
 
@@ -92,7 +92,7 @@ def test_memory_is_that_of_the_container_where_it_has_less(tmp_path, monkeypatch
     (tmp_path / "memory.max").write_text(str(2**20))
     devices.machine_memory.cache_clear()
     devices.check_memory(2**20, "this", "use less")
-    with pytest.raises(SettingError, match=r"^this needs 0 GiB or more, and this machine has 0; use less$"):
+    with pytest.raises(SettingError, match=r"^this needs at least 0 GiB, and this machine has 0; use less$"):
         devices.check_memory(2**20 + 1, "this", "use less")
     (tmp_path / "memory.max").write_text("max")
     devices.machine_memory.cache_clear()
@@ -164,7 +164,7 @@ def test_any_damage_to_json_is_one_kind_of_error(text):
 
 
 def test_json_is_read_as_deep_as_is_promised():
-    content = "[" * DEEPEST + "]" * DEEPEST
+    content = "[" * MAX_DEPTH + "]" * MAX_DEPTH
     assert parse_json(content, list) == json.loads(content)
 
 
@@ -269,7 +269,7 @@ def test_a_tensor_of_a_type_that_torch_lacks_is_damage(tmp_path):
 def test_a_file_of_tensors_without_facts_is_refused(tmp_path):
     header = b'{"__metadata__": null}'
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(RunFolderError, match="is not what training wrote"):
+    with pytest.raises(RunFolderError, match="was modified after training"):
         load_tensors(tmp_path / "model.safetensors")
 
 

@@ -394,7 +394,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "addition_couple"], "unknown recipe 'addition_couple'; did you mean 'addition_coupled'? known: "),
     (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
     (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
-    (["train", "parity", "--device", "cuda"], "device 'cuda' was asked for but torch sees no CUDA device; use"),
+    (["train", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use"),
     (["train"], "nothing to train; name a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' has its own task, scheme and encoding; leave out"),
@@ -429,7 +429,7 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
-        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, predicts_ids, draws_at_evaluation, assign); "
+        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, predicts_ids, random_at_evaluation, assign); "
         "name a class that has all of PositionScheme",
     ),
     (

@@ -62,7 +62,7 @@ from lengthwise.positions import (
     Sequential,
     Skipwise,
 )
-from lengthwise.positions.scheme import places_of
+from lengthwise.positions.scheme import require_places
 from lengthwise.tasks import (
     TASKS,
     Addition,
@@ -143,7 +143,7 @@ def couple_on_two_levels() -> None:
 
 
 def ask_for_places_of_a_task_without() -> None:
-    places_of(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
+    require_places(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
 
 
 def ask_for_entmax_without_the_library() -> None:
@@ -213,7 +213,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(background=(0.5, math.nan, 0.5, 0.0)),
         SettingError,
-        r"^background \(0.5, nan, 0.5, 0.0\) is no finite number; use one$",
+        r"^background \(0.5, nan, 0.5, 0.0\) is not finite; use a finite number$",
     ),
     (
         lambda: Planted(background=(0.5, 0.3, 0.0, 0.0)),
@@ -684,7 +684,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda came=came: DecoderSettings(temperature=came),
             SettingError,
-            rf"^temperature {came} is no finite number; use one$",
+            rf"^temperature {came} is not finite; use a finite number$",
         )
         for came in (math.nan, math.inf)
     ),
@@ -814,7 +814,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: keep_damaged_rows("[]"),
         TaskFileError,
-        r"rows.json cannot be read \(.*it holds a list, not an object.*\); train the run again$",
+        r"rows.json cannot be read \(.*it is a list, not an object.*\); train the run again$",
     ),
     (
         lambda: keep_damaged_rows('{"symbols": [1, 2], "coupled": true, "falls": false}'),

@@ -1,4 +1,4 @@
-"""Two processes at one folder: the second is told, or waits; nothing is lost."""
+"""Locks on a folder: a second process raises an error or waits, and no record is lost."""
 
 import subprocess
 import sys
@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 from tests.support.small_runs import small_experiment
 
-from lengthwise.core import folder_lock as locks
+from lengthwise.core import folder_lock
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
-HOLD = """
+HOLD_LOCK = """
 import sys
 from pathlib import Path
 from lengthwise.core.folder_lock import exclusive_lock
 with exclusive_lock(Path(sys.argv[1])):
-    print("held", flush=True)
+    print("locked", flush=True)
     sys.stdin.readline()
 """
-APPEND = """
+APPEND_ROWS = """
 import sys
 from pathlib import Path
 from lengthwise.experiments.run_folder import append_rows
@@ -34,17 +34,18 @@ for number in range(40):
 
 
 @pytest.fixture
-def held(tmp_path):
-    """A folder that another process holds, and that process."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == b"held\n"
+def locked_folder(tmp_path):
+    """A folder that another process has locked, and that process."""
+    command = [sys.executable, "-c", HOLD_LOCK, tmp_path]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"locked\n"
     yield tmp_path, holder
     holder.kill()
     holder.communicate()
 
 
-def test_a_folder_is_free_again_when_its_process_dies(held):
-    folder, holder = held
+def test_the_lock_of_a_process_that_dies_is_released(locked_folder):
+    folder, holder = locked_folder
     with pytest.raises(RunFolderError, match=r"another process is writing into .*; wait until it ends, or choose"):
         exclusive_lock(folder).__enter__()
     holder.kill()
@@ -53,22 +54,22 @@ def test_a_folder_is_free_again_when_its_process_dies(held):
         pass
 
 
-def test_who_waited_for_a_folder_that_is_gone_is_told_so(tmp_path, monkeypatch):
+def test_waiting_for_a_folder_that_is_moved_raises_an_error(tmp_path, monkeypatch):
     folder = tmp_path / "moved"
 
-    def locked_too_late(*given, **named):
+    def lock_too_late(*args, **kwargs):
         folder.rename(tmp_path / "elsewhere")
 
-    monkeypatch.setattr(locks, "_lock", locked_too_late)
+    monkeypatch.setattr(folder_lock, "_lock", lock_too_late)
     with (
-        pytest.raises(RunFolderError, match=r"^another process has moved or deleted .*moved; give the same command"),
+        pytest.raises(RunFolderError, match=r"^another process moved or deleted .*moved; run the command again$"),
         exclusive_lock(folder),
     ):
-        pytest.fail("two would be in it")
+        pytest.fail("the lock of a moved folder was accepted")
 
 
-def test_nothing_is_trained_or_compared_into_a_folder_in_use(held):
-    folder, _ = held
+def test_training_and_comparing_into_a_locked_folder_write_nothing(locked_folder):
+    folder, _ = locked_folder
     experiment = small_experiment()
     short = replace(experiment, training=replace(experiment.training, steps=2, fit_every=None))
     with pytest.raises(RunFolderError, match="another process is writing"):
@@ -78,10 +79,10 @@ def test_nothing_is_trained_or_compared_into_a_folder_in_use(held):
     assert list(folder.iterdir()) == []
 
 
-def test_rows_that_several_processes_add_at_once_are_all_kept(tmp_path):
+def test_rows_that_processes_append_concurrently_are_all_saved(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
-    asked = [[sys.executable, "-c", APPEND, path, name] for name in "ab"]
-    writers = [subprocess.Popen(each, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for each in asked]
+    commands = [[sys.executable, "-c", APPEND_ROWS, path, name] for name in "ab"]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for command in commands]
     assert [writer.stdout.readline() for writer in writers] == [b"ready\n"] * 2
     for writer in writers:
         writer.stdin.write(b"\n")

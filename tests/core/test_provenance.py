@@ -1,4 +1,4 @@
-"""Provenance: the commit is that of lengthwise, never that of a repository around it."""
+"""Provenance: the commit of lengthwise, never that of a repository that contains an installed package."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PROJECT = '[project]\nname = "{}"\n'
 
 
 def repository(root: Path, project: str = "lengthwise") -> Path:
-    """A repository with one commit."""
+    """Create a repository with one commit."""
     (root / "src").mkdir(parents=True)
     (root / "pyproject.toml").write_text(PROJECT.format(project))
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(root)]
@@ -23,7 +23,7 @@ def repository(root: Path, project: str = "lengthwise") -> Path:
     return root
 
 
-def test_the_commit_of_a_clone_says_whether_files_changed(tmp_path):
+def test_the_commit_of_a_clone_with_local_changes_ends_in_dirty(tmp_path):
     root = repository(tmp_path)
     clean = git_commit(root)
     assert clean is not None
@@ -32,17 +32,17 @@ def test_the_commit_of_a_clone_says_whether_files_changed(tmp_path):
     assert git_commit(root) == f"{clean}-dirty"
 
 
-def test_a_package_inside_its_users_repository_has_no_commit(tmp_path):
+def test_a_package_inside_the_repository_of_its_user_has_no_commit(tmp_path):
     root = repository(tmp_path, project="thesis")
     assert git_commit(root) is None
-    # As where site-packages lies in the repository.
+    # For example, site-packages inside the repository.
     assert git_commit(root / "src") is None
-    # A copy of lengthwise in a folder of the user's repository.
+    # A copy of lengthwise in a folder of the repository.
     (root / "src" / "pyproject.toml").write_text(PROJECT.format("lengthwise"))
     assert git_commit(root / "src") is None
 
 
-def test_no_hook_of_the_repository_runs(tmp_path):
+def test_reading_the_commit_runs_no_hook_of_the_repository(tmp_path):
     root, marker = repository(tmp_path), tmp_path / "ran"
     hook = root / "monitor"
     hook.write_text(f"#!/bin/sh\ntouch {marker}\n")
@@ -54,13 +54,13 @@ def test_no_hook_of_the_repository_runs(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "[project]\n", "[[", "project = 3\n"])
-def test_a_damaged_project_file_means_no_commit(content, tmp_path):
+def test_a_repository_with_a_damaged_project_file_has_no_commit(content, tmp_path):
     root = repository(tmp_path)
     (root / "pyproject.toml").write_text(content)
     assert git_commit(root) is None
 
 
-def test_the_time_is_in_utc(tmp_path):
-    said = datetime.fromisoformat(json.loads(json.dumps(now())))
-    assert said.tzinfo == UTC
-    assert abs(datetime.now(UTC) - said) < timedelta(minutes=5)
+def test_the_time_is_in_utc():
+    time = datetime.fromisoformat(json.loads(json.dumps(now())))
+    assert time.tzinfo == UTC
+    assert abs(datetime.now(UTC) - time) < timedelta(minutes=5)

@@ -1,4 +1,4 @@
-"""Types of settings, over all tables: what is not of a field's type is refused where it is given."""
+"""Type checks of settings and arguments, over all tables and public functions."""
 
 import inspect
 import math
@@ -25,50 +25,53 @@ from lengthwise.tasks import TASKS, Parity
 from lengthwise.training.trainer import TrainingSettings
 
 SETTINGS = (TrainingSettings, DecoderSettings, EvaluationSettings, InfluenceSettings, Experiment)
-LISTED = (*TASKS.values(), *SCHEMES.values(), *ENCODINGS.values())
-# A value that no field of these types takes.
+TABLE_CLASSES = (*TASKS.values(), *SCHEMES.values(), *ENCODINGS.values())
+# Values of the wrong type for a field.
 WRONG = {int: "10", float: "x", bool: "yes", str: 7}
 CASES = [
-    (made, field.name, WRONG[field.type])
-    for made in (*SETTINGS, *LISTED)
-    for field in fields(made)
+    (cls, field.name, WRONG[field.type])
+    for cls in (*SETTINGS, *TABLE_CLASSES)
+    for field in fields(cls)
     if field.type in WRONG
 ]
 
 
 def label(case: tuple[type[Any], str, Any]) -> str:
-    """A case in a test's name."""
+    """Return the ID of a test case."""
     return f"{case[0].__name__}.{case[1]}"
 
 
-def given(made: type[Any], name: str, value: Any) -> None:
-    """Set one field as the constructor does; the checker of the tests refuses the call itself."""
-    settings = made()
+def construct(cls: type[Any], name: str, value: Any) -> None:
+    """Set one field as the constructor does; the type checker of the tests would reject the call itself."""
+    settings = cls()
     object.__setattr__(settings, name, value)
     settings.__post_init__()
 
 
-@pytest.mark.parametrize(("made", "name", "value"), CASES, ids=map(label, CASES))
-def test_a_setting_of_the_wrong_type_is_refused_by_its_name(made, name, value):
-    with pytest.raises(SettingError, match=rf"^{name} {value!r} has the wrong type; give "):
-        given(made, name, value)
+@pytest.mark.parametrize(("cls", "name", "value"), CASES, ids=map(label, CASES))
+def test_a_setting_of_the_wrong_type_raises_an_error_with_its_name(cls, name, value):
+    with pytest.raises(SettingError, match=rf"^{name} {value!r} has the wrong type; use "):
+        construct(cls, name, value)
 
 
 NUMBERS = [
-    (made, field.name) for made in (*SETTINGS, *LISTED) for field in fields(made) if field.type in (float, float | None)
+    (cls, field.name)
+    for cls in (*SETTINGS, *TABLE_CLASSES)
+    for field in fields(cls)
+    if field.type in (float, float | None)
 ]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("made", "name"), NUMBERS, ids=[f"{made.__name__}.{name}" for made, name in NUMBERS])
-def test_no_setting_is_infinite_or_no_number(made, name, value):
-    with pytest.raises(SettingError, match=rf"^{name} {value} is no finite number; use one$"):
-        given(made, name, value)
+@pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=[f"{cls.__name__}.{name}" for cls, name in NUMBERS])
+def test_an_infinite_or_nan_setting_raises_an_error(cls, name, value):
+    with pytest.raises(SettingError, match=rf"^{name} {value} is not finite; use a finite number$"):
+        construct(cls, name, value)
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Fields of every kind that is checked."""
+    """A field of each checked type."""
 
     whole: int = 1
     share: float = 0.5
@@ -80,37 +83,37 @@ class Mixed:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [{"share": 1}, {"pair": (0, -3)}, {"several": ("a", "b")}, {"nested": ()}, {"perhaps": 2}, {"anything": {}}],
     ids=str,
 )
-def test_what_fits_is_taken(given):
-    check_types(Mixed(**given))
+def test_values_of_the_declared_types_are_accepted(values):
+    check_types(Mixed(**values))
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("values", "text"),
     [
-        ({"whole": True}, r"^whole True has the wrong type; give a whole number$"),
-        ({"whole": 1.0}, r"^whole 1\.0 .* give a whole number$"),
-        ({"pair": (1, 2, 3)}, r"^pair \(1, 2, 3\) .* give a tuple of \(a whole number, a whole number\)$"),
-        ({"pair": [1, 2]}, r"^pair \[1, 2\] .* give a tuple"),
-        ({"several": "ab"}, r"^several 'ab' .* give a tuple of \(a text, \.\.\.\)$"),
-        ({"nested": ((0.5, math.inf),)}, r"^nested \(\(0.5, inf\),\) is no finite number; use one$"),
+        ({"whole": True}, r"^whole True has the wrong type; use a whole number$"),
+        ({"whole": 1.0}, r"^whole 1\.0 .* use a whole number$"),
+        ({"pair": (1, 2, 3)}, r"^pair \(1, 2, 3\) .* use a tuple of \(a whole number, a whole number\)$"),
+        ({"pair": [1, 2]}, r"^pair \[1, 2\] .* use a tuple"),
+        ({"several": "ab"}, r"^several 'ab' .* use a tuple of \(a string, \.\.\.\)$"),
+        ({"nested": ((0.5, math.inf),)}, r"^nested \(\(0.5, inf\),\) is not finite; use a finite number$"),
         ({"nested": ((1, "a"),)}, r"^nested \(\(1, 'a'\),\) "),
-        ({"perhaps": "2"}, r"^perhaps '2' has the wrong type; give a number or None$"),
+        ({"perhaps": "2"}, r"^perhaps '2' has the wrong type; use a number or None$"),
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_named_with_what_is_allowed(given, text):
+def test_an_error_names_the_value_of_the_wrong_type_and_the_declared_type(values, text):
     with pytest.raises(SettingError, match=text):
-        check_types(Mixed(**given))
+        check_types(Mixed(**values))
 
 
 @pytest.mark.parametrize("part", ["parity", Parity, None], ids=str)
-def test_a_part_of_an_experiment_is_an_object_with_settings(part):
+def test_a_part_of_an_experiment_without_settings_raises_an_error(part):
     with pytest.raises(SettingError, match=r"^task .* is not an object with settings; give one"):
-        given(Experiment, "task", part)
+        construct(Experiment, "task", part)
 
 
 PATHS = [
@@ -123,16 +126,16 @@ PATHS = [
 
 
 @pytest.mark.parametrize(("name", "parameter", "declared"), PATHS, ids=[f"{each[0]}({each[1]})" for each in PATHS])
-def test_every_path_of_a_public_function_may_be_a_text(name, parameter, declared):
+def test_every_path_argument_of_a_public_function_may_be_a_string(name, parameter, declared):
     # Also within an iterable.
-    whole = {
+    types = {
         *typing.get_args(declared),
         *(part for each in typing.get_args(declared) for part in typing.get_args(each)),
     }
-    assert str in whole
+    assert str in types
 
 
-def test_training_loading_and_comparing_take_texts_as_paths(tmp_path, monkeypatch):
+def test_training_loading_and_comparing_accept_strings_as_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = lw.train(small_experiment(steps=1), "runs/x", device="cpu")
     assert run is not None
@@ -141,48 +144,58 @@ def test_training_loading_and_comparing_take_texts_as_paths(tmp_path, monkeypatc
     assert lw.compare({"a": small_experiment(steps=1)}, "runs/y", jobs=1, device="cpu").folder == Path("runs/y")
 
 
-# What takes tensors, and is checked with their shapes; and what does no more than hand its argument on.
-OF_TENSORS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenized"}
-SIMPLE = {"build_decoder", "certify_law", "quick", "scored_everywhere", "stream", "format_examples", "without_copies"}
-VERBS = sorted(name for name in lw.__all__ if inspect.isfunction(getattr(lw, name)) and name not in OF_TENSORS | SIMPLE)
+# Functions of tensors, whose shapes are checked, and functions that only pass their arguments on.
+TENSOR_FUNCTIONS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenized"}
+PASS_THROUGH = {
+    "build_decoder",
+    "certify_law",
+    "quick",
+    "score_all_answers",
+    "stream",
+    "format_examples",
+    "without_copies",
+}
+CHECKED_FUNCTIONS = sorted(
+    name for name in lw.__all__ if inspect.isfunction(getattr(lw, name)) and name not in TENSOR_FUNCTIONS | PASS_THROUGH
+)
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_a_public_function_refuses_arguments_of_another_type(name):
+@pytest.mark.parametrize("name", CHECKED_FUNCTIONS)
+def test_a_public_function_raises_an_error_for_an_argument_of_the_wrong_type(name):
     function = getattr(lw, name)
     arguments = {parameter: object() for parameter in inspect.signature(function).parameters}
     first = next(iter(arguments))
-    with pytest.raises(SettingError, match=f"^{first} <object .*has the wrong type; give "):
+    with pytest.raises(SettingError, match=f"^{first} <object .*has the wrong type; use "):
         function(**arguments)
 
 
-ARGUMENTS = [
-    (str | os.PathLike[str], 3, "give a text or a path"),
-    (Sequence[int], "12", "give a list, each of it a whole number"),
-    (Sequence[int], [1, "2"], "give a list, each of it a whole number"),
-    (Sequence[str], "tales", "give a list, each of it a text"),
-    (Iterable[str | Path], "tales", "give a list, each of it a text or Path"),
-    (Mapping[str, Any] | None, [], "give a dict from a text to anything or None"),
-    (Mapping[str, Experiment], {"x": 1}, "give a dict from a text to Experiment"),
-    (Callable[[int], None], None, "give a function"),
-    (Experiment, "parity", "give Experiment"),
-    (lw.Task, Parity, "give Task"),
-    (bool, 1, "give True or False"),
-    (tuple[int, ...], (1, 2.5), r"give a tuple of \(a whole number, ...\)"),
+WRONG_ARGUMENTS = [
+    (str | os.PathLike[str], 3, "use a string or a path"),
+    (Sequence[int], "12", "use a list of items that are each a whole number"),
+    (Sequence[int], [1, "2"], "use a list of items that are each a whole number"),
+    (Sequence[str], "tales", "use a list of items that are each a string"),
+    (Iterable[str | Path], "tales", "use a list of items that are each a string or Path"),
+    (Mapping[str, Any] | None, [], "use a dict from a string to anything or None"),
+    (Mapping[str, Experiment], {"x": 1}, "use a dict from a string to Experiment"),
+    (Callable[[int], None], None, "use a function"),
+    (Experiment, "parity", "use Experiment"),
+    (lw.Task, Parity, "use Task"),
+    (bool, 1, "use True or False"),
+    (tuple[int, ...], (1, 2.5), r"use a tuple of \(a whole number, ...\)"),
 ]
 
 
-@pytest.mark.parametrize(("declared", "value", "ending"), ARGUMENTS)
-def test_an_argument_of_the_wrong_type_is_refused_by_its_name(declared, value, ending):
-    def function(given):
-        return given
+@pytest.mark.parametrize(("declared", "value", "ending"), WRONG_ARGUMENTS)
+def test_an_argument_of_the_wrong_type_raises_an_error_with_its_name(declared, value, ending):
+    def function(argument):
+        return argument
 
-    function.__annotations__["given"] = declared
-    with pytest.raises(SettingError, match=f"^given .* has the wrong type; {ending}$"):
+    function.__annotations__["argument"] = declared
+    with pytest.raises(SettingError, match=f"^argument .* has the wrong type; {ending}$"):
         check_arguments(function)(value)
 
 
-RIGHT = [
+VALID_ARGUMENTS = [
     (str | os.PathLike[str], Path("x")),
     (Sequence[int], range(3)),
     (Iterable[str], iter(["x"])),
@@ -194,15 +207,15 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("declared", "value"), RIGHT)
-def test_an_argument_of_the_right_type_is_taken(declared, value):
-    def function(given):
-        return given
+@pytest.mark.parametrize(("declared", "value"), VALID_ARGUMENTS)
+def test_an_argument_of_the_declared_type_is_accepted(declared, value):
+    def function(argument):
+        return argument
 
-    function.__annotations__["given"] = declared
+    function.__annotations__["argument"] = declared
     assert check_arguments(function)(value) is value
 
 
-def test_python_itself_says_which_argument_is_missing():
+def test_a_missing_argument_raises_the_type_error_of_python():
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         lw.export_hf("run")

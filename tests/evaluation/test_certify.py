@@ -13,12 +13,12 @@ from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.all_bounds import BOUNDS
+from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.certificate import certify_law
+from lengthwise.theory.law_certificate import certify_law
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace import laplace_risk
-from lengthwise.theory.structure import certify_task
+from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.task_certificate import certify_task
 
 SINGLE = Planted(
     background=(0.6, 0.4, 0.0),
@@ -236,7 +236,7 @@ def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
     ("what", "content", "line"),
     [
         ("law.json", "{", "cannot be read as JSON"),
-        ("law.json", "[]", "it holds a list, not an object"),
+        ("law.json", "[]", "it is a list, not an object"),
         ("law.json", '{"background": [0.5, 0.6]}', "add up to 1.1, not to 1"),
         ("law.json", '{"colour": 1}', "this is no task"),
         ("law.json", '{"placement": {"name": "nowhere"}}', "'nowhere' is in no table"),

@@ -186,7 +186,7 @@ WRONG: list[tuple[list[str], str]] = [
         ["prepare", "nowhere", "--out", "new"],
         "nowhere does not exist; give a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
     ),
-    (["prepare", "tales", "--out", "corpus"], "corpus exists already; choose another --out"),
+    (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 has no room for every byte"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "'x' is no whole number"),
     (["prepare", "tales", "--held-out", "2", "--out", "new"], "held-out share 2.0 leaves nothing to train on"),

@@ -262,7 +262,7 @@ def test_of_two_that_prepare_one_folder_one_does_and_the_other_says_why_not(text
     first = prepared(report=meanwhile)
     assert read_facts(first)["settings"]["seed"] == 0
     assert len(open_corpus(first).stream(TRAIN)) > 0
-    with pytest.raises(RunFolderError, match="corpus exists already"):
+    with pytest.raises(RunFolderError, match="corpus already exists"):
         prepared(seed=1)
     assert not list(texts.glob(".*"))
 
@@ -272,7 +272,7 @@ def test_a_folder_that_was_made_meanwhile_is_left_as_it_is(texts):
         Path("corpus").mkdir(exist_ok=True)
         Path("corpus/mine").write_text("mine")
 
-    with pytest.raises(RunFolderError, match="corpus exists already; choose another --out"):
+    with pytest.raises(RunFolderError, match="corpus already exists; choose another --out"):
         prepared(report=meanwhile)
     assert [path.name for path in Path("corpus").iterdir()] == ["mine"]
     assert not list(texts.glob(".*"))
@@ -321,11 +321,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     ),
     "a large share": ({"held_out": 1.0}, SettingError, r"held-out share 1.0 leaves nothing to train on; use 0.1"),
     "a negative share": ({"held_out": -0.1}, SettingError, r"held-out share -0.1 leaves nothing to train on"),
-    "a folder that is there": ({"out": "prose"}, RunFolderError, r"prose exists already; choose another --out"),
+    "a folder that is there": ({"out": "prose"}, RunFolderError, r"prose already exists; choose another --out"),
     "a file that is there": (
         {"out": "letter/only.txt"},
         RunFolderError,
-        r"only.txt exists already; choose another --out",
+        r"only.txt already exists; choose another --out",
     ),
     "a place to write in": (
         {"out": "letter/only.txt/c"},
@@ -429,7 +429,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         lambda content: b"[" * 100_000,
         r"corpus.json cannot be read .*; prepare the corpus again",
     ),
-    "facts of another kind": ("corpus.json", lambda content: b"[]", r"corpus.json cannot be read \(it holds a list, "),
+    "facts of another kind": ("corpus.json", lambda content: b"[]", r"corpus.json cannot be read \(it is a list, "),
     "a negative size": (
         "train.jsonl",
         lambda content: re.sub(rb'"num_tokens": \d+', b'"num_tokens": -1', content, count=1),

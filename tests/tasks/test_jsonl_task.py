@@ -157,17 +157,17 @@ def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
     ]
     # A seed whose rows are all others than those of training.
     test = JSONLTask(file=str(written(tmp_path / "test.jsonl", backwards([3, 4], seed=23))))
-    rows = evaluate(load_run(tmp_path / "run", brought={"task": test}, device="cpu"), settings)
+    rows = evaluate(load_run(tmp_path / "run", overrides={"task": test}, device="cpu"), settings)
     assert not any(row["seen_in_training"] for row in rows)
     # One row of training among others.
     mixed = [*backwards([3, 4], seed=23), *backwards(range(1, 5))[-12:-11]]
     leaking = JSONLTask(file=str(written(tmp_path / "mixed.jsonl", mixed)))
     with pytest.warns(TrainingOverlapWarning, match=r"^rows of length 3 were trained on, some or all"):
-        evaluate(load_run(tmp_path / "run", brought={"task": leaking}, device="cpu"), settings)
+        evaluate(load_run(tmp_path / "run", overrides={"task": leaking}, device="cpu"), settings)
     # The same file under another name is the same file.
     again = JSONLTask(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
     with pytest.warns(TrainingOverlapWarning):
-        evaluate(load_run(tmp_path / "run", brought={"task": again}, device="cpu"), settings)
+        evaluate(load_run(tmp_path / "run", overrides={"task": again}, device="cpu"), settings)
 
 
 def test_a_file_is_trained_and_tested_at_its_own_lengths(tmp_path):
@@ -236,8 +236,8 @@ MALFORMED = {
     "a b": r"this is no row \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
     '{"prompt": "a b"': r"this is no row \(",
     "[" * 100_000: r"this is no row \(",
-    '["a b", "b a"]': r"this is no row \(it holds a list, not an object\); write one JSON object such as",
-    "7": r"this is no row \(it holds a number, not an object\)",
+    '["a b", "b a"]': r"this is no row \(it is a list, not an object\); write one JSON object such as",
+    "7": r"this is no row \(it is a number, not an object\)",
     '{"prompt": "a b"}': r'the row has no "response"; write one object such as',
     '{"response": "a b"}': r'the row has no "prompt"; write',
     '{"prompt": 5, "response": "a"}': r"the prompt is 5; give a list of tokens, or a text with spaces between them",
@@ -337,7 +337,7 @@ def test_a_run_on_rows_is_saved_and_loaded_and_measured_on_another_file(scheme, 
     assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     # The letters come in another order: their numbers stay those of the run. None of its lengths was trained on.
     test = JSONLTask(file=str(written(tmp_path / "test.jsonl", backwards([6, 9], letters="ca"))))
-    tested = load_run(tmp_path / "run", brought={"task": test}, device="cpu")
+    tested = load_run(tmp_path / "run", overrides={"task": test}, device="cpu")
     assert tested.experiment.task.vocabulary == experiment.task.vocabulary != test.vocabulary
     assert same_tensors(tested.decoder.state_dict(), run.decoder.state_dict())
     rows = evaluate(tested, replace(experiment.evaluation, lengths=(6, 9)))
@@ -355,7 +355,7 @@ def test_the_vocabulary_is_that_of_training_and_another_token_is_refused_by_its_
     with pytest.raises(
         TaskFileError, match=r"test\.jsonl line 4: the token 'z' is none of the 3 that the run was trained on"
     ):
-        load_run(tmp_path / "run", brought={"task": test}, device="cpu")
+        load_run(tmp_path / "run", overrides={"task": test}, device="cpu")
 
 
 def test_a_run_answers_prompts_without_its_file(file, tmp_path):
@@ -414,7 +414,7 @@ def test_rows_that_changed_since_training_are_refused(file, tmp_path):
     with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed since it was named; name it anew with --task"):
         evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     # Named anew, it is another file to be measured on.
-    anew = load_run(tmp_path / "run", brought={"task": JSONLTask(file=str(file))}, device="cpu")
+    anew = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
     evaluate(anew, replace(experiment.evaluation, lengths=(4,)))
     file.write_text(content)
     with pytest.warns(TrainingOverlapWarning):
@@ -435,7 +435,7 @@ def test_a_run_of_another_task_takes_no_rows(file, tmp_path):
     with pytest.raises(
         TaskFileError, match=r"run was not trained on a file of rows \(it has no rows\.json\); name the task"
     ):
-        load_run(tmp_path / "run", brought={"task": JSONLTask(file=str(file))}, device="cpu")
+        load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
 
 
 def test_what_a_run_keeps_of_its_rows_is_refused_when_damaged(file, tmp_path):

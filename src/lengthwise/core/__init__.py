@@ -1,1 +1,1 @@
-"""Errors, randomness, intervals, devices and safe files: what every room uses."""
+"""Errors, random streams, intervals, devices, checkpoints and atomic file writes, shared by all packages."""

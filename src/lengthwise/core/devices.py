@@ -1,4 +1,4 @@
-"""Where to compute, by name, and how much memory is there."""
+"""Selection of the compute device, and the memory of the machine."""
 
 import os
 from functools import cache
@@ -9,51 +9,53 @@ import torch
 from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 
 DEVICES = ("auto", "cpu", "cuda")
-# Tokens of one forward on a processor, where more gain nothing, and the most on an accelerator.
-FEW_TOKENS, MANY_TOKENS = 1 << 11, 1 << 16
-# The sequence length for which the scores of a forward have room, and the activations of a token, in its widths.
-SCORED, WIDTHS = 4096, 20
-# The limit of a container, in bytes.
+# Tokens per forward pass: enough to keep a CPU busy, and the largest number on an accelerator.
+CPU_TOKENS, MAX_TOKENS = 1 << 11, 1 << 16
+# Sequence length whose attention scores fit into memory, and activations per token in multiples of the width.
+SCORES_LENGTH, ACTIVATION_WIDTHS = 4096, 20
+# Memory limit of a container in bytes.
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device by name; ``auto`` takes CUDA where there is one."""
+    """Return the device with this name; ``auto`` selects CUDA if it is available."""
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("device 'cuda' was asked for but torch sees no CUDA device; use --device cpu or auto")
+        raise DeviceError("device 'cuda' is not available to torch; use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def forward_token_budget(device: torch.device, width: int, num_heads: int) -> int:
-    """Return about how many tokens a forward may read: few on a CPU, as many as half of the free memory holds on CUDA.
+    """Estimate the tokens per forward pass: constant on a CPU, limited by half of the free memory on CUDA.
 
-    An estimate in float32, for a layer of ``width`` and ``num_heads``: whoever asks halves what memory cannot hold.
+    The estimate assumes float32 and layers with ``width`` and ``num_heads``. Callers halve it if memory runs out.
     """
     if device.type != "cuda":
-        return FEW_TOKENS
+        return CPU_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
-    per_token = 4 * (2 * num_heads * SCORED + WIDTHS * width)
-    return max(FEW_TOKENS, min(MANY_TOKENS, free // (2 * per_token)))
+    per_token = 4 * (2 * num_heads * SCORES_LENGTH + ACTIVATION_WIDTHS * width)
+    return max(CPU_TOKENS, min(MAX_TOKENS, free // (2 * per_token)))
 
 
 def check_memory(num_bytes: int, what: str, change: str) -> None:
-    """``SettingError`` where ``what`` takes more bytes than the machine has: a lower bound, before any is taken."""
-    there = machine_memory()
-    if there is not None and num_bytes > there:
+    """Raise ``SettingError`` if ``what`` needs more memory than the machine has, before it is allocated."""
+    available = machine_memory()
+    if available is not None and num_bytes > available:
         needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
-        raise SettingError(f"{what} needs {needed} GiB or more, and this machine has {there / 2**30:,.0f}; {change}")
+        raise SettingError(
+            f"{what} needs at least {needed} GiB, and this machine has {available / 2**30:,.0f}; {change}"
+        )
 
 
 @cache
 def machine_memory() -> int | None:
-    """Bytes of memory that this machine, or container, has; None where it does not say."""
+    """Return the memory of this machine or container in bytes, or None if it is unknown."""
     try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
     try:
-        return min(there, int(CONTAINER_LIMIT.read_text()))
+        return min(total, int(CONTAINER_LIMIT.read_text()))
     except (OSError, ValueError):
-        return there
+        return total

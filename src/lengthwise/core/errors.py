@@ -1,94 +1,94 @@
-"""Every error a user can cause: one line that says what came, what is allowed and what to change."""
+"""Errors that a user can cause: one line with the invalid value, the allowed values and the change to make."""
 
 import difflib
 from collections.abc import Iterable
 
-# More of a name is not shown.
-LONGEST_NAME = 120
+# Characters of a name in an error message.
+MAX_NAME_LENGTH = 120
 
 
 class LengthwiseError(Exception):
-    """Something the user asked for cannot be done; the message is one line and says what to change."""
+    """Base of all errors that a user can cause; the message is one line that says what to change."""
 
 
 class UnknownNameError(LengthwiseError):
-    """A name that is in no table."""
+    """Name that is not in a table."""
 
 
 class SettingError(LengthwiseError):
-    """A value outside what a setting allows."""
+    """Value outside the allowed range of a setting."""
 
 
 class UnsupportedTaskError(LengthwiseError):
-    """A scheme met a task that does not declare what it needs: a coupling, places, a single level."""
+    """Task without a coupling, places or a single level that the position scheme needs."""
 
 
 class PositionRangeError(LengthwiseError):
-    """Position IDs reach further than a scheme or an encoding can hold."""
+    """Position ID beyond the range of a scheme or an encoding."""
 
 
 class PositionIDError(LengthwiseError):
-    """Position IDs of the wrong shape or kind, or negative ones."""
+    """Position IDs that are negative or have the wrong shape or type."""
 
 
 class PromptError(LengthwiseError):
-    """A prompt that is not of the task's form."""
+    """Prompt that does not have the form of the task."""
 
 
 class RunFolderError(LengthwiseError):
-    """A folder that is missing, is no run, holds another run, cannot be written, or has damaged files."""
+    """Folder that is missing, damaged, not writable, not a run, or the folder of another run."""
 
 
 class DeviceError(LengthwiseError):
-    """A device that this machine does not have."""
+    """Device that is not available on this machine."""
 
 
 class ModelError(LengthwiseError):
-    """A model that is missing, or whose influences cannot be measured; the message gives the reason."""
+    """Model that is missing or whose influences cannot be measured; the message gives the reason."""
 
 
 class TextError(LengthwiseError):
-    """Text, or a prepared corpus of it, that is missing, empty, damaged or no text."""
+    """Text or prepared corpus that is missing, empty, damaged or not text."""
 
 
 class TaskFileError(LengthwiseError):
-    """A file of rows that is missing, has changed, or has a malformed row; the message names its line."""
+    """Task file that is missing, has changed or has a malformed record; the message gives the line number."""
 
 
 class FeatureError(LengthwiseError):
-    """A row of a tokenized data set that no batch can be made of; where it is in a batch, the message names it."""
+    """Invalid row of a tokenized data set; inside a batch, the message gives its index."""
 
 
 class DivergedError(LengthwiseError):
-    """A decoder whose loss or predictions are infinite or no numbers any more."""
+    """Decoder with an infinite or NaN loss or prediction."""
 
 
 class WorkerError(LengthwiseError):
-    """A worker process that ended without a result."""
+    """Worker process that ended without a result."""
 
 
 class FrozenHeadWarning(UserWarning):
-    """A position head is asked to learn IDs, and none of its weights may change."""
+    """Training on position IDs without effect, because all weights of the position head are frozen."""
 
 
 class UnreachableIDsWarning(UserWarning):
-    """None of the IDs that a position head is asked to learn is among its candidates."""
+    """Target position IDs that are never among the candidates of the position head."""
 
 
 class UntrainedDistanceWarning(UserWarning):
-    """Evaluation uses position-ID distances that training never showed."""
+    """Evaluation at position-ID distances that do not occur in training."""
 
 
 class TrainingOverlapWarning(UserWarning):
-    """Evaluation asks rows that the run was trained on."""
+    """Evaluation on records of a task file that the run was trained on."""
 
 
 class SkippedTextWarning(UserWarning):
-    """Texts were left out: files that cannot be read as text, or copies of other texts."""
+    """Skipped texts: files that cannot be read as text, or copies of other texts."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """The error for a name that is in no table, with the nearest one that is."""
+    """Return the error for a name that is not in a table, with the nearest known name."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
@@ -96,6 +96,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
 
 
 def shorten(name: str) -> str:
-    """Return a name that may be of any length without its middle."""
-    half = LONGEST_NAME // 2
-    return name if len(name) <= LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+    """Replace the middle of a long name with an ellipsis."""
+    half = MAX_NAME_LENGTH // 2
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:half]}...{name[-half:]}"

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, and no leftovers of writes that failed."""
+"""Atomic writes of files and folders, which also remove the leftovers of processes that were killed."""
 
 import os
 import platform
@@ -18,68 +18,68 @@ UNFINISHED = ".unfinished"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never a part."""
-    beside = path.with_name(f".{path.name}.{_host()}-{os.getpid()}{UNFINISHED}")
+    """Write a temporary file and rename it, so that readers see either the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_leftovers(path)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        raise RunFolderError(f"cannot write {path} ({error.strerror}); choose a folder that can be written") from None
+        raise RunFolderError(f"cannot write {path} ({error.strerror}); choose a writable folder") from None
     finally:
         with suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
 
 
 @contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder beside ``out`` that takes its place at the end, and is deleted when the work fails.
+    """Yield a temporary folder that is renamed to ``out`` at the end, or deleted after an error.
 
-    ``RunFolderError`` when ``out`` holds something, when another process is making it, or when it cannot be written.
+    Raises ``RunFolderError`` if ``out`` is not empty, not writable, or written by another process.
     """
     out = out.absolute()
     check_output_folder(out)
-    unfinished = out.with_name(f".{out.name}{UNFINISHED}")
-    with exclusive_lock(unfinished):
+    temporary = out.with_name(f".{out.name}{UNFINISHED}")
+    with exclusive_lock(temporary):
         try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            # What a killed process left. The folder itself stays: it is what is locked.
-            for left in unfinished.iterdir():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            yield unfinished
+            temporary.mkdir(parents=True, exist_ok=True)
+            # Leftovers of a killed process. The folder itself holds the lock and stays.
+            for leftover in temporary.iterdir():
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            yield temporary
             check_output_folder(out)
-            unfinished.replace(out)
+            temporary.replace(out)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            why = getattr(error, "strerror", None) or error
-            raise RunFolderError(f"cannot write {out} ({why}); choose a folder that can be written") from None
+            shutil.rmtree(temporary, ignore_errors=True)
+            reason = getattr(error, "strerror", None) or error
+            raise RunFolderError(f"cannot write {out} ({reason}); choose a writable folder") from None
         except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
 def check_output_folder(out: Path) -> None:
-    """``RunFolderError`` unless nothing, or an empty folder, is at ``out``."""
+    """Raise ``RunFolderError`` unless ``out`` does not exist or is an empty folder."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise RunFolderError(f"{out} exists already; choose another --out")
+        raise RunFolderError(f"{out} already exists; choose another --out")
 
 
 def _delete_leftovers(path: Path) -> None:
-    """Delete what processes that were killed while they wrote this file have left of it."""
-    for left in path.parent.glob(f".{path.name}.{_host()}-*{UNFINISHED}"):
-        process = left.name.removesuffix(UNFINISHED).rpartition("-")[2]
+    """Delete the temporary files of processes that were killed while they wrote this file."""
+    for leftover in path.parent.glob(f".{path.name}.{_host()}-*{UNFINISHED}"):
+        process = leftover.name.removesuffix(UNFINISHED).rpartition("-")[2]
         if process.isdecimal() and not _is_alive(int(process)):
             with suppress(OSError):
-                left.unlink()
+                leftover.unlink()
 
 
 def _is_alive(process: int) -> bool:
     if os.name != "posix":
-        # There, asking would end it.
+        # On Windows, os.kill would end the process.
         return True
     try:
         os.kill(process, 0)
@@ -91,5 +91,5 @@ def _is_alive(process: int) -> bool:
 
 
 def _host() -> str:
-    """The machine whose process numbers these are: a folder may be shared with others."""
+    """Return the name of the machine that the process ID belongs to; several machines may share a folder."""
     return platform.node().replace("/", "").replace("[", "").replace("*", "")

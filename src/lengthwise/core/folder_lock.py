@@ -1,4 +1,4 @@
-"""A lock that keeps two processes from writing the same results; the system drops that of a process that dies."""
+"""Lock on a folder against concurrent writes; the operating system releases the lock of a process that dies."""
 
 import os
 from collections.abc import Iterator
@@ -9,33 +9,33 @@ from lengthwise.core.errors import RunFolderError
 
 try:
     import fcntl
-except ImportError:  # Windows has none: nothing is locked there.
+except ImportError:  # Not available on Windows, where folders are not locked.
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made if it is not there.
+    """Lock a folder against other processes; create it if it does not exist.
 
-    When one is in it already, ``RunFolderError``, or with ``wait`` the end of that. A file system without locks on
-    folders (NFS, CIFS) lets all in.
+    If another process holds the lock, raises ``RunFolderError``, or waits with ``wait``. File systems without locks
+    on folders (NFS, CIFS) are not locked.
     """
-    descriptor = _descriptor(folder)
+    descriptor = _open_folder(folder)
     try:
         if descriptor is not None:
             _lock(descriptor, folder, wait=wait)
-            _check_still_there(descriptor, folder)
+            _check_unchanged(descriptor, folder)
         yield
     finally:
         if descriptor is not None:
-            # A child process that shares the descriptor keeps no lock.
+            # A child process with the same descriptor must not keep the lock.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
-def _descriptor(folder: Path) -> int | None:
-    """None where there can be no lock; whoever writes into a folder that cannot be written says why."""
+def _open_folder(folder: Path) -> int | None:
+    """Return a file descriptor, or None if the folder cannot be locked; a later write reports the reason."""
     if fcntl is None:
         return None
     try:
@@ -45,12 +45,12 @@ def _descriptor(folder: Path) -> int | None:
         return None
 
 
-def _check_still_there(descriptor: int, folder: Path) -> None:
-    """Who waited for a folder that is moved or deleted meanwhile holds the lock of what nobody else will ask for."""
+def _check_unchanged(descriptor: int, folder: Path) -> None:
+    """Raise an error if the folder was moved or deleted meanwhile: its lock would exclude nobody."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return
-    raise RunFolderError(f"another process has moved or deleted {folder}; give the same command again")
+    raise RunFolderError(f"another process moved or deleted {folder}; run the command again")
 
 
 def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:

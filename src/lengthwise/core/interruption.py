@@ -1,4 +1,4 @@
-"""Ctrl-C as a question that long work asks itself between steps."""
+"""Ctrl-C as a condition that long computations check between steps."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from types import FrameType
 
 
 class StoppedError(Exception):
-    """Work that was interrupted and saved."""
+    """Computation that was interrupted after its state was saved."""
 
 
 @contextmanager
 def catch_interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C or a termination came; a second Ctrl-C interrupts at once."""
-    came: list[int] = []
+    """Yield a function that returns True after Ctrl-C or SIGTERM; a second Ctrl-C raises ``KeyboardInterrupt``."""
+    signals: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(signals)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

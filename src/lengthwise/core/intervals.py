@@ -1,4 +1,4 @@
-"""Intervals of shares, and of means over clusters, such as the documents that tokens come from."""
+"""Confidence intervals of accuracies, and of means over clusters such as documents."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 
 def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share, 95% by default (Wilson 1927); never leaves [0, 1]."""
+    """Return the Wilson score interval of a share (Wilson 1927), 95% by default, within [0, 1]."""
     share = successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -17,10 +17,10 @@ def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) ->
 
 
 def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
-    """The 95% interval of a share that several models have of the same examples, a number of each for each model.
+    """Return the 95% interval of a share that several models have on the same examples; one entry per model.
 
-    Examples asked of five models are no five times as many. So it reaches, on either side, as far as the wider one of
-    two: the Wilson interval of the mean share of one model's examples, and Student's t over the models.
+    Five models on the same examples are not five times as many examples. The interval covers both the Wilson interval
+    of the mean share on one model's examples and Student's t interval over the models.
     """
     number, share = len(trials), sum(successes) / sum(trials)
     low, high = wilson_interval(share * max(trials), max(trials))
@@ -33,9 +33,9 @@ def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tup
 def clustered_interval(
     sums: Float[np.ndarray, " clusters"], counts: Int[np.ndarray, " clusters"]
 ) -> tuple[float | None, float | None]:
-    """The 95% interval of ``sum(sums) / sum(counts)``, clusters being what was drawn; None of fewer than two.
+    """Return the 95% interval of ``sum(sums) / sum(counts)`` over sampled clusters; None for fewer than two.
 
-    Linearised (Cochran 1977, section 6.3), with Student's t for the number of clusters.
+    Linearized (Cochran 1977, section 6.3), with Student's t for the number of clusters.
     """
     clusters = len(sums)
     if clusters < 2:
@@ -48,7 +48,7 @@ def clustered_interval(
 
 @cache
 def t_critical_value(freedom: int, level: float = 0.95) -> float:
-    """The bound that Student's t keeps within in 95% of cases, or ``level`` of them, to four digits."""
+    """Return the two-sided critical value of Student's t for a confidence level, to four digits."""
     # With the tangent of an angle as variable, the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
     mass = np.cumsum(np.cos(angle) ** (freedom - 1))

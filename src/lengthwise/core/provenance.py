@@ -1,4 +1,4 @@
-"""Where numbers come from: versions, commit and hardware."""
+"""Provenance of results: package versions, git commit and hardware."""
 
 import os
 import platform
@@ -31,15 +31,15 @@ def provenance() -> dict[str, Any]:
 def git_commit(root: Path) -> str | None:
     """Return the commit of a clone of lengthwise, with ``-dirty`` for local changes; None for any other folder.
 
-    An installed package often lies inside its user's repository, whose commit says nothing about this code.
+    An installed package often lies inside a repository of its user, whose commit says nothing about this code.
     """
     if not (root / ".git").exists() or not _is_lengthwise(root / "pyproject.toml"):
         return None
-    # Neither hooks nor a file system monitor that the repository names may run.
-    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    # Do not run hooks or a file system monitor of the repository.
+    options = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     try:
-        described = subprocess.run(
-            ["git", *quiet, "describe", "--always", "--dirty", "--abbrev=12"],
+        process = subprocess.run(
+            ["git", *options, "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=root,
             capture_output=True,
             text=True,
@@ -47,11 +47,11 @@ def git_commit(root: Path) -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return described.stdout.strip()
+    return process.stdout.strip()
 
 
 def now() -> str:
-    """Return the time in UTC, to the second, in ISO 8601."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""Where all randomness starts: one independent, named stream per purpose."""
+"""Independent random streams, one per seed and purpose."""
 
 import hashlib
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
-    """An independent generator per (seed, purpose), so that a new consumer never shifts another one's draws.
+    """Return an independent generator for a seed and a purpose, such as ``stream(0, "examples", step)``.
 
-    The same arguments give the same draws on every machine: ``stream(0, "examples", step)``.
+    The same arguments give the same numbers on every machine. A new purpose does not change other streams.
     """
-    # NumPy integers print otherwise than Python's.
+    # NumPy integers have another repr than Python integers.
     plain = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
     digest = hashlib.sha256(repr(tuple(plain)).encode()).digest()
     words = np.frombuffer(digest, dtype="<u4")
