@@ -7,6 +7,7 @@ are there are not computed again, so a run that was stopped goes on. Ratios leav
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.theory.bounds.all_bounds import BOUNDS
+from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.bounds.conditions import BoundError
-from lengthwise.theory.bounds.cover import GridCover
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_bounds import pushed_by
-from lengthwise.theory.instances import Sizes, random_instance
+from lengthwise.theory.bounds.linear_loss import pushed_by
+from lengthwise.theory.bounds.sequence_cover import GridCover
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace import laplace_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk
+from support.random_instances import Sizes, random_instance
 
 RESULTS = Path(__file__).parent / "results" / "theory_bounds.jsonl"
 # Tokens, k, span, trained, tested.

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lengthwise.theory.counterexamples.all_counterexamples import COUNTEREXAMPLES
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.counterexamples.counterexample import Counterexample, columns
 
 FIGURE = Path("docs/theory.png")

@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.tasks import TASKS
 from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
-from lengthwise.theory.instances import Sizes, random_instance
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace import laplace_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk
+from support.random_instances import Sizes, random_instance
 
 BATCH, TOKENS, OUTPUTS = 8, 8, 2
 LENGTHS = (256, 1024, 4096)

@@ -25,8 +25,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from lengthwise.theory.risk.growth import fit_odds, limit_risk
-from lengthwise.theory.risk.laplace import laplace_risks
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
@@ -36,15 +34,17 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import append_rows, read_rows
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Assignment, PositionScheme, Sequential
 from lengthwise.tasks import Planted, SparseParity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.planted.placement import Local, ShapeLaw
-from lengthwise.theory.attention.fitted import fitted
 from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.attention.training import fitted
 from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risks
 from lengthwise.training.batch import to_batch
 from lengthwise.training.trainer import TrainingSettings
 
@@ -101,7 +101,7 @@ class Shared(PositionScheme):
         separator = int(examples.prompt_length[0]) - 1
         assert examples.support is not None
         ids[0, :, separator] = examples.support[:, separator + 1, 0]
-        return lw.scored_everywhere(examples, ids)
+        return lw.score_all_answers(examples, ids)
 
 
 def planted(placement: Local | At, *, marked: bool) -> Planted:
@@ -168,7 +168,7 @@ def _part(run: Run, drawn: Examples, length: int, rng: np.random.Generator) -> A
         off = off.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
         layers.append((weights[:, :, length] * off[:, None]).sum(dim=-1))
 
-    hidden, _ = run.decoder(batch.tokens, batch.position_ids, looking=Looking(watch=watch))
+    hidden, _ = run.decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=watch))
     log_probs = run.decoder.token_logits(hidden[:, length]).double().log_softmax(dim=-1)
     right = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
     return Answers(

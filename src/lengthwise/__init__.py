@@ -74,7 +74,7 @@ from lengthwise.positions import (
     RandomStart,
     Sequential,
     Skipwise,
-    scored_everywhere,
+    score_all_answers,
 )
 from lengthwise.tasks import (
     TASKS,
@@ -226,7 +226,7 @@ __all__ = [
     "recipe",
     "report_study",
     "reproduce",
-    "scored_everywhere",
+    "score_all_answers",
     "short_context_losses",
     "stream",
     "format_examples",

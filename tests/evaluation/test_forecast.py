@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from lengthwise.theory.law_certificate import Assumption
 from tests.support.cases import small_decoder, small_scheme
 from tests.support.small_runs import small_experiment
 
@@ -14,25 +15,22 @@ from lengthwise.core.errors import SettingError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
-from lengthwise.evaluation.forecast.attainable_accuracy import knowable_accuracy
-from lengthwise.evaluation.forecast.certificate import certify_decoder
-from lengthwise.evaluation.forecast.prediction import CannotTellError, Forecast, predict
+from lengthwise.evaluation.forecast.certificate import certify_decoder, run_verdict
+from lengthwise.evaluation.forecast.prediction import CannotTellError, Forecast, knowable_accuracy, predict
 from lengthwise.evaluation.forecast.probed_model import Fidelity, Subject
 from lengthwise.evaluation.forecast.sparse_queries import Asked, Questions, ask, draw_questions
 from lengthwise.evaluation.forecast.subsampling import NEIGHBOURS, STRETCH, Thinned, crowd, split, thin
-from lengthwise.evaluation.forecast.verdict import run_verdict
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.run import evaluate, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import RandomStart, Sequential
 from lengthwise.tasks import Addition, Parity, Planted, Recall, SparseParity
 from lengthwise.tasks.planted.placement import Local
-from lengthwise.theory.certificate import Assumption
 
 
 def whole(questions: Questions) -> Thinned:
@@ -138,9 +136,9 @@ def test_a_token_that_stands_for_three_weighs_as_much_as_three(scaling):
     long = torch.tensor([[0, 1, 1, 1, 2]])
     expected = decoder(long, torch.arange(5)[None])[0][:, -1]
     stands_for = torch.tensor([[1.0, 3.0, 1.0]])
-    looking = Looking(added=stands_for.log()[:, None].expand(1, 3, 3), counted=stands_for.cumsum(dim=1))
+    hooks = AttentionHooks(score_bias=stands_for.log()[:, None].expand(1, 3, 3), visible_counts=stands_for.cumsum(dim=1))
     kept = torch.tensor([[0, 1, 4]])
-    found = decoder(long, torch.arange(5)[None], looking=looking, kept=kept)[0][:, -1]
+    found = decoder(long, torch.arange(5)[None], hooks=hooks, keep_indices=kept)[0][:, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -151,13 +149,13 @@ def test_kept_tokens_have_the_embeddings_and_ids_of_the_whole_sequence():
     questions = draw_questions(task, Sequential(), 6, 3, seed=1)
     tokens, ids = questions.batch.tokens, questions.batch.position_ids
     kept = torch.tensor([[0, 4, 7]] * 6)
-    found, grown = decoder(tokens, ids, kept=kept)
+    found, grown = decoder(tokens, ids, keep_indices=kept)
     hidden = torch.full((1, tokens.shape[1], tokens.shape[1]), -torch.inf)
     hidden[:, :, [0, 4, 7]] = 0
     hidden.diagonal(dim1=1, dim2=2).zero_()
     counted = torch.zeros(3, tokens.shape[1])
     counted[:, [0, 4, 7]] = torch.tensor([1.0, 2.0, 3.0])
-    expected, _ = decoder(tokens, ids, looking=Looking(added=hidden, counted=counted))
+    expected, _ = decoder(tokens, ids, hooks=AttentionHooks(score_bias=hidden, visible_counts=counted))
     torch.testing.assert_close(found[::2], expected[:, [0, 4, 7]], atol=1e-5, rtol=0)
     torch.testing.assert_close(found[::2], found[1::2], atol=1e-6, rtol=0)
     assert grown.position_ids[0].tolist() == kept.tolist()

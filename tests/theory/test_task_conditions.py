@@ -11,7 +11,7 @@ import pytest
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
-from lengthwise.theory.structure import certify_task
+from lengthwise.theory.task_certificate import certify_task
 from lengthwise.theory.task_conditions import coupled_conditions
 
 FIBRES = "equal numbers of tokens per ID"

@@ -21,7 +21,7 @@ from lengthwise.theory.risk.bayes import (
     likelihood_ratios,
 )
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk
+from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
 
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4))
 over_sizes = pytest.mark.parametrize("size", SIZES, ids=str)

@@ -7,22 +7,21 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from lengthwise.theory.bounds.cover import GridCover, ProportionalCover
-from lengthwise.theory.bounds.cut_bounds import Cut, SampledCut, bernstein_above, terms
-from lengthwise.theory.bounds.linear_bounds import LargestRatio, WorstTransfer
-from lengthwise.theory.instances import Sizes, random_instance
-from lengthwise.theory.risk.laplace import laplace_risk, laplace_risks
+from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, Subsets
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.position_free import PositionFreeAttention
-from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.all_bounds import BOUNDS, Differences, WithoutKappa
+from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
+from lengthwise.theory.bounds import BOUNDS, Differences, WithoutKappa
 from lengthwise.theory.bounds.conditions import BoundError
 from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.bounds.linear_loss import LargestRatio, WorstTransfer
+from lengthwise.theory.bounds.sequence_cover import GridCover, ProportionalCover
+from lengthwise.theory.bounds.white_box import Cut, SampledCut, bernstein_above, terms
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks
 
 ROUNDING = 1e-12
 NORM = ("F0", "F1", "F2", "F3", "F4", "A")

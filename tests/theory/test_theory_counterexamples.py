@@ -11,8 +11,8 @@ import pytest
 
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.regularity import rho
-from lengthwise.theory.counterexamples.all_counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
+from lengthwise.theory.bounds.conditions import rho
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
 from lengthwise.theory.counterexamples.counterexample import Row, columns
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()

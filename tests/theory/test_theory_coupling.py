@@ -6,7 +6,12 @@ from math import prod
 
 import numpy as np
 import pytest
-from lengthwise.theory.counterexamples.coupling import (
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import Local, ShapeLaw, Subsets
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.position_coupling import (
     CoupledAttention,
     CoupledPlacement,
     Coupling,
@@ -18,11 +23,6 @@ from lengthwise.theory.counterexamples.coupling import (
     super_law,
     super_tokens,
 )
-
-from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import Local, ShapeLaw, Subsets
-from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.risk.exact_risk import Distance, TotalVariation, enumerated_risk
 
 # IDs of a set, in the order of its tokens: all alike, on two IDs, and with a token to spare.

@@ -5,13 +5,20 @@ from itertools import product
 import numpy as np
 import pytest
 from tests.support.planted_laws import random_law
+from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.tasks.planted.placement import Local, UniformShapes
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.bounds.conditions import BoundError
-from lengthwise.theory.bounds.cover import DifferenceCover, GridCover, Piece, ProportionalCover, merged
-from lengthwise.theory.bounds.regularity import eta_push, joint_weight, on_shapes, push_forward
-from lengthwise.theory.instances import Sizes, random_instance
+from lengthwise.theory.bounds.conditions import BoundError, joint_weight, on_shapes
+from lengthwise.theory.bounds.sequence_cover import (
+    DifferenceCover,
+    GridCover,
+    Piece,
+    ProportionalCover,
+    eta_push,
+    merged,
+    push_forward,
+)
 
 COVERS = {"grid": GridCover, "proportional": ProportionalCover}
 ALIKE = {joints: np.ones((1, 1)) for joints in product((False, True), repeat=2)}

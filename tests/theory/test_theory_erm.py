@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from tests.support.exact_erm import exact_erm, exact_risks, training_lengths
 from tests.support.planted_laws import random_attention, random_law, single_tokens
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.erm import exact_erm, exact_risks, training_lengths
 from lengthwise.theory.risk.bayes import BayesPredictor
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 

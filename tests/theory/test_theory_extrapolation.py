@@ -9,22 +9,18 @@ from tests.support.planted_laws import random_attention, random_law, single_toke
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.sparse_attention import Temperature
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.bayes import LogLoss
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.growth import (
+from lengthwise.theory.risk.growth_curves import (
     OddsLaw,
-    adaptive_temperature,
     fit_odds,
-    largest_bend,
     limit_risk,
-    resampled_interval,
-    score_gap,
     secant,
-    tempered,
 )
-from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk, laplace_risks
-from lengthwise.theory.risk.sampling import sampled_risk
+from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk, laplace_risks
+from lengthwise.theory.risk.risk_at_length import sampled_risk
 
 SHORT = (4, 6, 8, 12, 16)
 PAIRS = Planted(probabilities=(0.4, 0.2, 0.1, 0.3))
@@ -68,15 +64,13 @@ def test_leakage_is_concave_in_the_length_for_single_tokens_and_secants_bound_it
     for spread in (0.3, 1.0, 3.0, 10.0) * 5:
         law, attention = random_law(rng, 3, 1, 1), random_attention(rng, 3, 1, 1, spread=spread)
         risks = laplace_risks(law, attention, lengths, Leakage())
-        assert largest_bend(lengths, risks) < 1e-12
+        assert np.diff(np.diff(risks) / np.diff(lengths)).max() < 1e-12
         for last in range(2, 5):
             for length, risk in zip(lengths[last:], risks[last:], strict=True):
                 assert secant(lengths[:last], risks[:last], length) >= risk - 1e-12
 
 
-def test_a_curve_that_bends_upwards_is_not_called_concave():
-    assert largest_bend([1, 2, 4], [0.0, 0.1, 0.4]) == pytest.approx(0.05)
-    assert largest_bend([1, 2, 4], [0.0, 0.1, 0.2]) == pytest.approx(-0.05)
+def test_a_secant_continues_the_line_through_the_first_and_the_last_length():
     assert secant([1, 2, 4], [0.0, 0.1, 0.4], 7) == pytest.approx(0.8)
 
 
@@ -122,52 +116,26 @@ def test_without_any_weight_on_background_the_risk_far_from_the_ends_is_that_of_
         assert risks[2] == pytest.approx(end, rel=1e-3)
 
 
-def test_a_temperature_that_grows_with_the_length_keeps_the_risk(rng):
+def sharpened(attention: TabularAttention, length: int, log_gap: float) -> TabularAttention:
+    """Raise all scores to the power that a length-dependent temperature has at this length."""
+    power = Temperature(trained_length=16, log_gap=log_gap).power(length)
+    return replace(attention, log_scores=attention.log_scores * power)
+
+
+def test_a_temperature_that_grows_with_the_length_preserves_the_risk(rng):
     attention = reading_pairs(rng, 6.0, 0.3)
     flat = on_background_alone(attention, -6.0)
-    gap = score_gap(PAIRS, flat)
-    assert gap == pytest.approx(6.0)
-    lower = replace(flat, log_scores=flat.log_scores.copy())
-    lower.log_scores[1, PAIRS.codes(np.array(PAIRS.tuples[0]))] = -2.0
-    assert score_gap(PAIRS, lower) == pytest.approx(4.0)
-    lengths = (64, 1024)
     trained = laplace_risk(PAIRS, flat, 16, Leakage())
-    cooled = [tempered(flat, adaptive_temperature(length, 16, gap)) for length in lengths]
-    risks = [laplace_risk(PAIRS, each, length, Leakage()) for each, length in zip(cooled, lengths, strict=True)]
-    # What meets the planted pair has lost its weight, so the risk may even fall a little.
+    risks = [laplace_risk(PAIRS, sharpened(flat, length, 6.0), length, Leakage()) for length in (64, 1024)]
+    # Sets that overlap the planted pair lose their weight, so the risk may even fall slightly.
     assert max(risks) < 1.2 * trained
     assert min(risks) > 0.7 * trained
     assert laplace_risk(PAIRS, flat, 1024, Leakage()) > 10 * trained
-    # With the smallest gap of scores that differ, no set gains on the planted one.
-    varied = score_gap(PAIRS, attention)
-    assert varied == pytest.approx(-attention.log_scores[:, [0, 1, 4, 5]].max())
-    for length in lengths:
-        cooled_risk = laplace_risk(
-            PAIRS, tempered(attention, adaptive_temperature(length, 16, varied)), length, Leakage()
-        )
-        assert cooled_risk < 1.2 * laplace_risk(PAIRS, attention, 16, Leakage())
-
-
-def test_a_temperature_is_1_up_to_the_longest_trained_length():
-    assert adaptive_temperature(8, 16, 5.0) == adaptive_temperature(16, 16, 5.0) == 1
-    assert adaptive_temperature(64, 16, 5.0) == pytest.approx(1 + math.log(4) / 5)
-
-
-def test_a_score_of_0_stays_0_at_any_temperature(rng):
-    attention = random_attention(rng, 3, 2, 3, zeros=0.5)
-    for temperature in (0.0, 2.0):
-        assert (np.isneginf(tempered(attention, temperature).log_scores) == np.isneginf(attention.log_scores)).all()
-    assert tempered(attention, 2.0).log_scores[0] == pytest.approx(2 * attention.log_scores[0])
-
-
-def test_planted_sets_without_a_score_are_below_any_background(rng):
-    attention = reading_pairs(rng, 2.0, 1.0)
-    assert score_gap(PAIRS, on_background_alone(attention, -np.inf)) == np.inf
-    assert score_gap(PAIRS, replace(attention, log_scores=np.full((2, 16), -np.inf))) == -np.inf
-    near = replace(
-        attention, shapes=attention.shapes[:1], log_scores=attention.log_scores[:1], values=attention.values[:1]
-    )
-    assert score_gap(PAIRS, near) == -np.inf
+    # With the smallest gap between planted and background scores, no set gains on the planted one.
+    smallest_gap = -attention.log_scores[:, [0, 1, 4, 5]].max()
+    for length in (64, 1024):
+        risk = laplace_risk(PAIRS, sharpened(attention, length, smallest_gap), length, Leakage())
+        assert risk < 1.2 * laplace_risk(PAIRS, attention, 16, Leakage())
 
 
 def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
@@ -182,17 +150,6 @@ def test_intervals_hold_the_true_risk_in_about_95_of_100_cases(limit, rng):
         low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
         held.append(low <= truth.at(64) <= high)
     assert 0.9 <= np.mean(held) <= 0.99
-
-
-def test_intervals_from_resampled_runs_hold_the_true_risk_mostly(rng):
-    truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
-    held = []
-    for _ in range(20):
-        runs = np.stack([noisy(rng, truth, 3e-3) for _ in range(10)])
-        low, high = resampled_interval(SHORT, runs, 64, 0.5, rng, resamples=60)
-        held.append(low <= truth.at(64) <= high)
-    assert np.mean(held) >= 0.75
-    assert low < fit_odds(SHORT, runs.mean(axis=0), 0.5).at(64) < high
 
 
 def test_a_horizon_is_the_length_at_which_the_law_reaches_a_risk():
@@ -222,7 +179,7 @@ def test_no_length_left_over_leaves_no_interval():
     assert fit_odds([8, 16], [0.1, 0.2], 1.0).interval(64) == (None, None)
 
 
-def test_what_fixes_no_curve_is_refused(rng):
+def test_what_fixes_no_curve_is_refused():
     with pytest.raises(SettingError, match=r"2 lengths do not fix the curve; measure at least 3"):
         fit_odds([8, 16], [0.1, 0.2], None)
     with pytest.raises(SettingError, match=r"lengths \[16, 8\] do not increase"):
@@ -230,12 +187,8 @@ def test_what_fixes_no_curve_is_refused(rng):
     with pytest.raises(SettingError, match=r"3 risks do not belong to 2 lengths"):
         secant([8, 16], [0.1, 0.2, 0.3], 64)
     with pytest.raises(SettingError, match=r"risk is infinite or no number"):
-        largest_bend([8, 16, 32], [0.1, 0.2, math.nan])
+        secant([8, 16, 32], [0.1, 0.2, math.nan], 64)
     with pytest.raises(SettingError, match=r"limit of 0.0 leaves no room"):
         fit_odds([8, 16], [0.1, 0.2], 0.0)
     with pytest.raises(SettingError, match=r"length 12 is below the measured 16"):
         secant([8, 16], [0.1, 0.2], 12)
-    with pytest.raises(SettingError, match=r"1 run does not show"):
-        resampled_interval([8, 16], np.array([[0.1, 0.2]]), 64, 1.0, rng)
-    with pytest.raises(SettingError, match=r"gap of -1 between planted and background"):
-        adaptive_temperature(64, 16, -1.0)

@@ -9,12 +9,11 @@ import torch
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.fitted import fitted
-from lengthwise.theory.attention.fitting import History, Schedule, fit, held_out_loss
 from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
+from lengthwise.theory.attention.training import History, Schedule, fit, fitted, held_out_loss
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.growth import fit_odds, limit_risk
-from lengthwise.theory.risk.laplace import laplace_risks
+from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 LAW = Planted()
 STRUCTURES = {

@@ -12,8 +12,8 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.risk import transfer_operator
 from lengthwise.theory.risk.bayes import LogLoss
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk, laplace_risks
-from lengthwise.theory.risk.sampling import sampled_risk
+from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk, laplace_risks
+from lengthwise.theory.risk.risk_at_length import sampled_risk
 
 LOSSES = (TotalVariation(), Leakage())
 # Tokens, k, span.

@@ -6,14 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from lengthwise.theory.bounds.cover import GridCover
-from lengthwise.theory.instances import Sizes, random_instance
+from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
-from lengthwise.theory.attention.position_free import PositionFreeAttention
-from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.regularity import eta, joint_weight, on_shapes, push_forward, rho, support, uniformity
+from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
+from lengthwise.theory.bounds.conditions import eta, joint_weight, on_shapes, rho, support, uniformity
+from lengthwise.theory.bounds.sequence_cover import GridCover, push_forward
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
 LATER_WIDE = ByLength(

@@ -9,11 +9,11 @@ from tests.support.planted_laws import random_attention, random_law, single_toke
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.risk import sampling
+from lengthwise.theory.risk import risk_at_length
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_risk
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_risk
-from lengthwise.theory.risk.sampling import SampledRisk, empirical_bernstein, hoeffding, sampled_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.risk.risk_at_length import SampledRisk, empirical_bernstein, hoeffding, sampled_risk
 
 
 @pytest.mark.parametrize("loss", [TotalVariation(), Distance(), Leakage()], ids=lambda loss: loss.name)
@@ -35,7 +35,7 @@ def test_any_predictor_has_a_sampled_risk(rng):
 
 def test_a_sample_that_is_drawn_in_blocks_has_every_sequence(rng, monkeypatch):
     law, attention = single_tokens(0.1)
-    monkeypatch.setattr(sampling, "BLOCK", 64)
+    monkeypatch.setattr(risk_at_length, "BLOCK", 64)
     sample = sampled_risk(law, attention, 16, TotalVariation(), 9, rng)
     assert sample.losses == pytest.approx(np.full(9, laplace_risk(law, attention, 16, TotalVariation())))
 

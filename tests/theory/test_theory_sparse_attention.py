@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-import lengthwise.theory.attention.window as window_module
 from lengthwise.core.errors import SettingError, UnknownNameError
-from lengthwise.theory.attention.product import NEVER, counting
+from lengthwise.theory.attention import scores as scores_module
 from lengthwise.theory.attention.sparse_attention import ZERO, SparseFunctionalAttention, Temperature
 from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.attention.values import NEVER, AutomatonValues
 
 TOKENS = 3
 ABSOLUTE = {"relative": False, "num_places": 40}
@@ -336,9 +336,19 @@ def test_a_module_keeps_the_zeros_the_default_and_the_shapes_of_tables():
     np.testing.assert_array_equal(kept.log_scores[rows], tables.log_scores)
 
 
-def test_an_automaton_counts_the_tokens_it_is_told_to():
+def parity_automaton(k: int) -> AutomatonValues:
+    """The output is the parity of the number of tokens other than 0."""
+    values = AutomatonValues(TOKENS, k, 2, 2)
+    next_state = (torch.arange(2) + (torch.arange(TOKENS) > 0).long()[:, None]) % 2
+    for steps in values.steps:
+        target = torch.nn.functional.one_hot(next_state[:, : steps.shape[1]], 2)
+        steps.data = torch.where(target.bool(), 0.0, NEVER)
+    return values.double()
+
+
+def test_an_automaton_computes_the_parity_of_its_tokens():
     module = build({"k": 3, "score": "product", "local": False, "value": "automaton", "num_states": 2})
-    module.values = counting(TOKENS, 3, 2, (1, 2)).double()
+    module.values = parity_automaton(3)
     words = build({"k": 3, "score": "product", "local": False})
     words.sets = module.sets
     parity = torch.tensor([sum(token > 0 for token in each) % 2 for each in product(range(TOKENS), repeat=3)])
@@ -346,11 +356,6 @@ def test_an_automaton_counts_the_tokens_it_is_told_to():
     tokens = torch.randint(0, TOKENS, (3, 12))
     close(plain(module(tokens)), plain(words(tokens)))
     assert module(torch.tensor([[1, 0, 0], [1, 0, 2]])).exp().tolist() == [[0.0, 1.0], [1.0, 0.0]]
-
-
-def test_an_automaton_is_not_told_to_count_tokens_that_do_not_exist():
-    with pytest.raises(SettingError, match=r"counted tokens \(1, 3\) reach beyond the 3"):
-        counting(TOKENS, 2, 2, (1, 3))
 
 
 @pytest.mark.parametrize("length", [4, 16, 256, 4096])
@@ -400,7 +405,7 @@ def test_shapes_weighed_a_few_at_a_time_give_the_same(monkeypatch, block):
     module = build(CASES["triples"], "zeros")
     tokens = torch.randint(0, TOKENS, (3, 12))
     whole = plain(module(tokens))
-    monkeypatch.setattr(window_module, "BLOCK", block)
+    monkeypatch.setattr(scores_module, "BLOCK", block)
     close(plain(module(tokens)), whole, within=1e-12)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.task import Task
-from lengthwise.theory.certificate import Assumption
+from lengthwise.theory.law_certificate import Assumption
 
 # Lengths that are looked at, and examples of each.
 NUM_LENGTHS = 3

@@ -14,8 +14,8 @@ from lengthwise.core.errors import LengthwiseError
 from lengthwise.evaluation.forecast.probed_model import Fidelity, Subject
 from lengthwise.evaluation.forecast.probes import MOST, Needs
 from lengthwise.evaluation.forecast.sparse_queries import Questions
-from lengthwise.theory.certificate import Assumption
-from lengthwise.theory.structure import structure
+from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.task_certificate import structure
 
 # The share of answers from which on a length counts as reached.
 REACHED = 0.9
@@ -105,7 +105,7 @@ def _met(subject: Subject, farthest: int) -> Assumption:
     trained = subject.trained_distance
     if trained is not None:
         found += f"; distances up to {distance:g}, {trained:g} in training"
-        within = within and (distance <= trained or subject.scheme.draws_at_evaluation)
+        within = within and (distance <= trained or subject.scheme.random_at_evaluation)
     return Assumption(name=name, holds=within, found=found, counterexample="C4")
 
 

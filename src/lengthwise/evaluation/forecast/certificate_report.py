@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.files import write_atomically
-from lengthwise.core.json_parsing import finite
-from lengthwise.evaluation.forecast.certificate import RunCertificate
-from lengthwise.evaluation.forecast.verdict import run_verdict
-from lengthwise.theory.certificate import SAMPLED, LawCertificate
-from lengthwise.theory.structure import TaskCertificate
+from lengthwise.core.json_parsing import non_finite_to_null
+from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
+from lengthwise.theory.law_certificate import SAMPLED, LawCertificate
+from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
@@ -38,7 +37,7 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
     for each in document.get("structures", ()):
         each.pop("shapes")
     document["verdict"] = verdict(certificate)
-    return finite(document)
+    return non_finite_to_null(document)
 
 
 def verdict(certificate: Certificate) -> str:

@@ -11,18 +11,16 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.tasks.planted.placement import Placement, Subsets, UniformShapes
-from lengthwise.theory.attention.chain import ChainScores
-from lengthwise.theory.attention.product import (
-    NEVER,
-    AutomatonValues,
+from lengthwise.theory.attention.scores import (
+    ChainScores,
+    PerceptronScores,
     ProductScores,
-    Sequences,
-    TableValues,
-    check_rows,
-    digits,
+    TableScores,
+    WindowScores,
+    shapes_within,
 )
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.window import PerceptronScores, TableScores, WindowScores, shapes_within
+from lengthwise.theory.attention.values import NEVER, AutomatonValues, Sequences, TableValues, check_rows, digits
 
 SCORES = ("table", "mlp", "chain", "product")
 VALUES = ("table", "automaton")

@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalized
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_log_loss, laplace_risk
+from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
 
 # What one token that the background never draws adds to the log score of a set: sets without it are left no weight.
 MARKED = 80.0

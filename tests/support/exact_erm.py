@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace import laplace_risks
+from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray, " predictors"]]
 

@@ -4,14 +4,15 @@ A piece is what is left when tokens are deleted; the rest closes up. Deleting un
 same law at the shorter length, so the risk on a piece is a risk that training has seen. Intervals are half open.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
-from lengthwise.theory.bounds.conditions import BoundError
+from lengthwise.core.errors import SettingError
+from lengthwise.theory.bounds.conditions import BoundError, Joints, quotients
 
 Interval = tuple[int, int]
 
@@ -224,3 +225,72 @@ def merged(*intervals: Interval) -> tuple[Interval, ...]:
             touches = runs and runs[-1][1] == start
             runs.append((runs.pop()[0], end) if touches else (start, end))
     return tuple(runs)
+
+
+def push_forward(
+    probability: Float[np.ndarray, "shapes tested"],
+    cover: Cover,
+    factor: Mapping[Joints, Float[np.ndarray, "shapes tuples"]],
+) -> dict[int, Float[np.ndarray, "shapes length tuples"]]:
+    """The law of the planted set at its place in the pieces of a cover, per length of pieces. Derived here.
+
+    Every piece of a set adds the probability of the set, times the factor of its joints; the sum of a factor of 1 is
+    the expected number of pieces.
+    """
+    pushed: dict[int, Float[np.ndarray, "shapes length tuples"]] = {}
+    for start in np.flatnonzero(probability.any(axis=0)):
+        for piece in cover.pieces(int(start)):
+            if piece.size not in pushed:
+                pushed[piece.size] = np.zeros((len(probability), piece.size, factor[False, False].shape[1]))
+            pushed[piece.size][:, piece.place(int(start))] += probability[:, start, None] * factor[piece.joints]
+    return pushed
+
+
+def eta_push(
+    pushed: Float[np.ndarray, "shapes length tuples"], trained: Float[np.ndarray, "shapes length tuples"]
+) -> float:
+    """``max pushed / trained``: the factor a risk can grow by; infinite where training lacks a set. Derived here."""
+    return float(quotients(pushed.ravel(), trained.ravel()).max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The worst case: ``value``, the risk of each atom that attains it, and the price of a unit of training risk."""
+
+    value: float
+    risk: Float[np.ndarray, " atoms"]
+    price: float
+
+
+def transfer(
+    trained_risk: float,
+    pushed: Float[np.ndarray, " atoms"],
+    trained: Float[np.ndarray, " atoms"],
+    largest: float = 1.0,
+) -> Transfer:
+    """``max sum pushed r`` over ``0 <= r <= largest`` with ``sum trained r <= trained_risk``. Derived here.
+
+    A fractional knapsack, as in the lemma of Neyman and Pearson: risk is spent where ``pushed / trained`` is largest.
+    Finite also where that ratio is infinite, and at most its maximum times ``trained_risk``. ``pushed`` may have any
+    mass; the price is 0 where the budget is not used up.
+    """
+    _check(trained_risk, pushed, trained, largest)
+    ratio = quotients(pushed, trained)
+    order = np.argsort(-ratio, kind="stable")
+    cost = trained[order] * largest
+    spent_before = np.cumsum(cost) - cost
+    share = np.clip(np.divide(trained_risk - spent_before, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
+    risk = np.zeros_like(pushed)
+    risk[order] = share * largest
+    partly = np.flatnonzero((share < 1) & (cost > 0))
+    price = float(ratio[order[partly[0]]]) if len(partly) else 0.0
+    return Transfer(value=float(pushed @ risk), risk=risk, price=price)
+
+
+def _check(trained_risk: float, pushed: np.ndarray, trained: np.ndarray, largest: float) -> None:
+    if not (trained_risk >= 0 and largest > 0):
+        raise SettingError(f"a risk of {trained_risk} with losses up to {largest} is none; give 0 or more")
+    if not (np.isfinite(pushed).all() and (pushed >= 0).all() and (trained >= 0).all()):
+        raise SettingError(
+            "a mass of the planted set is negative or infinite; give probabilities, or their finite sums"
+        )

@@ -8,9 +8,9 @@ import numpy as np
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import typed
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
-from lengthwise.theory.certificate import Assumption
+from lengthwise.theory.law_certificate import Assumption
 from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
 # Examples that a task is looked at on, per length.
@@ -52,7 +52,7 @@ class TaskCertificate:
     verdict: str
 
 
-@typed
+@check_arguments
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
     """Look at examples of every length; ``SettingError`` for a task that does not say what its answers depend on."""
     short = [length for length in lengths if length <= trained]

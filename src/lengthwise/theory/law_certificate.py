@@ -9,17 +9,15 @@ from functools import cache
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.fitted import fitted
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.all_bounds import BOUNDS
-from lengthwise.theory.bounds.conditions import BoundError
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_bounds import Bound, one_joint
-from lengthwise.theory.bounds.predictions import Prediction, predict
-from lengthwise.theory.bounds.regularity import eta, rho
-from lengthwise.theory.risk.any_length import Found, conditional_risk, mean_risk, risk_at
+from lengthwise.theory.attention.training import fitted
+from lengthwise.theory.bounds import BOUNDS
+from lengthwise.theory.bounds.conditions import BoundError, eta, rho
+from lengthwise.theory.bounds.extrapolation import Extrapolation, Prediction, predict
+from lengthwise.theory.bounds.linear_loss import Bound, one_joint
 from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
 from lengthwise.theory.risk.exact_risk import Conditional, Predictor, TotalVariation
+from lengthwise.theory.risk.risk_at_length import Found, conditional_risk, mean_risk, risk_at
 
 LOSS = TotalVariation()
 # Bounds that go through the pieces of each planted set, and up to which length they are asked for.
@@ -112,10 +110,10 @@ def certify_law(
 
 def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
     shortest, longest = trained
-    if not law.smallest <= shortest <= longest:
+    if not law.min_length <= shortest <= longest:
         raise SettingError(
-            f"training on lengths {shortest}:{longest} is impossible: this law needs {law.smallest} tokens or more, "
-            f"and the shortest comes first; use --train-lengths {law.smallest}:{max(16, longest)}"
+            f"training on lengths {shortest}:{longest} is impossible: this law needs {law.min_length} tokens or more, "
+            f"and the shortest comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
         )
     short = [length for length in lengths if length <= longest]
     if short or not lengths:

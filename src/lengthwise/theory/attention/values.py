@@ -1,7 +1,4 @@
-"""Sums over all sets of k tokens, however far apart, of scores that are products: one cumulative sum per slot.
-
-Also what all sums over sets share: the sequences they read, and values that are read token by token.
-"""
+"""Values of sets of tokens, read token by token, and the sequences that all sums over sets read."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,8 +14,10 @@ from lengthwise.core.errors import SettingError
 
 # The log of a weight that counts as zero: finite, because minus infinity makes gradients that are no numbers.
 NEVER = -1e30
+
 # Scores and values are listed for at most so many tuples of tokens.
 MOST_ROWS = 1 << 24
+
 # How far the first scores and values are from all alike.
 FIRST_SPREAD = 0.1
 
@@ -48,19 +47,6 @@ class Values(Protocol):
 
     def of(self, codes: Int[Tensor, "*many"], shape: Int[Tensor, "*many"]) -> Float[Tensor, "*many outputs"]:
         """``log h`` of tuples by their codes, in sets of the given shapes."""
-        ...
-
-
-@runtime_checkable
-class SetScores(Protocol):
-    """``g`` as a structure over which it can be summed exactly without listing all sets."""
-
-    def ending(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
-        """``log sum g(S, x_S) h(x_S)`` over the sets whose last token is each token; ``NEVER`` where there is none."""
-        ...
-
-    def at(self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
-        """``log g`` of given sets by the IDs and the tokens in them, in the order of the tokens."""
         ...
 
 
@@ -122,51 +108,6 @@ class AutomatonValues(nn.Module):
         for slot in range(len(self.steps)):
             sums = self.read(slot, sums, tuples[..., slot])
         return sums.view(*codes.shape, sums.shape[-1])
-
-
-def counting(num_tokens: int, k: int, modulus: int, counted: tuple[int, ...]) -> AutomatonValues:
-    """The automaton whose output is how many of the k tokens are in ``counted``, modulo ``modulus``; 2 is parity."""
-    if not all(0 <= token < num_tokens for token in counted):
-        raise SettingError(f"counted tokens {counted} reach beyond the {num_tokens} there are; leave those out")
-    values = AutomatonValues(num_tokens, k, modulus, modulus)
-    states = torch.arange(modulus)
-    more = torch.isin(torch.arange(num_tokens), torch.tensor(counted)).long()
-    after = (states + more[:, None]) % modulus
-    for steps in values.steps:
-        goal = functional.one_hot(after[:, : steps.shape[1]], modulus)
-        steps.data = torch.where(goal.bool(), 0.0, NEVER)
-    return values
-
-
-class ProductScores(nn.Module):
-    """``g = prod_j u_j(x_(i_j))`` for all sets of k tokens in order, at any distance.
-
-    The sums are ordered elementary symmetric polynomials: ``E_j(i) = E_j(i - 1) + u_j(x_i) E_(j-1)(i - 1)``, here one
-    cumulative log-sum-exp per slot over all tokens. Time ``O(seq k states)``. Reconstructed.
-    """
-
-    def __init__(self, num_tokens: int, k: int) -> None:
-        super().__init__()
-        self.tokens = nn.Parameter(FIRST_SPREAD * torch.randn(k, num_tokens))
-
-    def ending(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
-        """Slot by slot; a set may go on behind any token before."""
-        sums = sequences.starts[None, :, None, None].expand(len(sequences.tokens), -1, 1, 1) * sequences.power
-        own = functional.embedding(sequences.tokens, sequences.power * self.tokens.T)  # batch seq k
-        for slot in range(len(self.tokens)):
-            if slot > 0:
-                sums = functional.pad(sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=NEVER)[:, :-1]
-            sums = values.read(slot, sums + own[:, :, None, slot, None], sequences.tokens)
-        return sums[:, :, 0]
-
-    def at(self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
-        """IDs do not matter."""
-        return by_slot(self.tokens, tuples)
-
-
-def by_slot(scores: Float[Tensor, "k tokens"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
-    """The sum of each token's score in its slot."""
-    return scores[torch.arange(len(scores)), tuples].sum(dim=-1)
 
 
 def contracted(

@@ -12,12 +12,17 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.tasks.planted.placement import Subsets
-from lengthwise.theory.attention.position_free import PositionFreeAttention
-from lengthwise.theory.bounds.conditions import BoundError, check_room, finite
-from lengthwise.theory.bounds.cover import Cover, GridCover, ProportionalCover
+from lengthwise.theory.attention.tabular import PositionFreeAttention
+from lengthwise.theory.bounds.conditions import BoundError, Joints, check_room, finite, uniformity
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.regularity import Joints, eta_push, push_forward, uniformity
-from lengthwise.theory.bounds.transfer import transfer
+from lengthwise.theory.bounds.sequence_cover import (
+    Cover,
+    GridCover,
+    ProportionalCover,
+    eta_push,
+    push_forward,
+    transfer,
+)
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
 KAPPA = "no finite kappa: weight across a joint has no bound; score every planted tuple, and no crossing one, above 0"

@@ -48,7 +48,7 @@ class Halves:
         return None
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """Room for both."""
         return 2
 
@@ -86,9 +86,9 @@ class CoupledPlacement:
         return 1 if self.k == 1 else None
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """Super-tokens for the shortest sequence that has a set."""
-        return -(-self.placement.smallest // self.fibre)
+        return -(-self.placement.min_length // self.fibre)
 
     def law(self, length: int) -> ShapeLaw:
         """Sets with the same IDs count together."""

@@ -1,19 +1,28 @@
-"""Risks by drawing sequences: any predictor, any loss, any length, with intervals that hold for every sample size."""
+"""Risks at any length: exact where possible, sampled elsewhere, with intervals that hold for every sample size."""
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import student
+from lengthwise.core.intervals import t_critical_value
+from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.risk.exact_risk import Loss, Predictor
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.risk.exact_risk import Conditional, Distance, Loss, Predictor, enumerated_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk, placed_risks
 
 # How many tokens are looked at in one go, and by how much rounding may carry a loss beyond its bounds.
 BLOCK = 1 << 18
+
 ROUNDING = 1e-9
+
+# Sequences that are drawn where a risk is neither enumerated nor transformed.
+DRAWN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class SampledRisk:
 
     def student(self) -> tuple[float, float]:
         """The 95% interval of many draws, for losses without a bound such as the log loss: no guarantee."""
-        half = student(len(self.losses) - 1) * self.standard_error
+        half = t_critical_value(len(self.losses) - 1) * self.standard_error
         return self.mean - half, self.mean + half
 
 
@@ -91,3 +100,48 @@ def _check(values: Float[np.ndarray, " size"], confidence: float) -> None:
     low, high = float(values.min()), float(values.max())
     if not (low >= -ROUNDING and high <= 1 + ROUNDING):
         raise SettingError(f"losses from {low:.3g} to {high:.3g} leave [0, 1], which the interval needs; use student()")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A risk, its 95% interval (of no width where it is exact), and how it was found."""
+
+    risk: float
+    low: float
+    high: float
+    how: str
+
+
+def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> Conditional:
+    """The exact risk given each planted set, whatever the length where the law has a span."""
+    if not isinstance(predictor, TabularAttention) or law.placement.span is None or isinstance(loss, Distance):
+        return enumerated_risk(law, predictor, length, loss)
+    placed = law.placement.law(length)
+    sets, probability = placed.sets()
+    pinned = [
+        ShapeLaw(shapes=placed.shapes[[shape]], probability=np.eye(1, length, start))
+        for shape, start in np.argwhere(placed.probability).tolist()
+    ]
+    return Conditional(sets=sets, probability=probability, risk=placed_risks(law, predictor, pinned, loss))
+
+
+def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:
+    """The exact risk, by transform or by enumeration; ``SettingError`` where neither can."""
+    if isinstance(predictor, TabularAttention) and law.placement.span is not None and not isinstance(loss, Distance):
+        return laplace_risk(law, predictor, length, loss)
+    return enumerated_risk(law, predictor, length, loss).mean
+
+
+def risk_at(law: Planted, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator) -> Found:
+    """The risk at a length, exactly where that is possible, else from ``DRAWN`` sequences."""
+    exact: list[Callable[[], float]] = [lambda: enumerated_risk(law, predictor, length, loss).mean]
+    if isinstance(predictor, TabularAttention):
+        exact.insert(0, lambda: laplace_risk(law, predictor, length, loss))
+    for way in exact:
+        # Refused: no span, too many states, or too many sequences.
+        with suppress(SettingError):
+            risk = way()
+            return Found(risk=risk, low=risk, high=risk, how="exact")
+    sampled = sampled_risk(law, predictor, length, loss, DRAWN, rng)
+    low, high = sampled.bernstein()
+    return Found(risk=sampled.mean, low=low, high=high, how=f"{DRAWN} samples")

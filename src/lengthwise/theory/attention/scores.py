@@ -1,7 +1,8 @@
-"""Sums over all sets within a span, shape by shape: any score of shape and tokens, for plain or coupled positions."""
+"""Exact sums over sets of tokens, by the structure of the scores: products, chains, and all shapes within a span."""
 
 from itertools import combinations, product
 from math import comb
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,14 +12,130 @@ from torch.nn import functional
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.distribution import check_listed
-from lengthwise.theory.attention.product import FIRST_SPREAD, NEVER, Sequences, Values, check_rows, digits
+from lengthwise.theory.attention.values import FIRST_SPREAD, NEVER, Sequences, Values, check_rows, digits
 
 # Sets that are weighed in one go: bounds memory, changes no result but for rounding.
 BLOCK = 1 << 22
+
 # Sets that tokens under shared position IDs may make.
 MOST_COUPLED = 1 << 24
+
 # Beyond, numbers of tuples and shapes would not fit an integer of 64 bits.
 MOST_NUMBERED = 1 << 62
+
+
+@runtime_checkable
+class SetScores(Protocol):
+    """``g`` as a structure over which it can be summed exactly without listing all sets."""
+
+    def ending(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+        """``log sum g(S, x_S) h(x_S)`` over the sets whose last token is each token; ``NEVER`` where there is none."""
+        ...
+
+    def at(self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
+        """``log g`` of given sets by the IDs and the tokens in them, in the order of the tokens."""
+        ...
+
+
+class ProductScores(nn.Module):
+    """``g = prod_j u_j(x_(i_j))`` for all sets of k tokens in order, at any distance.
+
+    The sums are ordered elementary symmetric polynomials: ``E_j(i) = E_j(i - 1) + u_j(x_i) E_(j-1)(i - 1)``, here one
+    cumulative log-sum-exp per slot over all tokens. Time ``O(seq k states)``. Reconstructed.
+    """
+
+    def __init__(self, num_tokens: int, k: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(FIRST_SPREAD * torch.randn(k, num_tokens))
+
+    def ending(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+        """Slot by slot; a set may go on behind any token before."""
+        sums = sequences.starts[None, :, None, None].expand(len(sequences.tokens), -1, 1, 1) * sequences.power
+        own = functional.embedding(sequences.tokens, sequences.power * self.tokens.T)  # batch seq k
+        for slot in range(len(self.tokens)):
+            if slot > 0:
+                sums = functional.pad(sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=NEVER)[:, :-1]
+            sums = values.read(slot, sums + own[:, :, None, slot, None], sequences.tokens)
+        return sums[:, :, 0]
+
+    def at(self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
+        """IDs do not matter."""
+        return by_slot(self.tokens, tuples)
+
+
+class ChainScores(nn.Module):
+    """``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))``, with ``max_gap`` and within ``span``.
+
+    Summed slot by slot over all tokens at once: time ``O(seq k max_gap states)``. A span below what k - 1 gaps can
+    reach is one more axis, the offset from the first token: times ``span``. Without ``linked`` all t are 1: products,
+    made local. Reconstructed.
+    """
+
+    def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, linked: bool = True) -> None:
+        super().__init__()
+        self.span = span
+        self.max_gap = max_gap
+        self.tokens = nn.Parameter(FIRST_SPREAD * torch.randn(k, num_tokens))
+        self.links = (
+            nn.Parameter(FIRST_SPREAD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if linked else None
+        )
+
+    @property
+    def tight(self) -> bool:
+        """Whether the span forbids what the gaps allow."""
+        return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
+
+    def ending(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+        """Slot by slot; a set goes on behind any token within the largest gap."""
+        tokens, power = sequences.tokens, sequences.power
+        sums = sequences.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
+        if self.tight:
+            sums = functional.pad(sums, (0, 0, 0, self.span - 1), value=NEVER)
+        own = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
+        links = self._links(tokens, power)
+        for slot in range(len(self.tokens)):
+            if slot > 0:
+                sums = self._later(sums, links[..., slot - 1])
+            if slot == len(self.tokens) - 1 and self.tight:
+                sums = sums.logsumexp(dim=2, keepdim=True)
+            sums = values.read(slot, sums + own[:, :, None, slot, None], tokens)
+        return sums[:, :, 0]
+
+    def at(self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
+        """Zero weight, ``NEVER``, beyond the largest gap and beyond the span."""
+        gaps = ids.diff(dim=-1)
+        scores = by_slot(self.tokens, tuples)
+        if self.links is not None:
+            slots = torch.arange(gaps.shape[-1])
+            near = gaps.clamp(1, self.max_gap) - 1
+            scores = scores + self.links[slots, near, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
+        far = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
+        return torch.where(far, NEVER, scores)
+
+    def _links(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq slots"]:
+        """The score of the step to each token, by gap from 1; before the first token stands anything."""
+        seq, most = tokens.shape[1], self.max_gap
+        if self.links is None:
+            return self.tokens.new_zeros(1, 1, 1, 1).expand(most, *tokens.shape, len(self.tokens) - 1)
+        padded = functional.pad(tokens, (most, 0))
+        before = torch.stack([padded[:, most - gap : most - gap + seq] for gap in range(1, most + 1)])
+        gaps = torch.arange(most, device=tokens.device)[:, None, None]
+        num_tokens = self.tokens.shape[1]
+        # All slots in one look-up: each look-up has a costly backward pass.
+        return functional.embedding((gaps * num_tokens + before) * num_tokens + tokens, power * self.links.flatten(1).T)
+
+    def _later(
+        self, sums: Float[Tensor, "batch seq offsets states"], link: Float[Tensor, "gaps batch seq"]
+    ) -> Float[Tensor, "batch seq offsets states"]:
+        """Log sums over tuples that end before each token, the step to it counted."""
+        seq, offsets = sums.shape[1:3]
+        padded = functional.pad(sums, (0, 0, self.max_gap if self.tight else 0, 0, self.max_gap, 0), value=NEVER)
+        moved = []
+        for early in range(self.max_gap - 1, -1, -1):
+            # One gap further on is one offset further from the first token.
+            offset = early if self.tight else 0
+            moved.append(padded[:, early : early + seq, offset : offset + offsets])
+        return (torch.stack(moved) + link[..., None, None]).logsumexp(dim=0)
 
 
 class TableScores(nn.Module):
@@ -185,3 +302,8 @@ def binned(
     top = log.new_full((batch, size, outputs), NEVER).scatter_reduce(1, index, log.detach(), "amax")
     total = log.new_zeros(batch, size, outputs).scatter_add(1, index, (log - top.gather(1, index)).exp())
     return torch.where(total == 0, NEVER, top + total.clamp(min=1).log())
+
+
+def by_slot(scores: Float[Tensor, "k tokens"], tuples: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
+    """The sum of each token's score in its slot."""
+    return scores[torch.arange(len(scores)), tuples].sum(dim=-1)

@@ -8,15 +8,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import student
+from lengthwise.core.intervals import t_critical_value
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, TotalVariation
-from lengthwise.theory.risk.laplace import placed_risks
+from lengthwise.theory.risk.laplace_risk import placed_risks
 
 # Rounds of weighting the fit anew, at most; the length whose law of shapes stands for that of very long sequences.
 ROUNDS = 20
+
 FAR = 1 << 14
 
 Risks = Sequence[float] | Float[np.ndarray, " lengths"]
@@ -56,7 +57,7 @@ class OddsLaw:
         if self.freedom < 1:
             return None, None
         gradient = np.array([1.0, length, -length * self.at(length)]) / (1 + self.parameters[2] * length)
-        half = student(self.freedom) * math.sqrt(max(0.0, float(gradient @ self.covariance @ gradient)))
+        half = t_critical_value(self.freedom) * math.sqrt(max(0.0, float(gradient @ self.covariance @ gradient)))
         return max(0.0, self.at(length) - half), self.at(length) + half
 
     def horizon(self, risk: float) -> float:
@@ -88,24 +89,6 @@ def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsL
     return fitted
 
 
-def resampled_interval(
-    lengths: Sequence[int],
-    risks: Float[np.ndarray, "runs lengths"],
-    length: int,
-    limit: float | None,
-    rng: np.random.Generator,
-    resamples: int = 1000,
-) -> tuple[float, float]:
-    """The 95% interval of the risk at ``length`` from runs (seeds) drawn with replacement, whose mean is fitted."""
-    runs = len(risks)
-    if runs < 2:
-        raise SettingError(f"{runs} run does not show how far another would differ; give the risks of at least 2")
-    drawn = rng.integers(0, runs, size=(resamples, runs))
-    found = [fit_odds(lengths, risks[rows].mean(axis=0), limit).at(length) for rows in drawn]
-    low, high = np.quantile(found, (0.025, 0.975))
-    return float(low), float(high)
-
-
 def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
     """The straight line through the first and the last of measured lengths, continued to a longer one.
 
@@ -117,12 +100,6 @@ def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
         raise SettingError(f"length {length} is below the measured {int(sizes[-1])}; a secant is continued upwards")
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return float(values[-1] + (length - sizes[-1]) * slope)
-
-
-def largest_bend(lengths: Sequence[int], risks: Risks) -> float:
-    """By how much the slope rises at most, from one pair of neighbouring lengths to the next: concave is 0 or less."""
-    sizes, values = _curve(lengths, risks, needed=3)
-    return float(np.diff(np.diff(values) / np.diff(sizes)).max())
 
 
 def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = None) -> float:
@@ -145,41 +122,6 @@ def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = No
     tuples = np.array(law.tuples)
     places = np.broadcast_to(np.arange(law.k), tuples.shape)
     return float(np.array(law.probabilities) @ loss.of(answer, tuples, places, np.array(law.labels)))
-
-
-def adaptive_temperature(length: int, longest: int, gap: float) -> float:
-    """``1 + log(N / L) / gap``: the power of all scores at which N tokens of background weigh no more than L did.
-
-    ``gap`` is how far planted sets are above background in log score (``score_gap``). Up to the longest training length
-    it is 1. Derived here.
-    """
-    if gap <= 0:
-        raise SettingError(f"a gap of {gap:.3g} between planted and background does not grow; it must be above 0")
-    return 1 + max(0.0, math.log(length / longest)) / gap
-
-
-def tempered(attention: TabularAttention, temperature: float) -> TabularAttention:
-    """The attention with all scores to a power; a score of 0 stays 0."""
-    finite = np.isfinite(attention.log_scores)
-    scores = np.where(finite, np.where(finite, attention.log_scores, 0.0) * temperature, -np.inf)
-    return replace(attention, log_scores=scores)
-
-
-def score_gap(law: Planted, attention: TabularAttention) -> float:
-    """By how much the lowest planted set is above the highest set of background alone, in log score; may be negative.
-
-    With this gap, ``adaptive_temperature`` lets no set of background gain on the planted one. Infinite where background
-    has no weight. Shapes are those planted at very long lengths.
-    """
-    placed = law.placement.law(FAR)
-    shapes = placed.shapes[placed.probability.any(axis=1)]
-    likely = law.codes(np.array(law.tuples))[np.array(law.probabilities) > 0]
-    planted = [attention.log_scores[(attention.shapes == shape).all(axis=1)][:, likely] for shape in shapes]
-    drawn = np.flatnonzero(np.array(law.background))
-    background = law.codes(np.stack(np.meshgrid(*[drawn] * law.k, indexing="ij"), axis=-1)).ravel()
-    lowest = min(float(table.max(axis=0).min()) if len(table) else -math.inf for table in planted)
-    highest = float(attention.log_scores[:, background].max())
-    return lowest - highest if lowest > -math.inf else -math.inf
 
 
 @dataclass(frozen=True, slots=True)

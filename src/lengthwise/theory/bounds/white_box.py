@@ -17,8 +17,8 @@ from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalized
-from lengthwise.theory.bounds.cover import GridCover, Interval, Piece, ProportionalCover
 from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.bounds.sequence_cover import GridCover, Interval, Piece, ProportionalCover
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, enumerated_risk, num_sequences
 
 CoverKind = type[GridCover] | type[ProportionalCover]
@@ -112,7 +112,7 @@ class Pinned:
         return self.shape[-1] + 1
 
     @property
-    def smallest(self) -> int:
+    def min_length(self) -> int:
         """Up to the last planted token."""
         return self.start + self.shape[-1] + 1
 
