@@ -38,7 +38,12 @@ from lengthwise.experiments.reproductions import CLAIMS, Claim, Reproduction, re
 from lengthwise.experiments.run import Run, evaluate, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
 from lengthwise.hf.export import export_hf, export_to_harness, import_hf
-from lengthwise.hf.language_models import Asking, LanguageModel, evaluate_language_model, load_language_model
+from lengthwise.hf.language_models import (
+    LanguageModel,
+    PromptingConfig,
+    evaluate_language_model,
+    load_language_model,
+)
 from lengthwise.influence.measures import (
     MEASURES,
     AddOneIn,
@@ -55,8 +60,8 @@ from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.influence.targets import LONGPPL, Rule
-from lengthwise.influence.text_codec import TextCodec, tokenized
+from lengthwise.influence.targets import LONGPPL, GapRule
+from lengthwise.influence.text_codec import TextCodec, tokenize_documents
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -122,7 +127,6 @@ __all__ = [
     "AddOneIn",
     "Addition",
     "Completion",
-    "Asking",
     "Assignment",
     "AttentionWeight",
     "Claim",
@@ -168,6 +172,7 @@ __all__ = [
     "Planted",
     "PositionScheme",
     "Predicted",
+    "PromptingConfig",
     "RandomChoice",
     "RandomFloats",
     "RandomStart",
@@ -177,7 +182,7 @@ __all__ = [
     "Reverse",
     "Rotary",
     "JSONLTask",
-    "Rule",
+    "GapRule",
     "Run",
     "RunCertificate",
     "Sampler",
@@ -230,7 +235,7 @@ __all__ = [
     "short_context_losses",
     "stream",
     "format_examples",
-    "tokenized",
+    "tokenize_documents",
     "train",
     "without_copies",
     "write_reasoning_records",

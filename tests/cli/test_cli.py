@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.support.small_runs import facts, same_tensors, tree, weights
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.progress import ProgressLine
+from lengthwise.cli.terminal import ProgressLine
 from lengthwise.core.errors import UntrainedDistanceWarning
 from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
@@ -213,7 +213,7 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
     assert {row["task"] for row in document["results"]} == {"uncoupled"}
     for verb in (["evaluate"], ["diagnose", "--length", "8"], ["certify"], ["export", "--format", "hf", "--out", "hf"]):
         named = [verb[0], "new", *verb[1:]]
-        assert "the saved task 'uncoupled' is in no table; if it is your own, name it again (--task" in refused(
+        assert "unknown saved task 'uncoupled'; if it is custom, pass --task" in refused(
             named, capsys
         )
     # Every verb that says so has the flag.
@@ -226,9 +226,9 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
 
 def test_flags_of_a_run_are_refused_where_no_run_is_asked(runs, capsys):
     own = ["--task", "test_cli:Uncoupled"]
-    refusal = "--task test_cli:Uncoupled is for the folder of a run: leave it out"
+    refusal = "--task test_cli:Uncoupled needs a run folder; leave it out"
     assert refusal in refused(["certify", "parity", *own], capsys)
-    refusal = "--task test_cli:Uncoupled is for a run with --format hf: leave it out"
+    refusal = "--task test_cli:Uncoupled needs a run and --format hf; leave it out"
     assert refusal in refused(["export", "parity", *own, "--format", "lm-eval", "--out", "new"], capsys)
 
 
@@ -268,7 +268,7 @@ def test_a_run_with_classes_of_ones_own_is_gone_on_with_by_the_command_that_it_w
     asked([*command.split(), "--device", "cpu"], capsys)
     assert same_tensors(weights(runs / "stopped"), weights(runs / "whole"))
     # Without them, the line says which are missing.
-    assert "is in no table; if it is your own, name it again (--" in refused(
+    assert "; if it is custom, pass --" in refused(
         ["train", "--resume", "--out", "stopped"], capsys
     )
 
@@ -398,18 +398,18 @@ WRONG: list[tuple[list[str], str]] = [
     (["train"], "nothing to train; name a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' has its own task, scheme and encoding; leave out"),
-    ([*TRAIN, "--train-lengths", "0:4"], "training length 0 is no length; lengths start at 1"),
-    ([*TRAIN, "--train-lengths=-3:4"], "training length -3 is no length; lengths start at 1"),
-    ([*TRAIN, "--train-lengths", "4:1"], "training lengths 4:1 run backwards; write the smaller one first"),
-    ([*TRAIN, "--train-lengths", "abc"], "'abc' is no range of lengths; write the shortest and the longest"),
-    ([*TRAIN, "--train-lengths", "3"], "'3' is no range of lengths; write the shortest and the longest such as 1:20"),
-    ([*TRAIN, "--batch-size", "0"], "batch_size 0 trains nothing; use at least 1"),
-    ([*TRAIN, "--steps", "0"], "steps 0 trains nothing; use at least 1"),
-    ([*TRAIN, "--steps", "-5"], "steps -5 trains nothing; use at least 1"),
-    ([*TRAIN, "--num-position-ids", "0"], "num_position_ids 0 leaves no ID; use at least 1"),
+    ([*TRAIN, "--train-lengths", "0:4"], "training length 0 is too small; lengths start at 1"),
+    ([*TRAIN, "--train-lengths=-3:4"], "training length -3 is too small; lengths start at 1"),
+    ([*TRAIN, "--train-lengths", "4:1"], "training lengths 4:1 are reversed; put the smaller one first"),
+    ([*TRAIN, "--train-lengths", "abc"], "invalid range of lengths 'abc'; use shortest:longest"),
+    ([*TRAIN, "--train-lengths", "3"], "invalid range of lengths '3'; use shortest:longest, such as 1:20"),
+    ([*TRAIN, "--batch-size", "0"], "batch_size 0 is too small; use at least 1"),
+    ([*TRAIN, "--steps", "0"], "steps 0 is too small; use at least 1"),
+    ([*TRAIN, "--steps", "-5"], "steps -5 is too small; use at least 1"),
+    ([*TRAIN, "--num-position-ids", "0"], "num_position_ids 0 is too small; use at least 1"),
     (
         [*TRAIN, "--num-position-ids", "5"],
-        "reaches ID 22 but the scheme stops at 4; set num_position_ids to at least 23",
+        "has ID 22 but the largest ID of the scheme is 4; set num_position_ids to at least 23",
     ),
     ([*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"], "sequential has no range of IDs; leave out --num"),
     (
@@ -425,85 +425,85 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "--task", "test_cli:NeedsArguments"], "test_cli:NeedsArguments"),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:Borrowed"],
-        "scheme 'test_cli:Borrowed' has the name 'sequential' of another one of ours; choose its own",
+        "scheme 'test_cli:Borrowed' uses the built-in name 'sequential'; choose another name",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
-        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, predicts_ids, random_at_evaluation, assign); "
-        "name a class that has all of PositionScheme",
+        "scheme 'test_cli:OwnNoPE' lacks needs, predicts_ids, random_at_evaluation, assign; "
+        "use a class with all of PositionScheme",
     ),
     (
         ["train", "--task", "copy", "--encoding", "test_cli:AssignsNothing"],
-        "encoding 'test_cli:AssignsNothing' is no encoding (it has no shift_invariant, reads_order, build); "
-        "name a class that has all of EncodingSettings",
+        "encoding 'test_cli:AssignsNothing' lacks shift_invariant, reads_order, build; "
+        "use a class with all of EncodingSettings",
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
-        "task 'test_cli:OwnNoPE' is no task (it has no vocabulary, separators, sample, from_prompt, variants, version)",
+        "task 'test_cli:OwnNoPE' lacks vocabulary, separators, sample, from_prompt, variants, version",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],
-        "scheme 'test_cli:AssignsNothing' is no scheme (it has no assign); name a class that has all",
+        "scheme 'test_cli:AssignsNothing' lacks assign; use a class with all",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:SaysLittle"],
-        "scheme 'test_cli:SaysLittle' is no scheme (it has no needs, real_valued, predicts_ids, ",
+        "scheme 'test_cli:SaysLittle' lacks needs, real_valued, predicts_ids, ",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:NoDataclass"],
-        "scheme 'test_cli:NoDataclass' is no dataclass, so its settings cannot be saved; write @dataclass(frozen=True)",
+        "scheme 'test_cli:NoDataclass' is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)",
     ),
-    (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, "),
+    (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' lacks needs, "),
     (
         ["compare", "--task", "copy", "--rows", "test_cli:OwnNoPE/rotary"],
-        "scheme 'test_cli:OwnNoPE' is no scheme (it has no needs, ",
+        "scheme 'test_cli:OwnNoPE' lacks needs, ",
     ),
     (["train", "--resume", "--out", "nowhere"], "nowhere does not exist; give the folder of a run"),
     (
         ["train", "--resume", "--out", "empty"],
-        "empty is no run folder (it has no experiment.json); give one that train",
+        "empty is not a run folder (it has no experiment.json); give one written by train",
     ),
     (
         ["train", "--resume", "--out", "run", "--steps", "99"],
-        "run holds another run than the one asked for: training.steps differ",
+        "run contains another run: different training.steps",
     ),
     (
         ["train", "--resume", "--out", "run", "--encoding", "nope"],
-        "run holds another run than the one asked for: ",
+        "run contains another run: different ",
     ),
     (
         ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],
-        "run holds another run than the one asked for: ",
+        "run contains another run: different ",
     ),
     (["train", "--resume", "--out", "nowhere", "--scheme", "coupled"], "nowhere does not exist; give the folder of a"),
-    (["train", "--resume", "--out", "run", "--seed", "99"], "run holds another run than the one asked for: "),
-    (["train", "parity", *QUICK, "--out", "run"], "run holds a run already; add --resume to go on with it, or choose"),
-    (["train", "copy", *QUICK, "--resume", "--out", "run"], "run holds another run than the one asked for: "),
-    (["train", "parity", *QUICK, "--out", "comparison"], "comparison holds a comparison already; choose another --out"),
-    (["train", "parity", *QUICK, "--out", "file"], "file is a file, a run needs a folder; choose another --out"),
+    (["train", "--resume", "--out", "run", "--seed", "99"], "run contains another run: different "),
+    (["train", "parity", *QUICK, "--out", "run"], "run already contains a run; add --resume to continue it, or choose"),
+    (["train", "copy", *QUICK, "--resume", "--out", "run"], "run contains another run: different "),
+    (["train", "parity", *QUICK, "--out", "comparison"], "comparison already contains a comparison; choose another --out"),
+    (["train", "parity", *QUICK, "--out", "file"], "file is a file, but a run needs a folder; choose another --out"),
     (["train", "parity", *QUICK, "--out", "file/below"], "cannot write file/below/experiment.json (Not a directory);"),
-    (["evaluate", "nowhere"], "nowhere is no run folder (it has no experiment.json), and of a model it is not known"),
-    (["evaluate", "empty"], "empty is no run folder (it has no experiment.json), and of a model it is not known what"),
+    (["evaluate", "nowhere"], "nowhere is not a run folder (it has no experiment.json), and of a model it is not known"),
+    (["evaluate", "empty"], "empty is not a run folder (it has no experiment.json), and of a model it is not known what"),
     (["evaluate", "file"], "give a folder that train --out made, or a --task such as parity"),
     (
         ["evaluate", "empty", "--task", "parity"],
         "empty holds no model (it has no config.json); give a folder that save",
     ),
-    (["evaluate", "run", "--shots", "4"], "--shots 4 is of a model; a run is measured as it was trained: leave it out"),
-    (["evaluate", "run", "--out", "new"], "--out new is of a model; a run is measured as it was trained: leave it out"),
-    (["evaluate", "unfinished"], "its training has not ended; go on with train --resume --out unfinished"),
+    (["evaluate", "run", "--shots", "4"], "--shots 4 needs a model, not a run; leave it out"),
+    (["evaluate", "run", "--out", "new"], "--out new needs a model, not a run; leave it out"),
+    (["evaluate", "unfinished"], "because training is unfinished; run train --resume --out unfinished"),
     (["evaluate", "run", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
     (["evaluate", "run", "--lengths", "-4"], "length -4 is no length; lengths start at 1"),
-    (["evaluate", "run", "--lengths", "8:4"], "--lengths '8:4' is no list of whole numbers; write one such as 20,200"),
-    (["evaluate", "run", "--lengths", "x"], "--lengths 'x' is no list of whole numbers; write one such as 20,200"),
+    (["evaluate", "run", "--lengths", "8:4"], "invalid --lengths '8:4'; use whole numbers separated by commas, such as 20,200"),
+    (["evaluate", "run", "--lengths", "x"], "invalid --lengths 'x'; use whole numbers separated by commas, such as 20,200"),
     (["evaluate", "run", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
-    (["evaluate", "run", "--num-examples", "4.5"], "--num-examples '4.5' is no list of whole numbers; write one"),
+    (["evaluate", "run", "--num-examples", "4.5"], "invalid --num-examples '4.5'; use whole numbers"),
     (["evaluate", "run", "--num-examples", "1,2,3"], "3 numbers of examples for 2 lengths; give one for all or one"),
     (["evaluate", "run", "--decode", "fre"], "decode 'fre' is unknown; choose one of forced, free"),
     (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
     (["evaluate", "run", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
     (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
-    (["evaluate", "run", "--task", "copy"], "the weights in run are not those of the task brought to it"),
+    (["evaluate", "run", "--task", "copy"], "the weights in run do not fit the new task"),
     (
         ["evaluate", "addition", "--variants", "cary"],
         "unknown variant of addition 'cary'; did you mean 'carry'? known: ",
@@ -514,9 +514,9 @@ WRONG: list[tuple[list[str], str]] = [
         "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
     ),
     (["generate", "nowhere", "--prompt", "0"], "nowhere does not exist; give the folder of a run"),
-    (["generate", "unfinished", "--prompt", "0"], "its training has not ended; go on with train --resume"),
+    (["generate", "unfinished", "--prompt", "0"], "because training is unfinished; run train --resume"),
     (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
-    (["generate", "run", "--prompt", ""], "the prompt is empty; parity takes bits such as 0110"),
+    (["generate", "run", "--prompt", ""], "the prompt is empty; parity needs bits such as 0110"),
     (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
     (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "max-new-tokens 0 writes nothing; use at least 1"),
     (["compare"], "nothing to compare; name recipes (parity"),
@@ -528,13 +528,13 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["compare", "parity", "--rows", "predicted/rotary"],
-        "recipes and --task with --rows exclude each other; give one",
+        "recipes cannot be combined with --task and --rows; use one",
     ),
-    (["compare", "parity", "--task", "parity"], "recipes and --task with --rows exclude each other; give one"),
+    (["compare", "parity", "--task", "parity"], "recipes cannot be combined with --task and --rows; use one"),
     (["compare", "--task", "parity"], "nothing to compare; name recipes (parity"),
     (
         ["compare", "--task", "parity", "--rows", "predicted"],
-        "row 'predicted' is no scheme/encoding; write rows such as",
+        "invalid row 'predicted'; use scheme/encoding, such as",
     ),
     (
         ["compare", "--task", "parity", "--rows", "predictd/rotary"],
@@ -545,8 +545,8 @@ WRONG: list[tuple[list[str], str]] = [
         ["compare", "--task", "test_cli:Uncoupled", "--rows", "coupled/rotary"],
         "this task declares no coupling; use the",
     ),
-    (["compare", "parity", "--seeds", "0"], "0 seeds run nothing; use at least 1"),
-    (["compare", "parity", "--jobs", "0"], "0 jobs run nothing; use at least 1"),
+    (["compare", "parity", "--seeds", "0"], "invalid num_seeds 0; use at least 1"),
+    (["compare", "parity", "--jobs", "0"], "invalid jobs 0; use at least 1"),
     (["compare", "parity", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
     (["compare", "parity", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
     (["compare", "parity", "--variants", "carry"], "'carry'"),
@@ -555,14 +555,14 @@ WRONG: list[tuple[list[str], str]] = [
         ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--jobs", "1"],
         "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
     ),
-    (["compare", "parity", *QUICK, "--out", "run"], "run holds a run already; choose another --out for the comparison"),
+    (["compare", "parity", *QUICK, "--out", "run"], "run already contains a run; choose another --out for the comparison"),
     (
         ["compare", "parity", *QUICK, "--out", "comparison"],
-        "comparison holds another comparison than the one asked for",
+        "comparison contains another comparison: different",
     ),
     (
         ["compare", "parity", *QUICK, "--out", "file"],
-        "file is a file, a comparison needs a folder; choose another --out",
+        "file is a file, but a comparison needs a folder; choose another --out",
     ),
     (
         ["compare", "parity", *QUICK, "--out", "file/below"],
@@ -661,13 +661,13 @@ EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "an unknown task": (
         lambda text: text.replace('"parity"', '"party"'),
-        "the saved task 'party' is in no table",
+        "unknown saved task 'party'",
     ),
     "a class to import": (
         lambda text: text.replace('"name": "parity"', '"name": "test_cli:Uncoupled"'),
-        "the saved task 'test_cli:Uncoupled' is in no table",
+        "unknown saved task 'test_cli:Uncoupled'",
     ),
-    "another size": (lambda text: text.replace('"d_model": 64', '"d_model": 32'), "belongs to another experiment than"),
+    "another size": (lambda text: text.replace('"d_model": 64', '"d_model": 32'), "does not belong to"),
 }
 
 

@@ -112,7 +112,7 @@ def test_an_error_names_the_value_of_the_wrong_type_and_the_declared_type(values
 
 @pytest.mark.parametrize("part", ["parity", Parity, None], ids=str)
 def test_a_part_of_an_experiment_without_settings_raises_an_error(part):
-    with pytest.raises(SettingError, match=r"^task .* is not an object with settings; give one"):
+    with pytest.raises(SettingError, match=r"^task .* is not a settings object; use an instance"):
         construct(Experiment, "task", part)
 
 
@@ -145,7 +145,7 @@ def test_training_loading_and_comparing_accept_strings_as_paths(tmp_path, monkey
 
 
 # Functions of tensors, whose shapes are checked, and functions that only pass their arguments on.
-TENSOR_FUNCTIONS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenized"}
+TENSOR_FUNCTIONS = {"evaluate_by_length", "generate", "loss_by_context", "short_context_losses", "tokenize_documents"}
 PASS_THROUGH = {
     "build_decoder",
     "certify_law",

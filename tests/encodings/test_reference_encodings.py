@@ -8,9 +8,9 @@ import torch
 from tests.support.cases import randomize
 
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
-from lengthwise.encodings.alibi import slopes
+from lengthwise.encodings.alibi import alibi_slopes
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import attend, diluted
+from lengthwise.model.attention import attend, dilute_attention
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.rms_norm import RMSNorm
@@ -86,7 +86,7 @@ def test_rotary_scores_depend_on_the_distance_alone(rng):
 
 @pytest.mark.parametrize("num_heads", range(1, 17))
 def test_alibi_slopes_are_those_of_the_papers_code(num_heads):
-    np.testing.assert_allclose(slopes(num_heads).numpy(), paper_slopes(num_heads), rtol=1e-6)
+    np.testing.assert_allclose(alibi_slopes(num_heads).numpy(), paper_slopes(num_heads), rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_heads", [1, 3, 4])
@@ -140,7 +140,7 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
     queries, biased, chunk_elements, short, rng, *, graded, monkeypatch
 ):
-    monkeypatch.setattr("lengthwise.model.attention.SHORT", short)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", chunk_elements)
     query, key, value = (rng.standard_normal((2, 3, seq, 4)).astype(np.float32) for seq in (queries, 7, 7))
     bias = rng.standard_normal((2, 3, queries, 7)).astype(np.float32) * biased
@@ -159,7 +159,7 @@ def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
 def test_diluted_attention_gives_a_share_of_each_head_to_all_visible_keys_alike(queries, rng):
     query, key, value = (rng.standard_normal((4, 3, seq, 4)).astype(np.float32) for seq in (queries, 7, 7))
     plain = np.stack([attended(*parts, np.zeros((3, queries, 7))) for parts in zip(query, key, value, strict=True)])
-    out = diluted(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
+    out = dilute_attention(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
     shares = np.empty((4, 3))
     for row, head in np.ndindex(4, 3):
         before, means = plain[row, head], np.cumsum(value[row, head], axis=0)[-queries:]
@@ -187,7 +187,7 @@ def test_attention_is_diluted_in_training_alone(rng):
 
 
 def test_a_bias_is_asked_for_in_chunks_that_cover_each_query_once(monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.SHORT", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 7 * 2)
     asked = []
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lengthwise.encodings import DAPE, ENCODINGS, DAPEv2, EncodingSettings, EncodingSize
 from lengthwise.model.attention import attend
-from lengthwise.model.attention_weights import entmax, top_k, weighing
+from lengthwise.model.attention_weights import entmax, make_weight_function, top_k
 from lengthwise.model.decoder import DecoderSettings, LengthScale
 from lengthwise.tasks import Parity
 
@@ -58,7 +58,7 @@ def attend_with(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tens
 def test_gradients_of_attention_and_its_bias_are_those_of_the_plain_formula(
     *, dtype, precision, queries, rows, cut, short, elements, rng, monkeypatch
 ):
-    monkeypatch.setattr("lengthwise.model.attention.SHORT", short)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
     # As in the decoder, heads stand next to each other in memory.
     parts = [torch.from_numpy(rng.normal(size=(2, seq, 3, 4))).transpose(1, 2) for seq in (queries, 9, 9, queries)]
@@ -78,7 +78,7 @@ def test_gradients_of_attention_and_its_bias_are_those_of_the_plain_formula(
 
 @pytest.mark.parametrize("elements", [1, 2 * 3 * 9 * 4, 1 << 20])
 def test_gradients_of_later_queries_without_a_bias_are_those_of_the_plain_formula(elements, rng, monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.SHORT", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
     given = [torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (5, 9, 9)]
     upstream = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)))
@@ -90,7 +90,7 @@ def test_gradients_of_later_queries_without_a_bias_are_those_of_the_plain_formul
 @pytest.mark.parametrize("queries", [1, 5, 9])
 @torch.no_grad()
 def test_attention_is_the_same_where_no_gradient_is_asked_for(queries, rng, monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.SHORT", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 9 * 4)
     query, key, value = (torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (queries, 9, 9))
     bias = torch.from_numpy(rng.normal(size=(2, 3, queries, 9)))
@@ -266,9 +266,9 @@ def test_the_options_of_the_decoder_choose_how_scores_are_weighed(rng):
     }
     for name, settings in SPARSE.items():
         decoder = small_decoder("nope", Parity(), **settings)
-        chosen = decoder.blocks[0].weigh
+        chosen = decoder.blocks[0].weight_function
         torch.testing.assert_close(chosen(scores), expected[name])
-    assert weighing("softmax", k=3, alpha=1.5) is None
+    assert make_weight_function("softmax", k=3, alpha=1.5) is None
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

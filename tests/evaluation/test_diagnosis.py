@@ -35,7 +35,7 @@ from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.recipes import quick, recipe
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_analysis import diagnose_run, probed_model_of
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.positions import Predicted, Sequential
@@ -318,7 +318,7 @@ def test_answers_of_the_control_are_right(unfitted):
     asked = [(part, row) for part in tested.right for row in range(len(part.answer))]
     assert len(asked) > 10
     for part, row in asked:
-        answer, batch = int(part.answer[row]), part.batch.rows(np.array([row]))
+        answer, batch = int(part.answer[row]), part.batch.select(np.array([row]))
         hidden, _ = subject.decoder(batch.tokens[:, :answer], batch.position_ids[:, :, :answer])
         written = int(subject.decoder.token_logits(hidden)[0, -1].argmax())
         assert written == int(batch.tokens[0, answer]) != end
@@ -352,7 +352,7 @@ def test_attention_on_the_support_is_that_of_the_whole_sequence():
     support = np.where(examples.support < 0, -1, examples.support)
     answer = random_answers(batch, task.vocabulary.index("end"), rng)
     layers = []
-    decoder(batch.tokens, batch.position_ids, looking=Looking(watch=layers.append))
+    decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=layers.append))
     found = support_mass(decoder, batch, answer, support)
     for row, asking in enumerate(answer - 1):
         wanted = [token for token in set(support[row, asking + 1].tolist()) if token not in (-1, asking)]

@@ -16,7 +16,7 @@ from tests.support.cases import randomize
 from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.progress import ProgressLine
+from lengthwise.cli.terminal import ProgressLine
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
@@ -28,7 +28,7 @@ from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick
 from lengthwise.experiments.run import Run, evaluate, load_run, train
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.model.generate import Generated
+from lengthwise.model.generate import Generation
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
 from lengthwise.tasks import PLACEMENTS, TASKS, Addition, IndexHints, MultiAddition, Parity, Placement, Planted
@@ -194,19 +194,17 @@ def test_every_entry_of_every_table_is_the_same_after_it_is_saved(name):
 def test_a_task_within_a_task_is_looked_up_by_its_name_as_well():
     written = to_dict(Experiment(task=IndexHints(task=Addition())))
     written["task"]["task"]["name"] = "adition"
-    with pytest.raises(UnknownNameError, match=r"the saved task 'adition' is in no table"):
+    with pytest.raises(UnknownNameError, match=r"unknown saved task 'adition'"):
         from_dict(written)
 
 
 def test_a_placement_within_a_task_is_looked_up_by_its_name_and_so_are_the_laws_within_a_placement():
     written = to_dict(Experiment(task=Planted(placement=ByLength())))
     written["task"]["placement"]["laws"][1]["name"] = "locl"
-    with pytest.raises(
-        UnknownNameError, match=r"the saved laws 'locl' is in no table; if it is your own, bring a task"
-    ):
+    with pytest.raises(UnknownNameError, match=r"unknown saved laws 'locl'; if it is custom, pass --task"):
         from_dict(written)
     written["task"]["placement"]["name"] = "by_lenth"
-    with pytest.raises(UnknownNameError, match=r"the saved placement 'by_lenth' is in no table; if it is your own"):
+    with pytest.raises(UnknownNameError, match=r"unknown saved placement 'by_lenth'; if it is custom"):
         from_dict(written)
 
 
@@ -284,11 +282,9 @@ def test_what_a_recipe_settled_about_its_angles_holds_for_every_rotary_encoding(
 def test_a_folder_with_a_run_is_not_trained_over(tmp_path):
     trained(tmp_path)
     before = tree(tmp_path)
-    with pytest.raises(RunFolderError, match=r"holds a run already; add --resume to go on with it, or choose another"):
+    with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
-    with pytest.raises(
-        RunFolderError, match=r"holds another run than the one asked for: training.steps differ; choose"
-    ):
+    with pytest.raises(RunFolderError, match=r"contains another run: different training.steps; choose"):
         train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
     assert tree(tmp_path) == before
 
@@ -296,7 +292,7 @@ def test_a_folder_with_a_run_is_not_trained_over(tmp_path):
 @pytest.mark.parametrize(("file", "word"), [("comparison.json", "comparison"), ("influence.json", "study")])
 def test_a_folder_with_something_else_is_not_trained_over(file, word, tmp_path):
     (tmp_path / file).write_text("{}")
-    with pytest.raises(RunFolderError, match=rf"holds a {word} already; choose another --out for the run"):
+    with pytest.raises(RunFolderError, match=rf"already contains a {word}; choose another --out for the run"):
         train(small_experiment(), tmp_path, device="cpu", resume=True)
     assert set(tree(tmp_path)) == {file}
 
@@ -315,7 +311,7 @@ REFUSED: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {
     "scheme below the longest training length": (
         small_experiment(scheme=Predicted(num_position_ids=5)),
         PositionRangeError,
-        r"reaches ID 6 but the scheme stops at 4; set num_position_ids to at least 7",
+        r"has ID 6 but the largest ID of the scheme is 4; set num_position_ids to at least 7",
     ),
     "task without coupling": (
         small_experiment(Parity(coupling="none")),
@@ -373,9 +369,9 @@ def test_an_answer_is_right_if_and_only_if_its_tokens_and_ids_are(scheme, tmp_pa
 def test_a_right_answer_has_every_token_and_every_id_before_the_end(
     symbols, position_ids, right, tmp_path, monkeypatch
 ):
-    def generate(*given: Any, **how: Any) -> Generated:
+    def generate(*given: Any, **how: Any) -> Generation:
         tokens, ids = torch.tensor([symbols]), torch.tensor([[position_ids]])
-        return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
+        return Generation(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, steps=1)
     monkeypatch.setattr(answer_module, "generate", generate)
@@ -392,8 +388,8 @@ def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path
     if wrong_level is not None:
         ids[wrong_level, 0, 1] += 1
 
-    def generate(*given: Any, **how: Any) -> Generated:
-        return Generated(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
+    def generate(*given: Any, **how: Any) -> Generation:
+        return Generation(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, task=task, steps=1)
     monkeypatch.setattr(answer_module, "generate", generate)
@@ -544,7 +540,7 @@ def test_weights_are_used_with_the_experiment_that_they_were_trained_in_alone(ch
     before = (tmp_path / "experiment.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes()
     change(tmp_path)
     assert before != ((tmp_path / "experiment.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes())
-    with pytest.raises(RunFolderError, match=r"belongs to another experiment than .*experiment\.json, or one of them"):
+    with pytest.raises(RunFolderError, match=r"does not belong to .*experiment\.json, or one of them"):
         load_run(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Influence through this package's own decoder, over every encoding and option."""
+"""Influence queries on the decoder of this package, for every encoding and option."""
 
 import math
 
@@ -22,9 +22,9 @@ OPTIONS = {
     "top-k": {"weights": "top_k", "top_k": 3},
     "counting": {"weights": "count"},
 }
-# It looks at the scores beside those that it weighs.
-READS_NEIGHBOURS = "dape_v2"
-over_encodings = pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != READS_NEIGHBOURS])
+# A convolution over scores reads those of hidden tokens.
+READS_NEIGHBORS = "dape_v2"
+over_encodings = pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != READS_NEIGHBORS])
 over_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
@@ -44,16 +44,16 @@ def after(model: DecoderModel, visible: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def in_one_pass(decoder: lw.Decoder, visible: torch.Tensor) -> torch.Tensor:
-    """All tokens at once; the near ones do not see the hidden."""
-    added = torch.zeros(1, FAR + NEAR, FAR + NEAR)
-    added[0, FAR:, :FAR] = torch.where(visible, 0.0, -math.inf)
-    hidden, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(score_bias=added))
+    """Run all tokens at once; far tokens are hidden from the near tokens."""
+    bias = torch.zeros(1, FAR + NEAR, FAR + NEAR)
+    bias[0, FAR:, :FAR] = torch.where(visible, 0.0, -math.inf)
+    hidden, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(score_bias=bias))
     return decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
 
 
 @over_encodings
 @over_options
-def test_hiding_states_that_were_read_before_equals_one_masked_pass(encoding, options):
+def test_hiding_cached_states_equals_one_masked_pass(encoding, options):
     decoder = decoder_of(encoding, options)
     visible = torch.rand(5, FAR, generator=torch.Generator().manual_seed(1)) < 0.5
     expected = torch.stack([in_one_pass(decoder, row) for row in visible])
@@ -62,7 +62,7 @@ def test_hiding_states_that_were_read_before_equals_one_masked_pass(encoding, op
 
 @over_encodings
 @over_options
-def test_with_all_far_tokens_hidden_the_near_ones_stand_alone(encoding, options):
+def test_hiding_all_far_tokens_equals_a_pass_over_near_tokens(encoding, options):
     model = DecoderModel(decoder_of(encoding, options), encoding)
     alone = model.log_probs(TOKENS[None, FAR:], IDS[None, FAR:])
     hidden = after(model, torch.zeros(1, FAR, dtype=torch.bool))
@@ -70,67 +70,65 @@ def test_with_all_far_tokens_hidden_the_near_ones_stand_alone(encoding, options)
 
 
 @over_encodings
-def test_the_gate_gradient_is_the_slope_of_passes_with_scores_moved_a_little(encoding):
+def test_gate_gradient_equals_finite_differences_of_the_scores(encoding):
     decoder = decoder_of(encoding, OPTIONS["plain"])
     model = DecoderModel(decoder, encoding)
     states, gates = model.prefill(TOKENS, IDS, FAR), torch.full((FAR,), -math.log(FAR))
-    slopes = model.gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
+    gradient = model.gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
 
-    def loss(place: int, move: float) -> float:
-        added = torch.zeros(1, NEAR, FAR + NEAR)
-        added[:, :, :FAR] = gates
-        added[:, :, place] += move
+    def loss(index: int, step: float) -> float:
+        bias = torch.zeros(1, NEAR, FAR + NEAR)
+        bias[:, :, :FAR] = gates
+        bias[:, :, index] += step
         with torch.no_grad():
-            hidden, _ = decoder(TOKENS[None, FAR:], IDS[None, FAR:], states, hooks=AttentionHooks(score_bias=added))
+            hidden, _ = decoder(TOKENS[None, FAR:], IDS[None, FAR:], states, hooks=AttentionHooks(score_bias=bias))
             return float(-decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)[3])
 
-    for place in (0, 4, FAR - 1):
-        expected = (loss(place, 0.02) - loss(place, -0.02)) / 0.04
-        assert float(slopes[place]) == pytest.approx(expected, abs=2e-3, rel=2e-2)
+    for index in (0, 4, FAR - 1):
+        expected = (loss(index, 0.02) - loss(index, -0.02)) / 0.04
+        assert float(gradient[index]) == pytest.approx(expected, abs=2e-3, rel=2e-2)
 
 
 @over_encodings
-@pytest.mark.parametrize("options", [chosen for name, chosen in OPTIONS.items() if name != "counting"])
-def test_attention_weights_are_shares_of_what_is_visible(encoding, options):
+@pytest.mark.parametrize("options", [options for name, options in OPTIONS.items() if name != "counting"])
+def test_attention_weights_sum_to_one_over_visible_keys(encoding, options):
     decoder = decoder_of(encoding, options)
     layers: list[torch.Tensor] = []
     plain, _ = decoder(TOKENS[None], IDS[None])
-    watched, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
-    torch.testing.assert_close(watched, plain)
+    recorded, _ = decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
+    torch.testing.assert_close(recorded, plain)
     assert [tuple(weights.shape) for weights in layers] == [(1, 4, FAR + NEAR, FAR + NEAR)] * 2
     for weights in layers:
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(1, 4, FAR + NEAR))
         assert weights.triu(1).abs().max() == 0
     model = DecoderModel(decoder, encoding)
-    found = model.attention_weights(model.prefill(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:])
+    weights = model.attention_weights(model.prefill(TOKENS, IDS, FAR), TOKENS[FAR:], IDS[FAR:])
     expected = torch.stack([weights[0, :, -1, :FAR].mean(dim=0) for weights in layers]).mean(dim=0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
 
 
 @over_options
-def test_watched_weights_are_those_that_mix_the_values(options):
-    # With values that name their key, a head's output is its row of weights.
+def test_recorded_weights_are_those_that_mix_the_values(options):
     decoder = decoder_of("alibi", options)
     block, layers = decoder.blocks[0], []
-    seen = {}
-    block.mix_heads.register_forward_hook(lambda module, given, made: seen.update(heads=given[0]))
-    projected = {}
-    block.project.register_forward_hook(lambda module, given, made: projected.update(value=made[..., 64:]))
+    tensors = {}
+    block.mix_heads.register_forward_hook(lambda module, inputs, output: tensors.update(heads=inputs[0]))
+    block.project.register_forward_hook(lambda module, inputs, output: tensors.update(value=output[..., 64:]))
     decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
-    value = projected["value"].view(1, FAR + NEAR, 4, 8).transpose(1, 2)
+    value = tensors["value"].view(1, FAR + NEAR, 4, 8).transpose(1, 2)
     expected = (layers[0] @ value).transpose(1, 2).reshape(1, FAR + NEAR, 32)
-    torch.testing.assert_close(seen["heads"], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(tensors["heads"], expected, rtol=0, atol=1e-5)
 
 
-def test_an_encoding_that_looks_at_neighbouring_scores_is_refused():
+def test_encoding_that_reads_neighboring_scores_raises():
     with pytest.raises(
-        ModelError, match=r"convolved cannot be measured exactly: hidden tokens are seen \(0\.21 nats.*; choose"
+        ModelError, match=r"convolved cannot .* exactly: hidden tokens change the prediction \(0\.21 nats.*; choose"
     ):
-        DecoderModel(decoder_of(READS_NEIGHBOURS, OPTIONS["plain"]), "convolved")
+        DecoderModel(decoder_of(READS_NEIGHBORS, OPTIONS["plain"]), "convolved")
 
 
-def test_options_by_which_a_token_carries_what_was_before_are_refused():
-    with pytest.raises(ModelError, match=r"mixed cannot .*: previous_token_mix mixes .*; train without"):
+def test_options_that_carry_earlier_tokens_raise():
+    with pytest.raises(ModelError, match=r"mixed cannot .*: previous_token_mix adds .*; train without"):
         DecoderModel(decoder_of("rotary", {"previous_token_mix": True}), "mixed")
     with pytest.raises(ModelError, match=r"counted cannot .*: segments count the separators .*; train without"):
         DecoderModel(decoder_of("rotary", {}, separators=(21,)), "counted")

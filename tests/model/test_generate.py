@@ -106,7 +106,7 @@ def test_an_id_is_graded_right_where_it_is_on_both_levels():
     decoder, batch = prepared(small_experiment(TWO_LEVELS))
     length = int(batch.prompt_length[0])
     targets, ids = batch.tokens[:, length:], batch.position_ids
-    hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], first=length - 1)
+    hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], query_start=length - 1)
     prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
     predicted = decoder.next_ids(hidden, ids[:, :, length - 1 : -1], targets, prompts)
     written = generate(
@@ -150,15 +150,15 @@ def test_decoding_stops_before_the_last_token_when_every_row_has_ended():
 
 def test_fewer_ids_than_prompt_tokens_are_refused():
     decoder, batch = prepared(small_experiment())
-    with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; give one for each$"):
+    with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; pass one for each$"):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :6], end=3, max_new_tokens=2)
 
 
 def test_ids_that_nobody_gives_or_predicts_are_refused():
     decoder, batch = prepared(small_experiment(scheme=Coupled(num_position_ids=48)))
     text = (
-        r"^IDs are given for 2 of 3 new tokens and this decoder predicts none; "
-        r"give them all, or train with the scheme predicted$"
+        r"^IDs for 2 of 3 new tokens and this decoder predicts none; "
+        r"pass all of them, or train with the scheme predicted$"
     )
     with pytest.raises(SettingError, match=text):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)

@@ -11,7 +11,7 @@ from tests.support.cases import randomize, serves, small_decoder, small_encoding
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
-from lengthwise.model.attention import SHORT
+from lengthwise.model.attention import MAX_SHORT_KEYS
 from lengthwise.model.attention_weights import WEIGHTS
 from lengthwise.model.decoder import Cache, Decoder
 from lengthwise.positions import SCHEMES
@@ -107,9 +107,9 @@ def assert_the_cache_changes_nothing(decoder: Decoder, batch: Batch, monkeypatch
     decoder.eval()
     with torch.no_grad():
         whole, _ = decoder(batch.tokens, batch.position_ids)
-        answers, _ = decoder(batch.tokens, batch.position_ids, first=prompt - 1)
+        answers, _ = decoder(batch.tokens, batch.position_ids, query_start=prompt - 1)
         # The cache outgrows the short form of attention.
-        monkeypatch.setattr("lengthwise.model.attention.SHORT", prompt + 2)
+        monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", prompt + 2)
         cached = in_pieces(decoder, batch, [prompt, *[1] * (batch.tokens.shape[1] - prompt)])
         monkeypatch.undo()
     assert_same(whole, trained)
@@ -143,7 +143,7 @@ def test_training_evaluation_and_cached_decoding_give_the_same_hidden_states(enc
 @torch.no_grad()
 def test_real_ids_are_refused_by_an_encoding_that_declares_none(encoding, scheme):
     for task, batch in served(scheme):
-        with pytest.raises(PositionIDError, match=rf"but the encoding {encoding} takes whole ones; use a scheme with"):
+        with pytest.raises(PositionIDError, match=rf"but the encoding {encoding} takes whole numbers; use a scheme"):
             decoder_for(encoding, task, batch)(batch.tokens, batch.position_ids)
 
 
@@ -172,7 +172,7 @@ def test_every_task_that_a_scheme_serves_is_trained_and_decoded_alike(task, sche
 
 @over_encodings
 @over_tasks
-@pytest.mark.parametrize("seq", [9, SHORT + 9])
+@pytest.mark.parametrize("seq", [9, MAX_SHORT_KEYS + 9])
 @torch.no_grad()
 def test_causality_follows_token_indexes_where_ids_repeat_and_fall(encoding, task, length, seq, rng):
     num_levels = 1 if (task, length) == PLAIN else 2
@@ -191,7 +191,7 @@ def test_pieces_of_any_size_and_chunks_of_queries_give_the_hidden_states_of_one_
         with torch.no_grad():
             whole, _ = decoder(batch.tokens, batch.position_ids)
             # The long form of attention, and every query a chunk of its own.
-            monkeypatch.setattr("lengthwise.model.attention.SHORT", 0)
+            monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
             monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 1)
             for sizes in ([seq], [1] * seq, [seq // 2, 2, seq - seq // 2 - 2]):
                 assert_same(in_pieces(decoder, batch, sizes), whole)
@@ -204,7 +204,7 @@ def test_pieces_of_any_size_and_chunks_of_queries_give_the_hidden_states_of_one_
 def test_long_sequences_are_decoded_as_in_one_pass(encoding):
     # With settings of the table: these change nothing among few IDs, and the small ones little among many.
     for settings, scheme in product((ENCODINGS[encoding](), small_encoding(encoding)), ("coupled", "sequential")):
-        batch = batch_of(scheme, Parity(), SHORT // 2 + 3)
+        batch = batch_of(scheme, Parity(), MAX_SHORT_KEYS // 2 + 3)
         assert batch is not None
         decoder = decoder_for(settings, Parity(), batch)
         whole, _ = decoder(batch.tokens, batch.position_ids)
@@ -363,7 +363,7 @@ def test_gradients_are_the_same_in_the_short_and_the_long_form_of_attention(enco
         for parameter in decoder.encoding.parameters():
             parameter.data = parameter.data.abs() + 0.05
         short = gradients(decoder, batch)
-        monkeypatch.setattr("lengthwise.model.attention.SHORT", 0)
+        monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
         monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 1)
         for name, gradient in gradients(decoder, batch).items():
             torch.testing.assert_close(gradient, short[name], atol=1e-5, rtol=1e-4)

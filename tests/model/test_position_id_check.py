@@ -47,13 +47,13 @@ def with_one(value: float, *, dtype: torch.dtype = torch.int64, level: int = 0) 
 RANGE = r"set its num_position_ids to at least"
 # What is wrong: the encoding, its levels, the IDs, and what the line says.
 WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError], str]] = {
-    "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) for tokens of shape \(2, \d\); give"),
+    "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) for tokens of shape \(2, \d\); pass"),
     "another batch": (
         Rotary(),
         1,
         IDS[0, :1],
         PositionIDError,
-        r"shape \(1, \d\) for tokens of shape \(2, \d\); give \(batch, seq\), or \(level, batch, seq\) with 1 level",
+        r"shape \(1, \d\) for tokens of shape \(2, \d\); pass \(batch, seq\), or \(level, batch, seq\) with 1 level",
     ),
     "an axis too many": (Rotary(), 1, IDS[None], PositionIDError, r"shape \(1, 2, 2, \d\) for tokens of shape"),
     "too many levels": (
@@ -61,21 +61,21 @@ WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError
         1,
         IDS,
         PositionIDError,
-        r"on 2 level\(s\) but this decoder was built for 1; give 1, or build it with num_levels=2$",
+        r"have 2 level\(s\) but this decoder was built for 1; pass 1, or build it with num_levels=2$",
     ),
     "too few levels": (
         Rotary(),
         2,
         IDS[:1],
         PositionIDError,
-        r"on 1 level\(s\) but this decoder was built for 2; give 2, or build it with num_levels=1$",
+        r"have 1 level\(s\) but this decoder was built for 2; pass 2, or build it with num_levels=1$",
     ),
     "too few levels without their axis": (
         Rotary(),
         2,
         IDS[0],
         PositionIDError,
-        r"on 1 level\(s\) but this decoder was built for 2; give 2, or",
+        r"have 1 level\(s\) but this decoder was built for 2; pass 2, or",
     ),
     "negative": (Rotary(), 2, with_one(-3), PositionIDError, r"position ID -3 is negative.*; IDs start at 0$"),
     "negative on the second level": (Rotary(), 2, with_one(-3, level=1), PositionIDError, r"ID -3 is negative"),
@@ -84,63 +84,63 @@ WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError
         2,
         with_one(-0.5, dtype=torch.float64),
         PositionIDError,
-        r"ID -0.5 is negative, infinite or no number; IDs start at 0$",
+        r"ID -0.5 is negative, infinite or NaN; IDs start at 0$",
     ),
     "no number": (
         Rotary(),
         2,
         with_one(torch.nan, dtype=torch.float64),
         PositionIDError,
-        r"ID nan is negative, infinite or no number; IDs start at 0$",
+        r"ID nan is negative, infinite or NaN; IDs start at 0$",
     ),
     "infinite": (
         Rotary(),
         2,
         with_one(torch.inf, dtype=torch.float32),
         PositionIDError,
-        r"ID inf is negative, infinite or no number; IDs start at 0$",
+        r"ID inf is negative, infinite or NaN; IDs start at 0$",
     ),
     "beyond the table": (
         Learned(num_position_ids=10),
         2,
         with_one(10),
         PositionRangeError,
-        rf"ID 10 is beyond the 10 that the encoding learned holds; {RANGE} 11$",
+        rf"ID 10 is beyond the 10 IDs of the encoding learned; {RANGE} 11$",
     ),
     "far beyond the table on the second level": (
         Learned(num_position_ids=10),
         2,
         with_one(1_000_000, level=1),
         PositionRangeError,
-        rf"ID 1000000 is beyond the 10 that the encoding learned holds; {RANGE} 1000001$",
+        rf"ID 1000000 is beyond the 10 IDs of the encoding learned; {RANGE} 1000001$",
     ),
     "real for a table": (
         Learned(num_position_ids=10),
         2,
         IDS.double(),
         PositionIDError,
-        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole ones; use a scheme with whole",
+        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole numbers; use a scheme with whole",
     ),
     "half precision for a table": (
         Learned(num_position_ids=10),
         1,
         IDS[0].half(),
         PositionIDError,
-        r"IDs are real numbers \(torch.float16\) but the encoding learned takes whole ones",
+        r"IDs are real numbers \(torch.float16\) but the encoding learned takes whole numbers",
     ),
     "truth values": (
         Rotary(),
         2,
         IDS > 2,
         PositionIDError,
-        r"IDs of type torch.bool are no numbers; give whole or real ones$",
+        r"IDs of type torch.bool are not numbers; pass whole or real numbers$",
     ),
     "complex": (
         Rotary(),
         1,
         IDS[0].to(torch.complex64),
         PositionIDError,
-        r"IDs of type torch.complex64 are no numbers; give whole or real ones$",
+        r"IDs of type torch.complex64 are not numbers; pass whole or real numbers$",
     ),
 }
 
@@ -159,7 +159,7 @@ def test_wrong_ids_are_named_in_one_line_wherever_they_come_in(name, place):
 @torch.no_grad()
 def test_ids_for_fewer_or_more_tokens_are_refused(seq):
     ids = torch.zeros(2, seq, dtype=torch.int64)
-    text = rf"^position IDs of shape \(2, {seq}\) for tokens of shape \(2, 6\); give \(batch, seq\), or"
+    text = rf"^position IDs of shape \(2, {seq}\) for tokens of shape \(2, 6\); pass \(batch, seq\), or"
     with pytest.raises(PositionIDError, match=text):
         decoder_of(Rotary(), 1)(TOKENS, ids)
 

@@ -10,7 +10,7 @@ from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
-from lengthwise.positions.randomized import subsets
+from lengthwise.positions.randomized import sample_subsets
 from lengthwise.tasks import (
     Addition,
     IndexHints,
@@ -34,7 +34,7 @@ over_training = pytest.mark.parametrize("training", [True, False])
 gapped = pytest.mark.parametrize(
     "scheme", [name for name, scheme in SCHEMES.items() if "max_gaps" in {field.name for field in fields(scheme)}]
 )
-drawn = pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.draws_at_evaluation])
+drawn = pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.random_at_evaluation])
 multilevel = pytest.mark.parametrize("scheme", ["multilevel", "predicted"])
 over_ranges = pytest.mark.parametrize(
     "scheme", [name for name in SCHEMES if small_scheme(name).num_position_ids is not None]
@@ -55,7 +55,7 @@ def assert_serves(scheme: str, examples: Examples, *, training: bool) -> bool:
     """Whether a scheme serves a task, as it declares; where not, it must refuse and name schemes that do."""
     if serves(scheme, examples):
         return True
-    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|couples on) .* use the scheme"):
+    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has a coupling of) .* use the scheme"):
         small_scheme(scheme).assign(examples, np.random.default_rng(0), training=training)
     return False
 
@@ -97,7 +97,7 @@ def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng)
 @over_schemes
 def test_without_gaps_what_a_scheme_counts_is_shifted_as_one_block(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
-    if SCHEMES[scheme].draws_at_evaluation or not assert_serves(scheme, examples, training=True):
+    if SCHEMES[scheme].random_at_evaluation or not assert_serves(scheme, examples, training=True):
         return
     groups = groups_of(scheme, examples)
     counted = groups > 0 if SCHEMES[scheme].needs == "places" else np.ones(groups.shape, dtype=np.bool_)
@@ -114,7 +114,7 @@ def test_without_gaps_what_a_scheme_counts_is_shifted_as_one_block(scheme, task,
 @over_schemes
 def test_evaluation_ids_are_the_groups_and_draw_nothing_unless_it_is_declared(scheme, task, rng):
     examples = task.sample(length=4, size=5, rng=rng)
-    if SCHEMES[scheme].draws_at_evaluation or not assert_serves(scheme, examples, training=False):
+    if SCHEMES[scheme].random_at_evaluation or not assert_serves(scheme, examples, training=False):
         return
     before = rng.bit_generator.state
     # Longer than the training range, too: at evaluation no range is a limit.
@@ -242,7 +242,7 @@ def test_on_one_level_the_coupled_schemes_give_the_same_ids():
 @over_training
 def test_coupled_refuses_a_second_level(training, rng):
     with pytest.raises(
-        UnsupportedTaskError, match=r"on 2 levels, coupled gives one ID; use the scheme multilevel or pred"
+        UnsupportedTaskError, match=r"of 2 levels and coupled assigns one ID per token; use the scheme multilevel"
     ):
         Coupled().assign(on_two_levels(1), rng, training=training)
 
@@ -251,7 +251,7 @@ def test_coupled_refuses_a_second_level(training, rng):
 @pytest.mark.parametrize(("num_position_ids", "seq"), [(6, 1), (6, 3), (6, 5), (8, 1), (16, 2), (24, 3)])
 def test_every_subset_of_the_range_is_equally_likely(num_position_ids, seq, rng):
     possible = comb(num_position_ids, seq)
-    drawn_ids = subsets(rng, num_position_ids, 60 * possible, seq)
+    drawn_ids = sample_subsets(rng, num_position_ids, 60 * possible, seq)
     counts = Counter(map(tuple, drawn_ids.tolist()))
     assert len(counts) == possible
     # A chi-square statistic has mean possible - 1 and this standard deviation.
@@ -261,7 +261,7 @@ def test_every_subset_of_the_range_is_equally_likely(num_position_ids, seq, rng)
 
 @pytest.mark.parametrize("seq", [1, 50, 511, 513, 4_000, 4_096])
 def test_a_subset_has_each_id_once_in_order(seq, rng):
-    ids = subsets(rng, 4_096, 3, seq)
+    ids = sample_subsets(rng, 4_096, 3, seq)
     assert ids.shape == (3, seq)
     assert (np.diff(ids, axis=1) > 0).all()
     assert ids.min() >= 0

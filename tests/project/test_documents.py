@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+import typer
 from tests.project.test_architecture import ROOMS
 from tests.support.text_models import bytewise, tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -81,16 +82,20 @@ def with_model(folder):
     return folder
 
 
-def test_every_command_of_the_readme_runs_at_its_quick_size(tmp_path, capsys):
-    with_texts(tmp_path)
-    run_commands(quickly(COMMANDS), tmp_path)
-    assert (tmp_path / "runs/parity/results.jsonl").exists()
-    assert (tmp_path / "runs/copy/figure.png").exists()
+@pytest.mark.parametrize("name", ["README", *(name for name, text in DOCS.items() if commands_of(text))])
+def test_every_command_of_a_page_has_valid_arguments(name):
+    program = typer.main.get_command(cli.app)
+    for command in commands_of(DOCS.get(name, README)):
+        context = program.make_context("lengthwise", shlex.split(command)[1:])
+        verb, _, arguments = program.resolve_command(context, [*context.protected_args, *context.args])
+        verb.make_context(verb.name, arguments, parent=context)
 
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs_as_it_stands(tmp_path, capsys):
     run_commands(COMMANDS, with_texts(tmp_path))
+    assert (tmp_path / "runs/parity/results.jsonl").exists()
+    assert (tmp_path / "runs/copy/figure.png").exists()
 
 
 def test_the_python_examples_of_the_readme_run(tmp_path, monkeypatch, capsys):
@@ -142,6 +147,7 @@ def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatc
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["2", "64", "128"]
 
 
+@pytest.mark.slow
 def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(with_model(tmp_path))
     run_commands(commands_of(DOCS["hugging_face"]), tmp_path)
@@ -296,7 +302,7 @@ def test_what_a_page_imports_is_public(name):
 
 def test_what_a_class_of_ones_own_is_made_of_is_public():
     contracts = {"Encoding", "EncodingSettings", "EncodingSize", "PositionScheme", "Assignment", "Task", "Examples"}
-    assert contracts | {"scored_everywhere", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
+    assert contracts | {"score_all_answers", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
     assert all(hasattr(lw, name) for name in lw.__all__)
 
 

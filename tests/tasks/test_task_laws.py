@@ -55,7 +55,7 @@ def test_the_draws_of_a_scheme_shift_no_draw_of_a_task(scheme, task):
 
 def test_rows_of_a_batch_are_the_same_rows_of_every_tensor():
     batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batch(0)
-    part = batch.rows(slice(1, 4))
+    part = batch.select(slice(1, 4))
     assert part.length == batch.length
     assert torch.equal(part.position_ids, batch.position_ids[:, 1:4])
     for name in ("tokens", "prompt_length", "token_scored", "id_scored"):

@@ -36,7 +36,7 @@ from lengthwise.model.position_heads import POSITION_HEADS, Increment
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import Addition, MultiAddition, Parity, SparseParity
 from lengthwise.training.batch import Batch
-from lengthwise.training.loss import answer_loss, feed_own_ids
+from lengthwise.training.loss import answer_loss, mix_predicted_ids
 from lengthwise.training.trainer import TrainingSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "loss_curve.json"
@@ -171,12 +171,12 @@ LIES = {
     ),
     "a step that is a text": (
         lambda tensors, facts: facts.update(step="9"),
-        r"facts of no training \(step '9' has the wrong",
+        r"invalid training facts \(step '9' has the wrong",
     ),
-    "a negative step": (lambda tensors, facts: facts.update(step=-1), r"facts of no training \(\(-1, "),
-    "a stage that there is none of": (lambda tensors, facts: facts.update(stage=3), r"facts of no training"),
-    "a fact too many": (lambda tensors, facts: facts.update(other=1), r"facts of no training .*other"),
-    "sums of something else": (lambda tensors, facts: facts.update(sums=["x"]), r"facts of no training"),
+    "a negative step": (lambda tensors, facts: facts.update(step=-1), r"invalid training facts \(\(-1, "),
+    "a stage that there is none of": (lambda tensors, facts: facts.update(stage=3), r"invalid training facts"),
+    "a fact too many": (lambda tensors, facts: facts.update(other=1), r"invalid training facts .*other"),
+    "sums of something else": (lambda tensors, facts: facts.update(sums=["x"]), r"invalid training facts"),
 }
 
 
@@ -435,7 +435,7 @@ def test_the_loss_of_a_decoder_that_predicts_ids_adds_their_weighted_cross_entro
 def test_own_ids_are_what_the_head_says_after_the_right_ones_in_a_share_of_the_rows(share, task):
     experiment = small_experiment(task)
     decoder, batch = example(experiment)
-    fed = feed_own_ids(decoder, batch, share)
+    fed = mix_predicted_ids(decoder, batch, share)
     changed = 0
     for row, index in (batch.id_scored | batch.token_scored).nonzero().tolist():
         right = batch.position_ids[:, row, index]
@@ -461,7 +461,7 @@ def test_a_run_that_reads_its_own_ids_is_trained_and_learns_other_weights(tmp_pa
     losses = []
     for share in (0.0, 1.0):
         (folder := tmp_path / str(share)).mkdir()
-        trainer = trainer_of(small_experiment(own_ids=share), folder)
+        trainer = trainer_of(small_experiment(scheduled_sampling=share), folder)
         losses.append([trainer.step().loss.item() for _ in range(4)])
     assert losses[0][0] != losses[1][0]
 
@@ -501,7 +501,7 @@ def test_no_target_in_the_prompt_or_behind_the_end_token_changes_the_loss(monkey
     before = answer_loss(decoder, batch, id_weight=1.0)
     # The hidden states stay those of the true tokens: only the targets change.
     hidden, cache = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    monkeypatch.setattr(decoder, "forward", lambda *inputs, first: (hidden[:, first:], cache))
+    monkeypatch.setattr(decoder, "forward", lambda *inputs, query_start: (hidden[:, query_start:], cache))
     answered = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row, index in answer_places(experiment, batch):
         answered[row, index] = True
@@ -579,26 +579,26 @@ def test_a_stage_that_is_not_learned_is_not_left_and_is_no_fit(tmp_path):
 
 
 def test_own_ids_are_refused_where_none_are_predicted_and_where_they_are_no_share(tmp_path):
-    given = small_experiment(scheme=Coupled(num_position_ids=48), own_ids=0.5)
-    with pytest.raises(SettingError, match="own_ids feeds predicted IDs, and coupled predicts none; use the scheme"):
+    given = small_experiment(scheme=Coupled(num_position_ids=48), scheduled_sampling=0.5)
+    with pytest.raises(SettingError, match="scheduled_sampling feeds predicted IDs, and coupled predicts none; use"):
         train(given, tmp_path, device="cpu")
-    with pytest.raises(SettingError, match=r"own_ids 1.5 is no share; use 0 to 1"):
-        TrainingSettings(own_ids=1.5)
+    with pytest.raises(SettingError, match=r"scheduled_sampling 1.5 is out of range; use 0 to 1"):
+        TrainingSettings(scheduled_sampling=1.5)
 
 
 @pytest.mark.parametrize(
     ("setting", "values", "told"),
     [
-        ("learning_rate", (0.0, -1.0), "trains nothing; use a positive number"),
-        ("clip", (0.0, -1.0), "leaves nothing of a gradient; use a positive number"),
-        ("betas", ((1.0, 0.9), (0.9, -0.1)), "are no shares; use 0 to below 1"),
-        ("final_share", (-0.1, 1.1), "is no share; use 0 to 1"),
-        ("fit_threshold", (-0.1, 1.5), "is no share; use 0 to 1"),
-        ("weight_decay", (-0.1,), "is no size; use 0 or more"),
-        ("id_weight", (-1.0,), "is no size; use 0 or more"),
-        ("warmup_steps", (-1,), "is no size; use 0 or more"),
-        ("fit_every", (0, -5), "looks for no fit; use at least 1, or None"),
-        ("stage_loss", (0.0, -1.0), "is never reached; use a positive number, or None"),
+        ("learning_rate", (0.0, -1.0), "is not positive; use a number above 0"),
+        ("clip", (0.0, -1.0), "is not positive; use a number above 0"),
+        ("betas", ((1.0, 0.9), (0.9, -0.1)), "are out of range; use 0 or more and less than 1"),
+        ("final_share", (-0.1, 1.1), "is out of range; use 0 to 1"),
+        ("fit_threshold", (-0.1, 1.5), "is out of range; use 0 to 1"),
+        ("weight_decay", (-0.1,), "is negative; use 0 or more"),
+        ("id_weight", (-1.0,), "is negative; use 0 or more"),
+        ("warmup_steps", (-1,), "is negative; use 0 or more"),
+        ("fit_every", (0, -5), "is too small; use at least 1, or None"),
+        ("stage_loss", (0.0, -1.0), "is not positive; use a number above 0, or None"),
     ],
 )
 def test_settings_that_would_train_nothing_or_backwards_are_refused(setting, values, told):
@@ -608,10 +608,10 @@ def test_settings_that_would_train_nothing_or_backwards_are_refused(setting, val
 
 
 def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reached(tmp_path):
-    with pytest.raises(SettingError, match="stage_loss asks for stages and parity has none; leave it out"):
+    with pytest.raises(SettingError, match="stage_loss needs a task with stages, and parity has none; leave it out"):
         train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(SettingError, match=r"stage_loss 0\.0 is never reached; use a positive number, or None"):
+    with pytest.raises(SettingError, match=r"stage_loss 0\.0 is not positive; use a number above 0, or None"):
         TrainingSettings(stage_loss=0.0)
 
 

@@ -1,4 +1,4 @@
-"""How IDs enter the decoder: one file per encoding, one table of all."""
+"""Encodings, through which IDs enter the decoder: one file per encoding, and the table of all encodings."""
 
 from lengthwise.encodings.alibi import ALiBi
 from lengthwise.encodings.dape import DAPE

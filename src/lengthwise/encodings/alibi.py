@@ -1,4 +1,4 @@
-"""ALiBi: a penalty on scores that grows with the ID distance."""
+"""ALiBi (Press et al. 2022): a penalty on scores that grows linearly with the ID distance."""
 
 import math
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ from lengthwise.encodings.distance import distances
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
-def slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """The paper's geometric sequence; between powers of two, every other slope of the next one fills up."""
+def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
+    """Return the paper's geometric sequence; every other slope for twice as many heads fills up to ``num_heads``."""
     power = 2 ** math.floor(math.log2(num_heads))
     exact = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    between = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
-    return torch.tensor((exact + between)[:num_heads])
+    interleaved = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+    return torch.tensor((exact + interleaved)[:num_heads])
 
 
 class ALiBiEncoding(Encoding):
-    """``score - slope * |p_query - p_key|``."""
+    """Scores ``score - slope * |p_query - p_key|`` with a fixed slope per head."""
 
     has_bias = True
     slopes: Tensor
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.register_buffer("slopes", slopes(num_heads), persistent=False)
+        self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """The distance is taken without sign: coupled IDs of visible keys can be larger than the query's."""
-        apart = distances(query_ids, key_ids).abs().float()
-        return -self.slopes[:, None, None] * apart[:, None]
+        """Return the penalty; absolute distances, because a visible key can have a larger coupled ID than the query."""
+        distance = distances(query_ids, key_ids).abs().float()
+        return -self.slopes[:, None, None] * distance[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ALiBi(EncodingSettings):
-    """A fixed slope per head."""
+    """ALiBi with the paper's fixed slope per head; no parameters."""
 
     name: ClassVar[str] = "alibi"
     summary: ClassVar[str] = "scores fall linearly with the ID distance"
@@ -49,5 +49,5 @@ class ALiBi(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Slopes for the number of heads."""
+        """Return the module with one slope per head."""
         return ALiBiEncoding(size.num_heads)

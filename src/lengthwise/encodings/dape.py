@@ -1,4 +1,4 @@
-"""DAPE: a small network adjusts each pair's scores, seeing those of all heads beside a bias."""
+"""DAPE (Zheng et al. 2024): a small network adjusts the scores of each query and key across all heads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +14,10 @@ from lengthwise.encodings.kerple_log import KERPLELogEncoding
 
 
 class DAPEEncoding(Encoding):
-    """``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
+    """Scores ``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
 
-    Each convolution reads, on all channels, ``kernel_size`` neighbouring keys of one query; what the query does not
-    see is 0 for both, as if it were the last of its sequence.
+    Each convolution reads all channels at ``kernel_size`` adjacent keys of one query. Invisible keys are 0 in the
+    input of both, as if the query were the last of its sequence.
     """
 
     has_scores = True
@@ -36,22 +36,22 @@ class DAPEEncoding(Encoding):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Scores and biases of all heads are the channels; in place, because hidden channels are many."""
+        """Return the adjusted scores; in-place operations bound the memory of the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
-        both = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
-        hidden = nn.functional.leaky_relu(self.widen(both).masked_fill_(~visible, 0.0), inplace=True)
+        channels = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
+        hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~visible, 0.0), inplace=True)
         return scores + bias + self.narrow(hidden)
 
 
 def check_mlp_width(mlp_width: int) -> None:
     """Raise ``SettingError`` for a network without hidden units."""
     if mlp_width < 1:
-        raise SettingError(f"mlp_width {mlp_width} builds no network; use at least 1")
+        raise SettingError(f"mlp_width {mlp_width} is too small; use at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPE(EncodingSettings):
-    """``mlp_width`` hidden units, fed with the scores and biases of all heads for one pair of query and key."""
+    """DAPE with ``mlp_width`` hidden units; the network reads the scores and biases of all heads at one key."""
 
     mlp_width: int = 32
 
@@ -66,5 +66,5 @@ class DAPE(EncodingSettings):
         check_mlp_width(self.mlp_width)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """A network that sees one pair at a time."""
+        """Return the module, with a network that reads one key at a time."""
         return DAPEEncoding(size.num_heads, self.mlp_width, kernel_size=1)

@@ -1,4 +1,4 @@
-"""DAPE V2: a small convolution adjusts the scores, seeing those of all heads and of neighbouring keys."""
+"""DAPE V2 (Zheng et al. 2024): a small convolution adjusts scores across all heads and adjacent keys."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,10 +11,10 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPEv2(EncodingSettings):
-    """``mlp_width`` hidden channels; ``kernel_size`` keys, one after the other in the sequence, make a window.
+    """DAPE V2 with ``mlp_width`` hidden channels and windows of ``kernel_size`` consecutive keys.
 
-    What a query does not see is 0 before both convolutions. The paper masks before the first only, where the second
-    still tells queries that something follows from the last, which has nothing after it.
+    Invisible keys are masked before both convolutions. The paper masks only before the first; the second then leaks
+    to a query whether a token follows it.
     """
 
     mlp_width: int = 32
@@ -31,8 +31,8 @@ class DAPEv2(EncodingSettings):
         check_types(self)
         check_mlp_width(self.mlp_width)
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise SettingError(f"kernel_size {self.kernel_size} has no key in its middle; use an odd number, such as 3")
+            raise SettingError(f"kernel_size {self.kernel_size} is not a positive odd number; use one, such as 3")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """A network that sees a window of keys."""
+        """Return the module, with a network that reads a window of keys."""
         return DAPEEncoding(size.num_heads, self.mlp_width, self.kernel_size)

@@ -1,4 +1,4 @@
-"""ID distances of queries and keys, and biases that depend on nothing else."""
+"""ID distances between queries and keys, and biases that depend only on them."""
 
 from collections.abc import Callable
 
@@ -10,24 +10,24 @@ from torch import Tensor
 def distances(
     query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
 ) -> Real[Tensor, "batch query key"]:
-    """The query's ID minus the key's: negative where a visible key has the larger one, as coupled IDs allow."""
+    """Return the query's ID minus the key's ID; coupled IDs can make it negative for a visible key."""
     return query_ids[:, :, None] - key_ids[:, None, :]
 
 
-def by_distance(
+def bias_by_distance(
     function: Callable[[Float[Tensor, " pairs"]], Float[Tensor, "heads pairs"]],
     query_ids: Real[Tensor, "batch query"],
     key_ids: Real[Tensor, "batch key"],
 ) -> Float[Tensor, "batch heads query key"]:
-    """A function of the signed distance, for every pair of query and key."""
-    apart = distances(query_ids, key_ids)
-    # Whole distances recur, so each is worked out once and looked up. Reading their range would make a GPU wait.
-    if apart.numel() and not apart.is_floating_point() and apart.device.type == "cpu":
-        smallest, largest = (int(bound) for bound in apart.aminmax())
-        if largest - smallest < apart.numel():
+    """Return ``function`` of the signed distance for every query and key."""
+    distance = distances(query_ids, key_ids)
+    # Whole distances repeat, so compute each value once. Reading their range would synchronize a GPU.
+    if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":
+        smallest, largest = (int(bound) for bound in distance.aminmax())
+        if largest - smallest < distance.numel():
             table = function(torch.arange(smallest, largest + 1).float())
-            return _per_pair(table.index_select(1, (apart - smallest).flatten()), apart)
-    return _per_pair(function(apart.flatten().float()), apart)
+            return _per_pair(table.index_select(1, (distance - smallest).flatten()), distance)
+    return _per_pair(function(distance.flatten().float()), distance)
 
 
 def _per_pair(values: Float[Tensor, "heads pairs"], pairs: Tensor) -> Float[Tensor, "batch heads query key"]:

@@ -1,4 +1,4 @@
-"""Dynamic NTK scaling: rotary with a base that grows with what a query can see."""
+"""Dynamic NTK scaling (emozilla 2023): rotary with a base that grows with the largest visible ID."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,16 +10,16 @@ from torch import Tensor
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
-from lengthwise.encodings.scaled_rotary import check_original_length, check_scalable, check_scaling
+from lengthwise.encodings.scaled_rotary import check_original_length, check_scaling, check_two_pairs
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
     """Rotary with base ``base * (factor * n / original_length - (factor - 1))^(d_head / (d_head - 2))``.
 
-    n is 1 + the largest ID that the query sees, and at least ``original_length``. Each query turns itself and all its
-    keys with its own base, so one pass and cached decoding agree, and no query knows what follows it. Elsewhere all
-    queries of a pass take the base of the last, and cached keys keep the base of the step that made them; the last
-    query of a whole pass is the same here and there.
+    n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base for
+    itself and its keys, so one pass agrees with cached decoding and no query depends on later tokens. In other
+    libraries, all queries of a pass share the base of the last one, and cached keys keep the base of their step; the
+    last query of a full pass is the same in both.
     """
 
     def __init__(self, settings: "DynamicNTK") -> None:
@@ -30,8 +30,8 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
     def frequencies(
         self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "pair #batch #query 1"]:
-        """Radians per ID of every pair and query."""
-        # The last queries stand at the last keys: what query i sees ends with its own token.
+        """Return the radians per ID of every pair of components, for each query."""
+        # The queries belong to the last keys, and each sees the keys up to its own token.
         largest = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]
         length = (largest + 1).clamp(min=self.original_length)
         growth = self.factor * length / self.original_length - (self.factor - 1)
@@ -42,9 +42,9 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicNTK(EncodingSettings):
-    """The base is the trained one while IDs stay below ``original_length``, the largest number of IDs met in training.
+    """Rotary that scales its base where visible IDs reach ``original_length``, the number of IDs in training.
 
-    For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too.
+    For a model trained with plain rotary: scaling is active at evaluation, and with ``in_training`` also in training.
     """
 
     factor: float = 8.0
@@ -65,6 +65,6 @@ class DynamicNTK(EncodingSettings):
         check_original_length(self.original_length)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        check_scalable(size.d_head)
+        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` has two pairs."""
+        check_two_pairs(size.d_head)
         return DynamicNTKEncoding(self)

@@ -1,4 +1,4 @@
-"""FIRE: a small network maps how far back a key lies, as a share of how far back it could lie, to a bias."""
+"""FIRE (Li et al. 2024): a small network maps the ID distance, relative to the query's ID, to a bias."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.distance import by_distance, distances
+from lengthwise.encodings.distance import bias_by_distance, distances
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 WIDTH = 32
 EPS = 1e-6
-# Pairs take turns at copies of a line, or their gradients would wait for each other to be summed.
+# Several copies of each line, so that pairs do not all add their gradients to the same entries.
 COPIES = 8
 
 
 class FIREEncoding(Encoding):
-    """``score + mlp(psi(d) / psi(max(L, p_query)))`` with distance d and ``psi(x) = log(1 + c * x)``.
+    """Scores ``score + mlp(psi(d) / psi(max(L, p_query)))`` with distance d and ``psi(x) = log(1 + c * x)``.
 
-    c and L are learned. Negative distances mirror the others: ``psi(-x) = -psi(x)``.
+    c and L are learned. For negative distances, ``psi(-x) = -psi(x)``.
     """
 
     has_bias = True
@@ -37,25 +37,27 @@ class FIREEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """The share of the way from the query's ID down to 0, or of the threshold while that is longer."""
-        least = (self.stretch * self.threshold).abs()
-        # Up to the threshold the whole way is one number, so the distance alone tells. A GPU would wait for the answer.
-        if query_ids.device.type == "cpu" and bool((query_ids <= least).all()):
-            return by_distance(lambda apart: self._mlp(self._psi(apart) / (self._psi(least) + EPS)), query_ids, key_ids)
-        whole = self._psi(torch.maximum(query_ids.float(), least)) + EPS
-        return self._mlp(self._psi(distances(query_ids, key_ids).float()) / whole[:, :, None]).transpose(0, 1)
+        """Return the network's output for the distance relative to the query's ID, or to L if that is larger."""
+        threshold = (self.stretch * self.threshold).abs()
+        # With all IDs up to the threshold, the bias depends only on the distance. The test would synchronize a GPU.
+        if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
+            return bias_by_distance(
+                lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPS)), query_ids, key_ids
+            )
+        normalizer = self._psi(torch.maximum(query_ids.float(), threshold)) + EPS
+        return self._mlp(self._psi(distances(query_ids, key_ids).float()) / normalizer[:, :, None]).transpose(0, 1)
 
     def _psi(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return x.sign() * torch.log1p(self.rate.abs() * x.abs())
 
     def _mlp(self, share: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """A ReLU network of one number is straight between its kinks: a pair needs one line, no hidden layer."""
+        """Evaluate the ReLU network as a piecewise linear function: each pair looks up one line."""
         weight, bias = self.widen.weight[:, 0], self.widen.bias
         with torch.no_grad():
-            # A weight of 0 has its kink at infinity, or with a bias of 0 nowhere: any finite place will do.
+            # With a weight of 0 the kink is infinite or NaN; any finite value is correct.
             kinks = (-bias / weight).nan_to_num().sort().values
-            inside = torch.cat([kinks[:1] - 1, (kinks[:-1] + kinks[1:]) / 2, kinks[-1:] + 1])
-            active = inside[:, None] * weight + bias > 0  # lines width
+            midpoints = torch.cat([kinks[:1] - 1, (kinks[:-1] + kinks[1:]) / 2, kinks[-1:] + 1])
+            active = midpoints[:, None] * weight + bias > 0  # lines width
             copy = torch.arange(share.shape[-1], device=share.device) % COPIES
             entry = (torch.bucketize(share, kinks) * COPIES + copy).flatten()
         slopes = (self.narrow.weight * weight)[:, None].where(active, 0.0).sum(dim=-1)
@@ -69,7 +71,7 @@ class FIREEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FIRE(EncodingSettings):
-    """``threshold`` is where L starts: below it, shares are those of the threshold."""
+    """FIRE with a network of fixed width; ``threshold`` is the initial value of L, in IDs."""
 
     threshold: float = 512.0
 
@@ -81,8 +83,8 @@ class FIRE(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.threshold <= 0:
-            raise SettingError(f"threshold {self.threshold} is no distance; use a positive number")
+            raise SettingError(f"threshold {self.threshold} is not positive; use a number above 0")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """A network for the number of heads."""
+        """Return the module with one output per head."""
         return FIREEncoding(size.num_heads, self.threshold)

@@ -1,4 +1,4 @@
-"""Hard-ALiBi: some heads see only keys whose IDs are near."""
+"""Hard-ALiBi (Jelassi et al. 2024): some heads see only keys with nearby IDs."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 class HardALiBiEncoding(Encoding):
-    """``score`` where ``|p_query - p_key| < window``, otherwise minus infinity; most heads have an infinite window."""
+    """Scores masked to ``|p_query - p_key| < window``; heads without a mask have an infinite window."""
 
     has_bias = True
     windows: Tensor
@@ -29,22 +29,22 @@ class HardALiBiEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """A query's own token is at distance 0: no row is without a visible key."""
-        apart = distances(query_ids, key_ids).abs().float()[:, None]
-        return torch.where(apart < self.windows[:, None, None], 0.0, -math.inf)
+        """Return 0 or minus infinity; a query always sees its own token, at distance 0."""
+        distance = distances(query_ids, key_ids).abs().float()[:, None]
+        return torch.where(distance < self.windows[:, None, None], 0.0, -math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardALiBi(EncodingSettings):
-    """Windows 1, 2, ... for the first ``num_masked_heads`` heads (None: half of them), none for the others.
+    """Windows of 1, 2, ... IDs for the first ``num_masked_heads`` heads (None: half of the heads).
 
-    The first window holds the query's own ID alone: seeing a token before takes a second one, so two masked heads.
+    The first window contains only the query's own ID, so at least two masked heads are needed to see an earlier token.
     """
 
     num_masked_heads: int | None = None
 
     name: ClassVar[str] = "hard_alibi"
-    summary: ClassVar[str] = "some heads see only keys within a few IDs, the others all"
+    summary: ClassVar[str] = "some heads see only keys within a few IDs, the others see all"
     paper: ClassVar[str] = "Jelassi et al. 2024 (arXiv 2402.01032)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
@@ -52,10 +52,10 @@ class HardALiBi(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_masked_heads is not None and self.num_masked_heads < 1:
-            raise SettingError(f"num_masked_heads {self.num_masked_heads} masks no head; use at least 1")
+            raise SettingError(f"num_masked_heads {self.num_masked_heads} is too small; use at least 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """One window per head."""
+        """Return the module with one window per head; raise ``SettingError`` for too many masked heads."""
         masked = size.num_heads // 2 if self.num_masked_heads is None else self.num_masked_heads
         if not 1 <= masked <= size.num_heads:
             raise SettingError(

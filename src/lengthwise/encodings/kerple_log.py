@@ -1,4 +1,4 @@
-"""KERPLE's logarithmic kernel: a penalty that grows with the log of the ID distance, at a learned rate."""
+"""KERPLE's logarithmic kernel (Chi et al. 2022): a learned penalty that grows with the log of the ID distance."""
 
 import math
 from dataclasses import dataclass
@@ -8,35 +8,35 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from lengthwise.encodings.bounds import bounded, within
-from lengthwise.encodings.distance import by_distance
+from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.distance import bias_by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
-# The least value of the kernels' parameters, that of the paper's code.
-LEAST = 0.01
+# Lower bound of the kernels' parameters, from the paper's code.
+MIN_PARAMETER = 0.01
 
 
 class KERPLELogEncoding(Encoding):
-    """``score - r1 * log(1 + r2 * |p_query - p_key|)`` with positive r1 and r2 for each head."""
+    """Scores ``score - r1 * log(1 + r2 * |p_query - p_key|)`` with learned positive r1 and r2 per head."""
 
     has_bias = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.r1 = bounded(2 * torch.rand(num_heads), LEAST, math.inf)
-        self.r2 = bounded(torch.rand(num_heads), LEAST, math.inf)
+        self.r1 = clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, math.inf)
+        self.r2 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
 
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """The distance is taken without sign, as the paper's kernels do."""
-        r1, r2 = within(self.r1, LEAST, math.inf)[:, None], within(self.r2, LEAST, math.inf)[:, None]
-        return by_distance(lambda apart: -r1 * torch.log1p(r2 * apart.abs()), query_ids, key_ids)
+        """Return the kernel of the absolute distance, as in the paper."""
+        r1, r2 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None], clamp(self.r2, MIN_PARAMETER, math.inf)[:, None]
+        return bias_by_distance(lambda distance: -r1 * torch.log1p(r2 * distance.abs()), query_ids, key_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KERPLELog(EncodingSettings):
-    """Two learned numbers per head."""
+    """KERPLE with the logarithmic kernel, two parameters per head."""
 
     name: ClassVar[str] = "kerple_log"
     summary: ClassVar[str] = "scores fall with the log of the ID distance, at learned rates"
@@ -45,5 +45,5 @@ class KERPLELog(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Parameters drawn as in the paper's code."""
+        """Return the module, with parameters initialized as in the paper's code."""
         return KERPLELogEncoding(size.num_heads)

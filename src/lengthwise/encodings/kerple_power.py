@@ -1,4 +1,4 @@
-"""KERPLE's power kernel: a penalty that grows with a learned power of the ID distance."""
+"""KERPLE's power kernel (Chi et al. 2022): a penalty that grows with a learned power of the ID distance."""
 
 import math
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from lengthwise.encodings.bounds import bounded, within
-from lengthwise.encodings.distance import by_distance
+from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.distance import bias_by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.encodings.kerple_log import LEAST
+from lengthwise.encodings.kerple_log import MIN_PARAMETER
 
-# Beyond this power the kernel is not conditionally positive definite.
-GREATEST_POWER = 2.0
+# With a larger power the kernel is not conditionally positive definite.
+MAX_POWER = 2.0
 
 
 class KERPLEPowerEncoding(Encoding):
-    """``score - r1 * |p_query - p_key|^r2`` with positive r1 and r2, r2 up to 2, for each head."""
+    """Scores ``score - r1 * |p_query - p_key|^r2`` with learned r1 > 0 and 0 < r2 <= 2 per head."""
 
     has_bias = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.r1 = bounded(torch.rand(num_heads), LEAST, math.inf)
-        self.r2 = bounded(2 * torch.rand(num_heads), LEAST, GREATEST_POWER)
+        self.r1 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
+        self.r2 = clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, MAX_POWER)
 
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """The distance is taken without sign, as the paper's kernels do."""
-        r1, r2 = within(self.r1, LEAST, math.inf)[:, None], within(self.r2, LEAST, GREATEST_POWER)[:, None]
-        return by_distance(lambda apart: -r1 * apart.abs() ** r2, query_ids, key_ids)
+        """Return the kernel of the absolute distance, as in the paper."""
+        r1, r2 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None], clamp(self.r2, MIN_PARAMETER, MAX_POWER)[:, None]
+        return bias_by_distance(lambda distance: -r1 * distance.abs() ** r2, query_ids, key_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KERPLEPower(EncodingSettings):
-    """Two learned numbers per head."""
+    """KERPLE with the power kernel, two parameters per head."""
 
     name: ClassVar[str] = "kerple_power"
     summary: ClassVar[str] = "scores fall with a learned power of the ID distance"
@@ -46,5 +46,5 @@ class KERPLEPower(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Parameters drawn as in the paper's code."""
+        """Return the module, with parameters initialized as in the paper's code."""
         return KERPLEPowerEncoding(size.num_heads)

@@ -1,4 +1,4 @@
-"""Learned absolute positions: one vector per ID, added to the token embedding."""
+"""Learned absolute positions (Gehring et al. 2017): one vector per ID, added to the token embedding."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +13,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 class LearnedEncoding(Encoding):
-    """``x_t + W[p_t]``."""
+    """Embeddings ``x_t + W[p_t]`` with a learned table W."""
 
     def __init__(self, num_position_ids: int, d_model: int) -> None:
         super().__init__()
@@ -22,13 +22,13 @@ class LearnedEncoding(Encoding):
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The vectors of the IDs added."""
+        """Return the embeddings with the vectors of their IDs added."""
         return x + nn.functional.embedding(position_ids, self.vectors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned(EncodingSettings):
-    """One learned vector for each of ``num_position_ids`` IDs."""
+    """Learned positions for IDs below ``num_position_ids``; larger IDs raise ``PositionRangeError``."""
 
     num_position_ids: int = 512
 
@@ -39,8 +39,8 @@ class Learned(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_position_ids < 1:
-            raise SettingError(f"num_position_ids {self.num_position_ids} leaves no ID; use at least 1")
+            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """A table of vectors, drawn from a normal distribution."""
+        """Return the module with normally distributed vectors."""
         return LearnedEncoding(self.num_position_ids, size.d_model)

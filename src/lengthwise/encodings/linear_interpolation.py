@@ -1,4 +1,4 @@
-"""Linear position interpolation: rotary with all IDs divided by one factor."""
+"""Linear position interpolation (Chen et al. 2023): rotary with all IDs divided by one factor."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -6,15 +6,15 @@ from typing import ClassVar
 
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.encodings.rotary import check_pairs, rotary_frequencies
+from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearInterpolation(EncodingSettings):
-    """Pair i turns by ``(p / factor) * fastest * base^(-2i / d_head)`` at ID p.
+    """Rotary that rotates pair i by ``(p / factor) * fastest * base^(-2i / d_head)`` radians at ID p.
 
-    For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too
+    For a model trained with plain rotary: scaling is active at evaluation, and with ``in_training`` also in training
     (the paper fine-tunes).
     """
 
@@ -34,8 +34,8 @@ class LinearInterpolation(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        check_pairs(size.d_head)
+        """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
+        check_even_width(size.d_head)
         return ScaledRotaryEncoding(
             partial(rotary_frequencies, size.d_head, self.base, self.fastest),
             partial(rotary_frequencies, size.d_head, self.base, self.fastest / self.factor),

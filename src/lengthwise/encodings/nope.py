@@ -1,4 +1,4 @@
-"""NoPE: no position information but the causal mask."""
+"""NoPE (Kazemnejad et al. 2023): no position information except the causal mask."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,14 +8,14 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPE(EncodingSettings):
-    """Leaves embeddings, queries, keys and scores as they are: the IDs are not read."""
+    """No encoding: embeddings, queries, keys and scores do not depend on the IDs."""
 
     name: ClassVar[str] = "nope"
-    summary: ClassVar[str] = "none: the causal mask alone tells order"
+    summary: ClassVar[str] = "no encoding; only the causal mask gives the order"
     paper: ClassVar[str] = "Kazemnejad et al. 2023 (arXiv 2305.19466)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
     def build(self, size: EncodingSize) -> Encoding:
-        """The identity."""
+        """Return the identity encoding, without parameters."""
         return Encoding()

@@ -1,4 +1,4 @@
-"""NTK-aware scaling: rotary with a larger base, which slows the slowest pair most and the fastest not at all."""
+"""NTK-aware scaling (bloc97 2023): rotary with a larger base, which slows only the slower pairs."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -7,14 +7,14 @@ from typing import ClassVar
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import rotary_frequencies
-from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scalable, check_scaling
+from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_scaling, check_two_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTK(EncodingSettings):
-    """Rotary with base ``base * factor^(d_head / (d_head - 2))``: the slowest pair turns ``factor`` times slower.
+    """Rotary with base ``base * factor^(d_head / (d_head - 2))``: the slowest pair rotates ``factor`` times slower.
 
-    For a model trained with plain rotary: the scaling acts at evaluation, and with ``in_training`` in training too.
+    For a model trained with plain rotary: scaling is active at evaluation, and with ``in_training`` also in training.
     """
 
     factor: float = 8.0
@@ -33,8 +33,8 @@ class NTK(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        check_scalable(size.d_head)
+        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` has two pairs."""
+        check_two_pairs(size.d_head)
         base = self.base * self.factor ** (size.d_head / (size.d_head - 2))
         return ScaledRotaryEncoding(
             partial(rotary_frequencies, size.d_head, self.base, self.fastest),

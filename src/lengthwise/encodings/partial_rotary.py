@@ -1,4 +1,4 @@
-"""Partial rotary encoding: only the first components of a head turn."""
+"""Partial rotary encoding (Black et al. 2022): only the first components of a head are rotated."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,30 +10,30 @@ from torch import Tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
-from lengthwise.encodings.rotary import check_turning, rotary_frequencies, turn
+from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
 
 class PartialRotaryEncoding(Encoding):
-    """Pair i of the first r components turns by ``p * fastest * base^(-2i / r)``; the others read no ID."""
+    """Rotation of pair i of the first r components by ``p * fastest * base^(-2i / r)`` radians at ID p."""
 
-    def __init__(self, turning: int, base: float, fastest: float) -> None:
+    def __init__(self, num_rotated: int, base: float, fastest: float) -> None:
         super().__init__()
-        self.turning = turning
+        self.num_rotated = num_rotated
         self.base = base
         self.fastest = fastest
 
     def rotate(
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """The first components turned, the others as they came."""
-        frequencies = rotary_frequencies(self.turning, self.base, self.fastest, x.device)
-        turned = turn(x[..., : self.turning], position_ids, frequencies)
-        return torch.cat([turned, x[..., self.turning :]], dim=-1)
+        """Return queries or keys with the first components rotated."""
+        frequencies = rotary_frequencies(self.num_rotated, self.base, self.fastest, x.device)
+        rotated = rotate_pairs(x[..., : self.num_rotated], position_ids, frequencies)
+        return torch.cat([rotated, x[..., self.num_rotated :]], dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRotary(EncodingSettings):
-    """RoPE on the first ``share`` of each head's components (first in GPT-J), as RoPE on a head of that width."""
+    """RoPE on the first ``share`` of each head's components, with the frequencies of a head of that width."""
 
     share: float = 0.25
     base: float = 10_000.0
@@ -47,17 +47,17 @@ class PartialRotary(EncodingSettings):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_turning(self.base, self.fastest)
+        check_rotary_base(self.base, self.fastest)
         if not 0 < self.share <= 1:
-            raise SettingError(f"share {self.share} is no part of a head that can turn; use a number above 0, up to 1")
+            raise SettingError(f"share {self.share} is out of range; use a number above 0, up to 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        wanted = self.share * size.d_head
-        turning = round(wanted)
-        if turning < 2 or turning % 2 or abs(turning - wanted) > 1e-6:
+        """Return the module, without parameters; raise ``SettingError`` unless the share has whole pairs."""
+        components = self.share * size.d_head
+        num_rotated = round(components)
+        if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - components) > 1e-6:
             raise SettingError(
-                f"share {self.share} of d_head {size.d_head} is {wanted:g} components, rotary turns pairs; "
+                f"share {self.share} of d_head {size.d_head} is {components:g} components and rotary needs pairs; "
                 "choose share * d_head even and at least 2"
             )
-        return PartialRotaryEncoding(turning, self.base, self.fastest)
+        return PartialRotaryEncoding(num_rotated, self.base, self.fastest)

@@ -1,4 +1,4 @@
-"""Rotary encoding: queries and keys turned by angles proportional to the ID."""
+"""Rotary encoding (RoPE, Su et al. 2021): queries and keys rotated by angles proportional to the ID."""
 
 import math
 from dataclasses import dataclass
@@ -14,38 +14,38 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
-    """``fastest * base^(-2i / d_head)`` radians per ID for pair i, in double precision."""
+    """Return ``fastest * base^(-2i / d_head)`` radians per ID for pair i, in double precision."""
     exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=device) / d_head
     return fastest * base**-exponents
 
 
-def turn(
+def rotate_pairs(
     x: Float[Tensor, "batch heads seq d_head"],
     position_ids: Real[Tensor, "batch seq"],
     frequencies: Float[Tensor, " d_head//2"],
 ) -> Float[Tensor, "batch heads seq d_head"]:
-    """Neighbouring components as real and imaginary part, multiplied by ``exp(i * ID * frequency)``."""
-    # Double precision until the whole turns are gone: float32 loses the angles of large IDs.
+    """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
+    # Double precision up to the remainder: float32 loses the angles of large IDs.
     angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
     factors = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
 
 
-def check_turning(base: float, fastest: float) -> None:
-    """Refuse angles that do not slow down from pair to pair."""
+def check_rotary_base(base: float, fastest: float) -> None:
+    """Raise ``SettingError`` unless frequencies are positive and decrease from pair to pair."""
     if base <= 1 or fastest <= 0:
         raise SettingError(f"rotary base {base} or fastest {fastest} is too small; use base > 1, fastest > 0")
 
 
-def check_pairs(d_head: int) -> None:
-    """Refuse a head whose components do not form pairs."""
+def check_even_width(d_head: int) -> None:
+    """Raise ``SettingError`` for an odd head width, whose components do not form pairs."""
     if d_head % 2:
-        raise SettingError(f"d_head {d_head} is odd, rotary turns pairs; choose d_model / num_heads even")
+        raise SettingError(f"d_head {d_head} is odd and rotary needs pairs; choose d_model / num_heads even")
 
 
 class RotaryEncoding(Encoding):
-    """Pair i of a head turns by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
+    """Rotation of pair i of a head by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
 
     def __init__(self, base: float = 10_000.0, fastest: float = 1.0) -> None:
         super().__init__()
@@ -55,31 +55,31 @@ class RotaryEncoding(Encoding):
     def rotate(
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """Neighbouring components turn together."""
-        return turn(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
+        """Return queries or keys with each pair of adjacent components rotated."""
+        return rotate_pairs(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary(EncodingSettings):
     """RoPE with angles from ``fastest`` radians per ID down to about ``fastest / base``.
 
-    ``fastest=1`` is the paper's; a faster start and a smaller base tell neighbouring IDs apart more sharply.
+    The paper uses ``fastest=1``. Faster angles and a smaller base separate adjacent IDs more sharply.
     """
 
     base: float = 10_000.0
     fastest: float = 1.0
 
     name: ClassVar[str] = "rotary"
-    summary: ClassVar[str] = "queries and keys turned in proportion to the ID (RoPE)"
+    summary: ClassVar[str] = "queries and keys rotated in proportion to the ID (RoPE)"
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_turning(self.base, self.fastest)
+        check_rotary_base(self.base, self.fastest)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        check_pairs(size.d_head)
+        """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
+        check_even_width(size.d_head)
         return RotaryEncoding(self.base, self.fastest)

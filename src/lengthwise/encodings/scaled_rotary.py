@@ -1,4 +1,4 @@
-"""What the scalings of rotary share: a model trained with plain angles reads longer sequences with other ones."""
+"""Shared parts of the rotary scalings, which run a model on longer sequences with other angles than in training."""
 
 from collections.abc import Callable
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import Encoding
-from lengthwise.encodings.rotary import check_turning, turn
+from lengthwise.encodings.rotary import check_rotary_base, rotate_pairs
 
-# The radians per ID of every pair, in double precision, made on a device.
+# Function from a device to the radians per ID of every pair of components, in double precision.
 Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
 
 
 class ScaledRotaryEncoding(Encoding):
-    """Rotary with ``scaled`` frequencies and its result times ``gain``; ``plain`` rotary while the module trains.
+    """Rotary with ``scaled`` frequencies, multiplied by ``gain``; in training with ``plain`` frequencies.
 
-    ``in_training`` scales there too, for fine-tuning.
+    With ``in_training``, the scaling is active in training too, for fine-tuning.
     """
 
     def __init__(self, plain: Frequencies, scaled: Frequencies, *, in_training: bool, gain: float = 1.0) -> None:
@@ -30,29 +30,29 @@ class ScaledRotaryEncoding(Encoding):
     def rotate(
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """Neighbouring components turn together."""
+        """Return queries or keys with each pair of adjacent components rotated."""
         if self.training and not self.in_training:
-            return turn(x, position_ids, self.plain(x.device))
-        return self.gain * turn(x, position_ids, self.scaled(x.device))
+            return rotate_pairs(x, position_ids, self.plain(x.device))
+        return self.gain * rotate_pairs(x, position_ids, self.scaled(x.device))
 
 
 def check_scaling(base: float, fastest: float, factor: float) -> None:
-    """Refuse angles that do not slow down, and a factor that would shorten."""
-    check_turning(base, fastest)
+    """Raise ``SettingError`` for invalid frequencies or a factor below 1."""
+    check_rotary_base(base, fastest)
     if factor < 1:
-        raise SettingError(f"factor {factor} shortens; use 1 for plain rotary or more for longer sequences")
+        raise SettingError(f"factor {factor} is below 1; use 1 for plain rotary or more for longer sequences")
 
 
 def check_original_length(original_length: int) -> None:
-    """Refuse a training range without an ID."""
+    """Raise ``SettingError`` for a training range without IDs."""
     if original_length < 1:
-        raise SettingError(f"original_length {original_length} holds no ID; use the number of IDs met in training")
+        raise SettingError(f"original_length {original_length} is too small; use the number of IDs in training")
 
 
-def check_scalable(d_head: int) -> None:
-    """Refuse a head whose slowest pair is also its fastest: no base can slow the one and keep the other."""
+def check_two_pairs(d_head: int) -> None:
+    """Raise ``SettingError`` unless a head has two pairs, so that its slowest pair is not also its fastest."""
     if d_head % 2 or d_head < 4:
         raise SettingError(
-            f"d_head {d_head} is not two pairs or more, a scaled base needs these; "
+            f"d_head {d_head} is not two or more pairs and a scaled base needs these; "
             "choose d_model / num_heads even and at least 4"
         )

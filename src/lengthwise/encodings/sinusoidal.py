@@ -1,4 +1,4 @@
-"""Sinusoidal positions: sines and cosines of the ID, added to the token embedding."""
+"""Sinusoidal positions (Vaswani et al. 2017): sines and cosines of the ID, added to the token embedding."""
 
 import math
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ BASE = 10_000.0
 
 
 class SinusoidalEncoding(Encoding):
-    """``x + s / sqrt(d_model)`` with ``s[2i] = sin(p * base^(-2i / d_model))`` and ``s[2i + 1]`` the cosine."""
+    """Embeddings ``x + s / sqrt(d_model)``; ``s[2i] = sin(p * base^(-2i / d_model))``, ``s[2i + 1]`` is the cosine."""
 
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """The paper multiplies embeddings by ``sqrt(d_model)``; here they stay, and the waves are divided by it."""
+        """Return the embeddings plus scaled waves; the paper multiplies embeddings by ``sqrt(d_model)`` instead."""
         d_model = x.shape[-1]
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=x.device) / d_model
-        # Double precision until the whole turns are gone: float32 loses the angles of large IDs.
+        # Double precision up to the remainder: float32 loses the angles of large IDs.
         angle = torch.remainder(position_ids[:, :, None] * BASE**-exponents, 2 * math.pi).float()
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
         return x + (waves / math.sqrt(d_model)).to(x.dtype)
@@ -30,7 +30,7 @@ class SinusoidalEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sinusoidal(EncodingSettings):
-    """Wavelengths from 2 pi IDs up to ``2 pi * base``."""
+    """Sinusoids with wavelengths from 2 pi to about ``2 pi * BASE`` IDs; no parameters."""
 
     name: ClassVar[str] = "sinusoidal"
     summary: ClassVar[str] = "sines and cosines of the ID, added to the embedding"
@@ -38,5 +38,5 @@ class Sinusoidal(EncodingSettings):
     real_valued: ClassVar[bool] = True
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
+        """Return the module, without parameters."""
         return SinusoidalEncoding()

@@ -1,4 +1,4 @@
-"""T5's relative bias: one learned number per head and bucket of ID distances."""
+"""T5's relative bias (Raffel et al. 2020): one learned number per head and bucket of ID distances."""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.distance import by_distance
+from lengthwise.encodings.distance import bias_by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
 class T5BiasEncoding(Encoding):
-    """``score + B[head, bucket(p_query - p_key)]``.
+    """Scores ``score + B[head, bucket(p_query - p_key)]`` with a learned table B.
 
-    The first half of the buckets hold one distance each, the others grow with the logarithm up to ``max_distance``;
-    the last holds all beyond. Negative distances have buckets of their own, cut in the same way.
+    The first half of the buckets have one distance each. The others grow logarithmically up to ``max_distance``, and
+    the last has all larger distances. Negative distances have separate buckets of the same sizes.
     """
 
     has_bias = True
@@ -27,27 +27,29 @@ class T5BiasEncoding(Encoding):
         super().__init__()
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        # Distance 0 is not negative, so the other side has one bucket less.
+        # One bucket less for negative distances, because 0 is not negative.
         self.weights = nn.Parameter(0.02 * torch.randn(num_heads, 2 * num_buckets - 1))
 
     def bias(
         self, query_ids: Int[Tensor, "batch query"], key_ids: Int[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Each pair's bucket looked up."""
-        return by_distance(lambda apart: self.weights.index_select(1, self.buckets(apart)), query_ids, key_ids)
+        """Return the bias of the bucket of every query and key."""
+        return bias_by_distance(
+            lambda distance: self.weights.index_select(1, self.buckets(distance)), query_ids, key_ids
+        )
 
-    def buckets(self, apart: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-        """T5's numbers for distances from 0 on, and those after them for negative ones."""
-        single = self.num_buckets // 2
-        far = apart.abs().clamp(min=single)
-        grown = torch.log(far / single) / math.log(self.max_distance / single) * (self.num_buckets - single)
-        unsigned = torch.where(apart.abs() < single, apart.abs().long(), single + grown.long())
-        return unsigned.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (apart < 0)
+    def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
+        """Return bucket indexes: T5's for distances from 0 on, then those of negative distances."""
+        exact = self.num_buckets // 2
+        large = distance.abs().clamp(min=exact)
+        growing = torch.log(large / exact) / math.log(self.max_distance / exact) * (self.num_buckets - exact)
+        unsigned = torch.where(distance.abs() < exact, distance.abs().long(), exact + growing.long())
+        return unsigned.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (distance < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Bias(EncodingSettings):
-    """``num_buckets`` learned numbers per head; from ``max_distance`` on, all distances share one."""
+    """T5 bias with ``num_buckets`` parameters per head and sign; from ``max_distance`` on, distances share one."""
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -60,13 +62,13 @@ class T5Bias(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_buckets < 2:
-            raise SettingError(f"num_buckets {self.num_buckets} tells no distances apart; use at least 2")
+            raise SettingError(f"num_buckets {self.num_buckets} is too small; use at least 2")
         if self.max_distance <= self.num_buckets // 2:
             raise SettingError(
-                f"max_distance {self.max_distance} leaves nothing to the growing ones of {self.num_buckets} buckets; "
+                f"max_distance {self.max_distance} is too small for {self.num_buckets} buckets; "
                 f"set it to at least {self.num_buckets // 2 + 1}"
             )
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Small random biases."""
+        """Return the module with small random biases."""
         return T5BiasEncoding(size.num_heads, self.num_buckets, self.max_distance)

@@ -1,4 +1,4 @@
-"""Weave: rotary with distances beyond a window that grow in stairs."""
+"""Weave (Stair PE, Ma et al. 2024): rotary with distances that grow in stairs beyond a window."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,13 +10,13 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
-from lengthwise.encodings.rotary import check_pairs, check_turning
+from lengthwise.encodings.rotary import check_even_width, check_rotary_base
 
 
 class WeaveEncoding(PairwiseRotaryEncoding):
-    """Rotary with distance d replaced by ``window + ceil((d - window) / width)`` where it exceeds the window.
+    """Rotary with distance d replaced by ``window + ceil((d - window) / width)`` if it is larger than the window.
 
-    The sign is kept: a key with a larger ID is as far on the other side (the paper's distances are never negative).
+    Negative distances, which the paper does not have, keep their sign: the formula applies to the absolute value.
     """
 
     def __init__(self, settings: "Weave") -> None:
@@ -27,7 +27,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
     def distances(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "batch query key"]:
-        """Near ones as they are, far ones in stairs."""
+        """Return the distances, with those beyond the window reduced to stairs."""
         distance = super().distances(query_ids, key_ids)
         size = distance.abs()
         stairs = ((size - self.window).clamp(min=0) / self.width).ceil()
@@ -36,12 +36,12 @@ class WeaveEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weave(EncodingSettings):
-    """Stair PE, the position part of Mesa-Extrapolation: IDs further apart than ``window`` come nearer, in stairs.
+    """Stair PE, the position part of Mesa-Extrapolation; ``window`` and ``width`` of a stair are in IDs.
 
-    A ``width`` beyond every distance is ReRoPE: whole distances stop at ``window + 1``. The paper's chunks, which form
-    a triangle and save memory, change which keys are visible and are no part of this.
+    With a ``width`` larger than every distance it is ReRoPE: whole distances stop at ``window + 1``. The paper's
+    triangular chunks, which save memory, change which keys are visible and are not implemented.
 
-    For a model trained with plain rotary: the stairs act at evaluation, and with ``in_training`` in training too.
+    For a model trained with plain rotary: the stairs are active at evaluation, with ``in_training`` also in training.
     """
 
     window: int = 512
@@ -58,12 +58,12 @@ class Weave(EncodingSettings):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_turning(self.base, self.fastest)
+        check_rotary_base(self.base, self.fastest)
         for setting in ("window", "width"):
             if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} leaves no distance; use at least 1")
+                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Nothing to learn."""
-        check_pairs(size.d_head)
+        """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
+        check_even_width(size.d_head)
         return WeaveEncoding(self)

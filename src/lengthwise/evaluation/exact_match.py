@@ -183,7 +183,7 @@ def _with_distances(scheme: PositionScheme, distance: int | float) -> str:
 
 def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
     """Return whether evaluation may use ID distances that training lacks: IDs are read, and no scheme draws them."""
-    return decoder.reads_ids and not scheme.draws_at_evaluation
+    return decoder.reads_ids and not scheme.random_at_evaluation
 
 
 def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
@@ -197,7 +197,7 @@ def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int
         step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
         for start in range(0, wanted, step):
             rows = np.arange(start, min(start + step, wanted))
-            yield examples.select(rows), whole.rows(rows)
+            yield examples.select(rows), whole.select(rows)
 
 
 def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:

@@ -55,7 +55,7 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Graded:
 
 def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
     first = int(batch.prompt_length.min()) - 1
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], first=first)
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)
     targets = batch.tokens[:, first + 1 :]
     logits = decoder.token_logits(hidden)
     written = logits.argmax(dim=-1)

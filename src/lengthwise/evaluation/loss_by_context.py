@@ -148,7 +148,7 @@ def _batches(
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, first), training=False)
         whole = to_batch(length, examples, assignment)
         for start in range(0, len(block), at_once):
-            yield block[start : start + at_once], whole.rows(slice(start, start + at_once))
+            yield block[start : start + at_once], whole.select(slice(start, start + at_once))
 
 
 @torch.no_grad()
@@ -158,7 +158,7 @@ def _score(
     """The loss of each window's last tokens (nats), and whether each is the likeliest one."""
     batch = batch.to(next(decoder.parameters()).device)
     first = batch.tokens.shape[1] - 1 - scored
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], first=first)
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, first + 1 :]
     losses: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     right = logits.argmax(dim=-1) == targets

@@ -1,4 +1,4 @@
-"""Train, load and evaluate a run."""
+"""Training, loading and evaluation of a run."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -10,12 +10,7 @@ from typing import Any
 import torch
 
 from lengthwise.core.devices import pick_device
-from lengthwise.core.errors import (
-    LengthwiseError,
-    RunFolderError,
-    SettingError,
-    TrainingOverlapWarning,
-)
+from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, TrainingOverlapWarning
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.provenance import now
@@ -26,12 +21,13 @@ from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, 
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
 from lengthwise.experiments.run_folder import (
+    EXPERIMENT,
     MODEL,
     RESULTS,
     RUN_FOLDER,
     append_rows,
-    experiment_digest,
     claim_run_folder,
+    experiment_digest,
     read_description,
     read_experiment,
     read_model,
@@ -42,37 +38,41 @@ from lengthwise.experiments.validation import (
     check_encoding,
     check_evaluation,
     check_scheme,
-    select_variants,
     prepare_training,
+    select_variants,
 )
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasRecords, Task, num_shared_records, record_facts, task_facts
 from lengthwise.training.trainer import Trainer
 
-# Examples that decide whether the training range is fitted.
+# Examples of the exact match that decides whether the run fits its training range.
 FIT_EXAMPLES = 256
-# Examples of the exact match that is shown while training.
+# Examples of the exact match in progress reports.
 PROGRESS_EXAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A trained decoder with its experiment and what training showed it.
-
-    ``facts``: ``steps``, ``fitted`` (exact match at the longest training length, None of a task graded by loss),
-    ``id_range`` (smallest and largest ID met in training), ``trained_distance`` (widest range of IDs within one
-    example), ``train_s``.
-    """
+    """Trained decoder with its folder, its experiment, and facts about its training; see ``TrainingFacts``."""
 
     folder: Path
     experiment: Experiment
     decoder: Decoder
     facts: dict[str, Any]
 
+    def __repr__(self) -> str:
+        parts = (self.experiment.task, self.experiment.scheme, self.experiment.encoding)
+        return f"Run({str(self.folder)!r}, {'/'.join(part.name for part in parts)}, {self.facts['steps']:,} steps)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """The types of ``Run.facts``."""
+    """Types of ``Run.facts``.
+
+    ``fitted`` is exact match at the longest training length (None for a task graded by loss), ``id_range`` the smallest
+    and largest ID in training, ``trained_distance`` the largest difference of IDs within one training example, and
+    ``train_s`` the training time in seconds.
+    """
 
     steps: int
     fitted: float | None
@@ -91,11 +91,11 @@ def train(
     report: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run | None:
-    """Train into ``out``; None when ``stop`` asked to leave early, to be gone on with by ``resume``.
+    """Train into the folder ``out``; return None if ``stop`` returned True, and ``resume`` continues from there.
 
-    ``RunFolderError`` when the folder holds a run already or, on ``resume``, another one, and when another process is
-    training into it. ``DivergedError`` when the loss is no number any more; what was logged before stays. Every other
-    ``LengthwiseError`` comes before anything is written.
+    ``RunFolderError`` if the folder contains a run, if it contains another run on ``resume``, or if another process
+    trains into it. ``DivergedError`` if the loss is not finite; earlier logs remain. Every other ``LengthwiseError`` is
+    raised before anything is written.
     """
     out, target = Path(out), pick_device(device)
     prepared = prepare_training(experiment)
@@ -112,9 +112,9 @@ def _train(
     report: Callable[[dict[str, Any]], None] | None,
     stop: Callable[[], bool],
 ) -> Run | None:
-    """In a folder that is claimed."""
+    """Train into a folder that ``claim_run_folder`` has claimed."""
     if (out / MODEL).exists():
-        # A damaged model is made again from the newest checkpoint.
+        # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
             return load_run(out, overrides={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
     decoder = prepared.decoder.to(device)
@@ -124,7 +124,7 @@ def _train(
     if not trainer.run(
         report=report,
         stop=stop,
-        fitted=lambda: fit(experiment, decoder).exact_match >= threshold,
+        is_fit=lambda: fit(experiment, decoder).exact_match >= threshold,
         exact_match=None if by_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
     ):
         return None
@@ -141,7 +141,7 @@ def _train(
 
 
 def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Measure exact match at the longest training length, on examples that no other purpose draws."""
+    """Return exact match at the longest training length, on a random stream of its own."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
         num_examples=(FIT_EXAMPLES if num_examples is None else num_examples,),
@@ -152,19 +152,19 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
 
 @check_arguments
 def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
-    """Read a finished run.
+    """Load a finished run.
 
-    ``overrides`` holds a ``task``, ``scheme`` or ``encoding`` in place of the saved one. A class of one's own has to be
-    overrides again; another encoding with the same weights shows what it changes at evaluation alone.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. A custom class must be passed again. Another
+    encoding needs the same weights, and then applies at evaluation only.
     """
     folder, target = Path(folder), pick_device(device)
     experiment = read_experiment(folder, overrides=overrides)
     tensors, facts = read_model(folder)
     _check_facts(facts, folder / MODEL)
-    tried = check_scheme(experiment) if overrides else []
+    batches = check_scheme(experiment) if overrides else []
     decoder = build_decoder(experiment)
     if overrides:
-        check_encoding(decoder, tried)
+        check_encoding(decoder, batches)
     try:
         decoder.load_state_dict(tensors)
     except RuntimeError:
@@ -173,7 +173,7 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
                 f"the weights in {folder} are not those of the {' and '.join(overrides)} overrides to it; "
                 "only what has the same weights can take a place"
             ) from None
-        raise RunFolderError(f"{folder / MODEL} does not fit its experiment.json; train the run again") from None
+        raise RunFolderError(f"{folder / MODEL} does not fit its {EXPERIMENT}; train the run again") from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
 
 
@@ -182,25 +182,27 @@ def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
     try:
         check_values(TrainingFacts, values)
     except SettingError as error:
-        raise RunFolderError(f"{path} has facts of no training ({error}); train the run again") from None
+        raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
 
 
 @check_arguments
 def evaluate(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate by length, on each variant that the settings name, and add the rows to the run's ``results.jsonl``.
+    """Evaluate by length, on each variant in the settings, and append the rows to the run's ``results.jsonl``.
 
-    Rows hold exact matches, or losses by context length where the task is graded by these. Each is added as soon as its
-    length is measured: what ends an evaluation early loses none of them.
+    A row has exact match at one length, or loss by context length if the task is graded by loss. It is saved as soon as
+    its length is measured, so an interrupted evaluation loses no finished row.
     """
     rows = []
     for row in iter_result_rows(run, settings, report=report):
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
-    if seen := seen_lengths(rows):
+    if overlap := seen_lengths(rows):
         warnings.warn(
-            f"rows of length {seen} were trained on, some or all; {HELD_OUT}", TrainingOverlapWarning, stacklevel=2
+            f"some or all records of length {overlap} were in the training data; {HELD_OUT}",
+            TrainingOverlapWarning,
+            stacklevel=2,
         )
     return rows
 
@@ -208,24 +210,25 @@ def evaluate(
 def iter_result_rows(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The rows that ``evaluate`` adds, one by one; what cannot be measured is refused before the first."""
+    """Yield the rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
     check_evaluation(run.experiment, settings)
     for variant, task in select_variants(run.experiment.task, settings).items():
-        for result in _measured(run, task, settings, report):
+        for result in _results(run, task, settings, report):
             yield _row(run, result, variant)
 
 
-def _measured(
+def _results(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
 ) -> Results:
-    scheme, trained = run.experiment.scheme, run.facts["trained_distance"]
-    return evaluator_of(task).measure(run.decoder, task, scheme, settings, trained_distance=trained, report=report)
+    distance = run.facts["trained_distance"]
+    measure = evaluator_of(task).measure
+    return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=distance, report=report)
 
 
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    seen = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
+    overlap = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
     return {
         **task_facts(experiment.task),
         "scheme": experiment.scheme.name,
@@ -237,23 +240,23 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
         **head,
         **record_facts(experiment.task, result.length),
-        **seen,
+        **overlap,
         "time": now(),
     }
 
 
 def _seen(run: Run, length: int) -> bool:
-    """Whether the run was trained on rows of this length that it is asked; of a file that is gone, on all of them."""
-    (first, last), asked = run.experiment.train_lengths, run.experiment.task
+    """Return True if training included records of this length; without the training file, compare digests only."""
+    (first, last), task = run.experiment.train_lengths, run.experiment.task
     if not first <= length <= last:
         return False
-    if read_description(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(asked).get("digest"):
+    if read_description(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(task).get("digest"):
         return True
     with suppress(LengthwiseError):
-        trained = read_experiment(run.folder).task
+        training_task = read_experiment(run.folder).task
         return (
-            isinstance(asked, HasRecords)
-            and isinstance(trained, HasRecords)
-            and num_shared_records(asked, trained, length) > 0
+            isinstance(task, HasRecords)
+            and isinstance(training_task, HasRecords)
+            and num_shared_records(task, training_task, length) > 0
         )
     return False

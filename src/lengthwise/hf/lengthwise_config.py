@@ -19,8 +19,8 @@ from lengthwise.positions import SCHEMES
 from lengthwise.tasks import HasRunFiles
 from lengthwise.tasks.examples import Examples
 
-# What a saved configuration and its weights are bound by.
-BOUND = (
+# Fields that belong to the weights of a saved model: a digest covers them.
+DIGEST_FIELDS = (
     "decoder_settings",
     "encoding_settings",
     "symbols",
@@ -30,18 +30,19 @@ BOUND = (
     "count_prompt_from",
     "run",
 )
+# Prompts per length to find the rule of their IDs.
+NUM_PROMPTS = 16
 
 
-# What is saved has more than the fields, and the class takes it all.
+# A saved configuration has more than the fields, and the class accepts them all.
 @no_type_check
 @strict
 class LengthwiseConfig(PreTrainedConfig):
-    """All that builds a `Decoder`, and the run it came from.
+    """Settings of a `Decoder`, and the run that it was exported from.
 
-    ``symbols`` is the vocabulary in the order of its token numbers. ``run`` holds the experiment, the facts and the
-    kept files of a run folder, for the way back; it is empty for a decoder that came from none. ``belongs_to`` is the
-    digest of these and of the saved weights.
-    ``count_prompt_from`` is the first ID of a prompt whose IDs count up at evaluation; None: a prompt has other IDs.
+    ``symbols`` is the vocabulary in the order of the tokens. ``run`` holds the experiment, the facts and the files of a
+    run folder, for the import; it is empty for other decoders. ``belongs_to`` is the digest of these fields and of the
+    saved weights. ``count_prompt_from`` is the first ID of prompts whose IDs count up at evaluation, else None.
     """
 
     model_type = "lengthwise"
@@ -67,23 +68,23 @@ class LengthwiseConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def digest_with(self, weights: str) -> str:
-        """Digest of all that says how weights are read, and of theirs."""
-        bound = {name: getattr(self, name) for name in BOUND} | {"weights": weights}
-        return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+        """Return the digest of the fields that say how to read the weights, and of the weights' own digest."""
+        fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     @property
     def predicts_ids(self) -> bool:
-        """Whether the decoder has position heads."""
+        """True if the decoder has position heads."""
         return self.num_predicted_ids is not None
 
     @property
     def first_counted_id(self) -> int | None:
-        """The first ID of a prompt that comes without any; None where a prompt has to have its own."""
+        """First ID of prompts without IDs; None if prompts need their own IDs."""
         return self.count_prompt_from
 
 
 def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
-    """The configuration of an experiment's decoder; ``run`` is kept as it is."""
+    """Return the configuration of an experiment's decoder; ``run`` is stored unchanged."""
     vocabulary, settings = list(experiment.task.vocabulary), experiment.decoder
     end = vocabulary.index("end") if "end" in vocabulary else None
     return LengthwiseConfig(
@@ -105,10 +106,10 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
     )
 
 
-def build_decoder(config: LengthwiseConfig) -> Decoder:
-    """A decoder with fresh weights; ``ModelError`` where the configuration is that of none."""
+def decoder_from_config(config: LengthwiseConfig) -> Decoder:
+    """Return a decoder with initial weights; ``ModelError`` for a configuration without decoder settings."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
-        raise ModelError("this configuration holds no decoder; make one with lengthwise export RUN --format hf")
+        raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
     return Decoder(
         DecoderSettings(**config.decoder_settings),
         build_entry("encoding", config.encoding_settings),
@@ -119,38 +120,34 @@ def build_decoder(config: LengthwiseConfig) -> Decoder:
     )
 
 
-# Examples that are looked at for each length.
-EXAMPLES = 16
-
-
 def find_first_counted_id(experiment: Experiment) -> int | None:
-    """Return the first ID of prompts whose IDs count up at evaluation, or None where they do anything else.
+    """Return the first ID of prompts whose IDs count up at evaluation, else None.
 
-    Of a decoder that predicts no IDs, those of the response have to count on as well.
+    Without ID prediction, the IDs of the response have to count up as well.
     """
     scheme = experiment.scheme
     if isinstance(experiment.encoding, NoPE) and not scheme.predicts_ids:
-        # It reads no ID at all.
+        # The decoder reads no IDs.
         return 0
-    if scheme.draws_at_evaluation or scheme.real_valued:
+    if scheme.random_at_evaluation or scheme.real_valued:
         return None
-    first: set[int] = set()
-    for examples in _looked_at(experiment):
+    first_ids: set[int] = set()
+    for examples in _sample_examples(experiment):
         rng = stream(experiment.seed, "IDs of prompts")
         ids = scheme.assign(examples, rng, training=False).position_ids
         index = np.arange(ids.shape[-1])
         last = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
         if (((ids - index) != ids[..., :1]) & (index <= last[:, None])).any():
             return None
-        first |= set(np.unique(ids[..., 0]).tolist())
-    return first.pop() if len(first) == 1 else None
+        first_ids |= set(np.unique(ids[..., 0]).tolist())
+    return first_ids.pop() if len(first_ids) == 1 else None
 
 
-def _looked_at(experiment: Experiment) -> list[Examples]:
+def _sample_examples(experiment: Experiment) -> list[Examples]:
     task, lengths = experiment.task, experiment.train_lengths
     if isinstance(task, HasRunFiles):
-        # Its files may be gone, and say of some examples nothing about the others.
+        # The files may be missing, and a few examples do not represent all others.
         counts = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
         return [task.placeholder_example()] if counts else []
-    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    return [task.sample(length=length, size=EXAMPLES, rng=stream(experiment.seed, "prompts")) for length in chosen]
+    selection = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return [task.sample(length=n, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for n in selection]

@@ -1,4 +1,4 @@
-"""The cache of a model that predicts IDs: beside keys and values, what the position head has to know."""
+"""Cache of a model that predicts IDs: keys and values, and the position IDs, prompt and hidden states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from lengthwise.model.position_heads import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """Tokens that were read in one call; ``hidden`` may be those of the last of them only. Levels of IDs come last.
+class CachedTokens:
+    """Tokens of one call; ``hidden`` may cover the last of them only, and levels of IDs are the last axis.
 
-    Where ``new_prompt`` is False none of them is prompt, but in a first call.
+    If ``new_prompt`` is False, only a first call has prompt tokens.
     """
 
     tokens: Int[Tensor, "batch new"]
@@ -27,156 +27,144 @@ class Read:
     new_prompt: bool = True
 
     @staticmethod
-    def joined(pieces: "list[Read]") -> "Read":
-        """All, one behind the other; hidden states only as far back as they are known without a gap."""
+    def concatenate(pieces: "list[CachedTokens]") -> "CachedTokens":
+        """Return all tokens, with the hidden states after the last gap."""
         if len(pieces) == 1:
             return pieces[0]
         gaps = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
-        known = pieces[gaps[-1] if gaps else 0 :]
-        return Read(
+        return CachedTokens(
             tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
             position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
             is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
-            hidden=torch.cat([piece.hidden for piece in known], dim=1),
+            hidden=torch.cat([piece.hidden for piece in pieces[gaps[-1] if gaps else 0 :]], dim=1),
         )
 
-    def rows(self, chosen: Callable[[Tensor], Tensor]) -> "Read":
-        """The same tokens of other rows."""
-        return Read(
-            tokens=chosen(self.tokens),
-            position_ids=chosen(self.position_ids),
-            is_prompt=chosen(self.is_prompt),
-            hidden=chosen(self.hidden),
-        )
+    def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
+        """Apply a function to each tensor."""
+        return CachedTokens(*(function(each) for each in (self.tokens, self.position_ids, self.is_prompt, self.hidden)))
 
-    def without_last(self, number: int) -> "Read":
-        """The tokens before the last ``number``."""
-        seq, kept = self.tokens.shape[1] - number, max(self.hidden.shape[1] - number, 0)
-        return Read(
-            tokens=self.tokens[:, :seq],
-            position_ids=self.position_ids[:, :seq],
-            is_prompt=self.is_prompt[:, :seq],
-            hidden=self.hidden[:, :kept],
-        )
+    def without_last(self, number: int) -> "CachedTokens":
+        """Return the tokens before the last ``number``."""
+        return self.map(lambda values: values[:, : max(values.shape[1] - number, 0)])
 
 
 class PositionCache(Cache):
-    """Keys and values of any cache, and the IDs, prompt and hidden states of the same tokens.
+    """Keys and values of another cache, with the IDs, prompt mask and hidden states of the same tokens.
 
-    What is done to the rows or the length of the one is done to the other: beams are reordered and rejected drafts
-    cropped with their own IDs. ``steps`` holds the IDs of every call in the order of rows of that call.
+    Every change of rows or length applies to both, so beams are reordered and rejected drafts removed with their IDs.
+    ``steps`` holds the IDs of every call, in the order of rows of that call.
     """
 
     def __init__(self, inner: Cache) -> None:
         super().__init__(layers=inner.layers)
-        # Layers that are made when they are first written, and offloading, are those of the cache that was given.
+        # Settings for layers that are created on first use, and for offloading.
         self.layer_class_to_replicate = inner.layer_class_to_replicate
         self.offloading = inner.offloading
         if inner.offloading:
             self.only_non_sliding, self.prefetch_stream = inner.only_non_sliding, inner.prefetch_stream
         self.prompts: list[Prompt] | None = None
         self.steps: list[Shaped[Tensor, "batch new *level"]] = []
-        # A number of its own: a compiled call asks for it, and is the same however much was read.
-        self.has_read = False
-        self._pieces: list[Read] = []
-        self._num_read = 0
-        self._latest: Read | None = None
+        # A separate attribute, so that compiled calls do not depend on the number of tokens.
+        self.has_tokens = False
+        self._pieces: list[CachedTokens] = []
+        self._num_tokens = 0
+        self._latest: CachedTokens | None = None
 
     @classmethod
-    def of(cls, cache: Cache) -> "PositionCache":
-        """The same cache, or one around it, now and later; ``SettingError`` for one that was filled without this."""
+    def wrap(cls, cache: Cache) -> "PositionCache":
+        """Return the cache, or one around it, always the same; ``SettingError`` if it was filled without IDs."""
         if isinstance(cache, cls):
             return cache
-        known = getattr(cache, "_with_positions", None)
-        if known is None:
+        wrapper = getattr(cache, "_with_positions", None)
+        if wrapper is None:
             if cache.get_seq_length() > 0:
                 raise SettingError(
-                    "the cache was filled elsewhere and knows no position IDs; go on with the past_key_values that "
-                    "this model returned, or begin with an empty cache"
+                    "the cache was filled elsewhere and has no position IDs; pass the past_key_values that this model "
+                    "returned, or an empty cache"
                 )
-            known = cache._with_positions = cls(cache)  # type: ignore[attr-defined]
-        return known
+            wrapper = cache._with_positions = cls(cache)  # type: ignore[attr-defined]
+        return wrapper
 
-    def note(self, latest: Read) -> None:
-        """Keep what a call has read. A compiled call does no more than this."""
-        self._take_latest()
-        self._latest, self.has_read = latest, True
+    def append(self, latest: CachedTokens) -> None:
+        """Store the tokens of a call, without the operations that a compiled call cannot contain."""
+        self._store_latest()
+        self._latest, self.has_tokens = latest, True
 
-    def settle(self) -> Read | None:
-        """All that was read so far, the latest call included."""
-        self._take_latest()
-        # Not at every step: it copies all that was read.
+    def all_tokens(self) -> CachedTokens | None:
+        """Return all tokens so far; None if the cache is empty."""
+        self._store_latest()
+        # Concatenating copies all tokens, so it does not happen in every step.
         if len(self._pieces) > 1:
-            self._pieces = [Read.joined(self._pieces)]
+            self._pieces = [CachedTokens.concatenate(self._pieces)]
         return self._pieces[0] if self._pieces else None
 
     @property
-    def num_read(self) -> int:
-        """How many tokens were read, fill before a prompt included."""
-        self._take_latest()
-        return self._num_read
+    def num_tokens(self) -> int:
+        """Number of cached tokens, left padding included."""
+        self._store_latest()
+        return self._num_tokens
 
     def last_ids(self) -> Shaped[Tensor, "batch 1 *level"]:
-        """The IDs of the last token."""
-        self._take_latest()
+        """Return the IDs of the last token."""
+        self._store_latest()
         return self._pieces[-1].position_ids[:, -1:]
 
     def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
-        """The hidden state of the last token, from which the next ID is predicted."""
-        self._take_latest()
+        """Return the hidden state of the last token, which predicts the next ID."""
+        self._store_latest()
         if not self._pieces or self._pieces[-1].hidden.shape[1] == 0:
             raise SettingError(
-                "no ID can be predicted: the cache holds no hidden state of its last token (it was filled without this "
-                "model, or cropped into the prompt); give position_ids"
+                "the next ID cannot be predicted: the cache has no hidden state of its last token (it was filled "
+                "without this model, or cropped into the prompt); pass position_ids"
             )
         return self._pieces[-1].hidden[:, -1:]
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """The rows of the beams that go on."""
+        """Select the rows of the surviving beams."""
         super().reorder_cache(beam_idx)
-        self._choose_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+        self._select_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row ``repeats`` times."""
+        """Repeat every row ``repeats`` times."""
         super().batch_repeat_interleave(repeats)
-        self._choose_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self._select_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """The rows of these indices."""
+        """Select the rows at these indexes."""
         super().batch_select_indices(indices)
-        self._choose_rows(lambda rows: rows[indices.to(rows.device)])
+        self._select_rows(lambda rows: rows[indices.to(rows.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last ``-tokens_to_remove`` tokens."""
+        """Remove the last ``-tokens_to_remove`` tokens."""
         super().crop(tokens_to_remove)
-        known = self.settle()
-        if known is None or tokens_to_remove == 0:
+        cached = self.all_tokens()
+        if cached is None or tokens_to_remove == 0:
             return
-        if bool(known.is_prompt[:, tokens_to_remove:].any()):
+        if bool(cached.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
-        self._pieces = [known.without_last(-tokens_to_remove)]
-        self._num_read += tokens_to_remove
+        self._pieces = [cached.without_last(-tokens_to_remove)]
+        self._num_tokens += tokens_to_remove
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
     def reset(self) -> None:
-        """Empty, as when it was made."""
+        """Empty the cache."""
         super().reset()
         self.prompts = self._latest = None
-        self.has_read = False
-        self.steps, self._pieces, self._num_read = [], [], 0
+        self.has_tokens = False
+        self.steps, self._pieces, self._num_tokens = [], [], 0
 
-    def _choose_rows(self, chosen: Callable[[Tensor], Tensor]) -> None:
-        self._take_latest()
-        self._pieces = [piece.rows(chosen) for piece in self._pieces]
+    def _select_rows(self, select: Callable[[Tensor], Tensor]) -> None:
+        self._store_latest()
+        self._pieces = [piece.map(select) for piece in self._pieces]
         if self.prompts is not None:
-            self.prompts = [prompt.rows(chosen) for prompt in self.prompts]
+            self.prompts = [prompt.select(select) for prompt in self.prompts]
 
-    def _take_latest(self) -> None:
+    def _store_latest(self) -> None:
         latest, self._latest = self._latest, None
         if latest is None:
             return
         self.steps.append(latest.position_ids)
         self._pieces.append(latest)
-        self._num_read += latest.tokens.shape[1]
+        self._num_tokens += latest.tokens.shape[1]
         if latest.new_prompt:
             self.prompts = None

@@ -1,1 +1,1 @@
-"""The decoder, its attention, its position heads and cached generation."""
+"""Decoder, attention, position heads and cached generation."""

@@ -1,4 +1,4 @@
-"""What a block's attention scores are made of, and how they grow with the length."""
+"""Attention scores of one block: encoding, additive bias and length scaling."""
 
 import math
 from collections.abc import Callable
@@ -9,65 +9,67 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import Weigh, future_mask
+from lengthwise.model.attention import WeightFunction, future_mask
 
 
 @dataclass(frozen=True, slots=True)
-class Looking:
-    """What one looks at a decoder with: keys hidden by what is added to the scores, weights watched layer by layer.
+class AttentionHooks:
+    """Hooks into a decoder's attention, for all layers: hide keys or observe weights.
 
-    ``added``: (1 or batch, query, key), for all heads and layers; minus infinity hides a key. ``watch`` gets every
-    layer's weights (batch, heads, query, key). A length scale counts the keys that are not hidden, or as many as
-    ``counted`` says: (batch, query).
+    ``score_bias``, (1 or batch, query, key), is added to the scores of all heads; minus infinity hides a key.
+    ``on_weights`` is called with each layer's weights, (batch, heads, query, key). ``visible_counts``, (batch, query),
+    replaces the number of keys that are not hidden in the length scaling.
     """
 
-    added: Float[Tensor, "#batch query key"] | None = None
-    watch: Callable[[Tensor], None] | None = None
-    counted: Float[Tensor, "batch query"] | None = None
+    score_bias: Float[Tensor, "#batch query key"] | None = None
+    on_weights: Callable[[Tensor], None] | None = None
+    visible_counts: Float[Tensor, "batch query"] | None = None
 
 
-PLAINLY = Looking()
+NO_HOOKS = AttentionHooks()
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
-    """Biases and scores chunk by chunk of the queries: a long sequence never needs them all at once."""
+class ScoreChunks:
+    """Biases and scores for one chunk of queries at a time, to bound the memory of long sequences."""
 
     encoding: LevelEncoding
     query: Float[Tensor, "batch heads query d_head"]
     key: Float[Tensor, "batch heads key d_head"]
     query_ids: Real[Tensor, "level batch query"]
     key_ids: Real[Tensor, "level batch key"]
-    added: Float[Tensor, "#batch query key"] | None = None
+    score_bias: Float[Tensor, "#batch query key"] | None = None
 
     @property
     def has_bias(self) -> bool:
-        """Whether anything is added to the scores."""
-        return self.encoding.has_bias or self.added is not None
+        """True if the encoding or a hook adds to the scores."""
+        return self.encoding.has_bias or self.score_bias is not None
 
-    def bias(self, start: int, stop: int, seen: int) -> Float[Tensor, "#batch heads chunk seen"]:
-        """What is added to the scores of queries ``start`` to ``stop`` on the first ``seen`` keys."""
-        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen]
-        if self.added is None:
+    def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk num_keys"]:
+        """Return the additive scores of queries ``start`` to ``stop`` on the first ``num_keys`` keys."""
+        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
+        if self.score_bias is None:
             return self.encoding.bias(*ids)
-        added = self.added[:, None, start:stop, :seen]
-        return self.encoding.bias(*ids) + added if self.encoding.has_bias else added
+        score_bias = self.score_bias[:, None, start:stop, :num_keys]
+        return self.encoding.bias(*ids) + score_bias if self.encoding.has_bias else score_bias
 
-    def scores(self, start: int, stop: int, seen: int, visible: Tensor) -> Float[Tensor, "batch heads chunk seen"]:
-        """The same queries' scores, bias included."""
-        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :seen]
-        made = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :seen], *ids, visible)
-        return made + self.bias(start, stop, seen) if self.has_bias else made
+    def scores(
+        self, start: int, stop: int, num_keys: int, visible: Tensor
+    ) -> Float[Tensor, "batch heads chunk num_keys"]:
+        """Return the scaled scores of the same queries and keys, bias included."""
+        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
+        scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *ids, visible)
+        return scores + self.bias(start, stop, num_keys) if self.has_bias else scores
 
-    def weights(self, weigh: Weigh) -> Float[Tensor, "batch heads query key"]:
-        """What every query attends to, all at once: to look at, not to train with."""
+    def weights(self, weight_function: WeightFunction) -> Float[Tensor, "batch heads query key"]:
+        """Return the attention weights of all queries in one tensor, for inspection."""
         queries, keys = self.query.shape[2], self.key.shape[2]
         future = future_mask(queries, keys, self.key.device)
-        return weigh(self.scores(0, queries, keys, ~future).masked_fill(future, -math.inf))
+        return weight_function(self.scores(0, queries, keys, ~future).masked_fill(future, -math.inf))
 
 
 class LengthScale(nn.Module):
-    """``offset + log^power`` per head; starts as the log."""
+    """Learned scale ``offset + log(n + 1)^power`` per head for n visible keys; starts as ``log(n + 1)``."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -75,5 +77,5 @@ class LengthScale(nn.Module):
         self.power = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def forward(self, log: Float[Tensor, "*batch seq 1"]) -> Float[Tensor, "*batch_heads seq 1"]:
-        """The factor of each query's scores."""
+        """Return the factor of each query's scores from ``log(n + 1)``."""
         return self.offset + log**self.power

@@ -1,4 +1,4 @@
-"""The whole decoder: pre-norm blocks, one encoding, and for PPC a position head."""
+"""Decoder with pre-norm blocks, one encoding and, for PPC, one position head per level."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import attend, attend_by_scores, diluted
-from lengthwise.model.attention_scores import PLAINLY, Chunks, LengthScale, Looking
-from lengthwise.model.attention_weights import softmax, weighing
+from lengthwise.model.attention import attend, attend_with_scores, dilute_attention
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
+from lengthwise.model.attention_weights import make_weight_function, softmax
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
@@ -23,7 +23,7 @@ from lengthwise.model.rms_norm import RMSNorm
 
 @dataclass(slots=True)
 class Cache:
-    """What cached decoding keeps: keys and values per layer, the IDs and tokens behind them."""
+    """State of cached decoding: IDs, and keys and values per layer, of the tokens so far."""
 
     position_ids: Real[Tensor, "level batch seq"]
     last_embedding: Float[Tensor, "batch 1 d_model"]
@@ -33,7 +33,7 @@ class Cache:
 
 
 class Block(nn.Module):
-    """Attention with normalised queries and keys, then an MLP; both start as zero."""
+    """Attention with normalized queries and keys, then an MLP; the outputs of both start at zero."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Block(nn.Module):
         self.key_norm = RMSNorm(d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
         self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
-        self.weigh = weighing(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
+        self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
         self.mix_heads = nn.Linear(d_model, d_model, bias=False)
         self.mlp_norm = RMSNorm(d_model)
         self.widen = nn.Linear(d_model, settings.mlp_factor * d_model)
@@ -60,66 +60,65 @@ class Block(nn.Module):
         position_ids: Real[Tensor, "level batch key"],
         encoding: LevelEncoding,
         past: tuple[Tensor, Tensor] | None,
-        first: int,
-        looking: Looking,
-    ) -> tuple[Float[Tensor, "batch asked d_model"], Tensor, Tensor]:
-        """The hidden states from ``first`` on, and all keys and values; ``position_ids`` are those of all keys."""
+        query_start: int,
+        hooks: AttentionHooks,
+    ) -> tuple[Float[Tensor, "batch query d_model"], Tensor, Tensor]:
+        """Return the hidden states from index ``query_start`` of ``x`` on, and the keys and values of all tokens.
+
+        ``past`` has the keys and values of earlier tokens; ``position_ids`` has the IDs of these and the new tokens.
+        """
         normed, d_model = self.attention_norm(x), x.shape[2]
         split = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
-        if first == 0:
+        if query_start == 0:
             query, key, value = split(self.project(normed), part=3)
         else:
-            (query,) = split(nn.functional.linear(normed[:, first:], self.project.weight[:d_model]), part=1)
+            (query,) = split(nn.functional.linear(normed[:, query_start:], self.project.weight[:d_model]), part=1)
             key, value = split(nn.functional.linear(normed, self.project.weight[d_model:]), part=2)
         new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
-        asking_ids = new_ids[:, :, first:]
-        query, key = self.query_norm(query), self.key_norm(key)
-        if first == 0:
-            # Angles are worked out once for both: with one new token they cost most of a rotation.
+        query_ids, query, key = new_ids[:, :, query_start:], self.query_norm(query), self.key_norm(key)
+        if query_start == 0:
+            # One rotation for both computes the angles once; with one new token they cost most of it.
             query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
         else:
-            query, key = encoding.rotate(query, asking_ids), encoding.rotate(key, new_ids)
+            query, key = encoding.rotate(query, query_ids), encoding.rotate(key, new_ids)
         if past is not None:
             key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        factor = self._length_factor(query.shape[2], key.shape[2], looking, x.device)
-        query = query * (self.log_temperature.exp() * factor)
+        length_factor = self._length_factor(query.shape[2], key.shape[2], hooks, x.device)
+        query = query * (self.log_temperature.exp() * length_factor)
 
-        chunks = Chunks(encoding, query, key, asking_ids, position_ids, looking.added)
-        weigh = softmax if self.weigh is None else self.weigh
-        if looking.watch is not None:
-            looking.watch(chunks.weights(weigh))
-        if encoding.has_scores or self.weigh is not None:
-            heads = attend_by_scores(chunks.scores, value, query.shape[2], weigh)
+        chunks = ScoreChunks(encoding, query, key, query_ids, position_ids, hooks.score_bias)
+        weight_function = softmax if self.weight_function is None else self.weight_function
+        if hooks.on_weights is not None:
+            hooks.on_weights(chunks.weights(weight_function))
+        if encoding.has_scores or self.weight_function is not None:
+            heads = attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
         else:
             bias = chunks.bias if chunks.has_bias else None
             heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
-        x = x[:, first:] + self.mix_heads(rearrange(self._diluted(heads, value), "b h s d -> b s (h d)"))
+        if self.training and self.settings.dilution:
+            heads = dilute_attention(heads, value, self.settings.dilution)
+        x = x[:, query_start:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
-    def _diluted(
-        self, heads: Float[Tensor, "batch heads asked d_head"], value: Float[Tensor, "batch heads key d_head"]
-    ) -> Float[Tensor, "batch heads asked d_head"]:
-        return diluted(heads, value, self.settings.dilution) if self.training and self.settings.dilution else heads
-
     def _length_factor(
-        self, seq: int, keys: int, looking: Looking, device: torch.device
+        self, seq: int, keys: int, hooks: AttentionHooks, device: torch.device
     ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
         if self.settings.length_scaling == "none":
             return 1.0
         visible = torch.arange(keys - seq + 1, keys + 1, device=device)
-        if looking.counted is not None:
-            visible = looking.counted[:, None]
-        elif looking.added is not None:
-            visible = (visible - looking.added.isneginf().tril(keys - seq).sum(dim=-1))[:, None]
+        if hooks.visible_counts is not None:
+            visible = hooks.visible_counts[:, None]
+        elif hooks.score_bias is not None:
+            visible = (visible - hooks.score_bias.isneginf().tril(keys - seq).sum(dim=-1))[:, None]
         log = (visible + 1).log()[..., None]
         return log if self.length_scale is None else self.length_scale(log)
 
 
 class Decoder(nn.Module):
-    """Tokens and their IDs in, hidden states out; ``token_logits`` and ``next_ids`` read these.
+    """Map tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
 
-    With ``num_predicted_ids`` it has a position head per level, for IDs below that number.
-    Token index alone decides causality. IDs go to the encoding, and to the position head.
+    With ``num_predicted_ids``, there is one position head per level, for IDs below that number. Only the token index
+    decides causality; the encoding and the position heads read the IDs.
     """
 
     def __init__(
@@ -158,38 +157,38 @@ class Decoder(nn.Module):
         position_ids: Tensor,
         cache: Cache | None = None,
         *,
-        first: int = 0,
-        looking: Looking = PLAINLY,
-        kept: Int[Tensor, "rows kept"] | None = None,
-    ) -> tuple[Float[Tensor, "rows asked d_model"], Cache]:
-        """Hidden states of the given tokens, which follow those in the cache, and the cache with them added.
+        query_start: int = 0,
+        hooks: AttentionHooks = NO_HOOKS,
+        keep_indices: Int[Tensor, "entries kept"] | None = None,
+    ) -> tuple[Float[Tensor, "entries query d_model"], Cache]:
+        """Return the hidden states of ``tokens``, which follow those in ``cache``, and the extended cache.
 
-        ``position_ids``: (batch, seq), or (level, batch, seq) with several levels; ``PositionIDError`` for IDs of
-        another shape or kind, negative or beyond the encoding's table. Where only hidden states from token index
-        ``first`` on are read, the last block computes no others. ``looking`` hides keys or watches weights; ``first``
-        is 0 with it. ``kept``: the only token indexes that are read on from the embeddings, rising in each of its rows;
-        with ``times`` as many rows as ``tokens``, those of one sequence follow one another.
+        ``position_ids``, (batch, seq) or (level, batch, seq), are checked: ``PositionIDError`` for a wrong shape, type
+        or negative ID, ``PositionRangeError`` for an ID beyond the encoding's table. The last block computes hidden
+        states only from index ``query_start`` on, which must be 0 with ``hooks``. ``keep_indices`` selects increasing
+        token indexes right after the embeddings; it may have several entries, one after the other, per sequence.
         """
-        x, grown = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
-        if kept is not None:
-            sequence = torch.arange(len(kept), device=kept.device)[:, None] // (len(kept) // len(tokens))
-            x, grown.position_ids = x[sequence, kept], grown.position_ids[:, sequence, kept]
+        x, new_cache = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
+        if keep_indices is not None:
+            entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
+            sequence = entries // (len(keep_indices) // len(tokens))
+            x, new_cache.position_ids = x[sequence, keep_indices], new_cache.position_ids[:, sequence, keep_indices]
         for layer, block in enumerate(self.blocks):
             past = None if cache is None else (cache.keys[layer], cache.values[layer])
-            asked = first if layer == len(self.blocks) - 1 else 0
-            x, key, value = block(x, grown.position_ids, self.encoding, past, asked, looking)
-            grown.keys.append(key)
-            grown.values.append(value)
-        return self.norm(x), grown
+            start = query_start if layer == len(self.blocks) - 1 else 0
+            x, key, value = block(x, new_cache.position_ids, self.encoding, past, start, hooks)
+            new_cache.keys.append(key)
+            new_cache.values.append(value)
+        return self.norm(x), new_cache
 
     def token_logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
-        """Scores of the token after each hidden state."""
+        """Return the logits of the token after each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
 
     @property
     def predicts_ids(self) -> bool:
-        """Whether there are position heads, one per level."""
+        """True if the decoder has position heads, one per level."""
         return len(self.heads) > 0
 
     def read_prompt(
@@ -198,7 +197,7 @@ class Decoder(nn.Module):
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
     ) -> list[Prompt]:
-        """What each level's position head has to know of the prompts, once for all ``next_ids``."""
+        """Return each level's view of the prompts, which ``next_ids`` reads; compute it once per batch."""
         embeddings = self.embed_tokens(tokens)
         pairs = zip(self.position_heads(), position_ids, strict=True)
         return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
@@ -206,34 +205,38 @@ class Decoder(nn.Module):
     def next_ids(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "level batch query"],
+        current_ids: Int[Tensor, "level batch query"],
         next_tokens: Int[Tensor, "batch query"],
         prompts: list[Prompt],
     ) -> list[NextIDs]:
-        """The distribution over the next token's ID on each level, given which token it is."""
-        levels, embeddings = zip(self.position_heads(), own_ids, prompts, strict=True), self.embed_tokens(next_tokens)
+        """Return the distribution over the ID of each next token, per level.
+
+        ``hidden`` and ``current_ids`` belong to the tokens just before ``next_tokens``.
+        """
+        embeddings = self.embed_tokens(next_tokens)
+        levels = zip(self.position_heads(), current_ids, prompts, strict=True)
         return [head(hidden, ids, embeddings, prompt) for head, ids, prompt in levels]
 
     def position_heads(self) -> list[PositionHead]:
-        """One for each level; ``SettingError`` where there is none."""
+        """Return the position head of each level; raise ``SettingError`` if the decoder has none."""
         if not self.predicts_ids:
             raise SettingError("this decoder has no position head; train it with the scheme predicted")
         return [head for head in self.heads if isinstance(head, PositionHead)]
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        """Token embeddings alone."""
+        """Return the token embeddings, without positions and segments."""
         return nn.functional.embedding(tokens, self.embedding)
 
     def _embed(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
         x = embedded = self.embed_tokens(tokens)
-        before = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
-        seen = torch.zeros_like(tokens[:, :1]) if cache is None else cache.separators_seen
+        previous = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
+        num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.separators_seen
         if self.previous_share is not None:
-            x = x + self.previous_share * torch.cat([before, embedded[:, :-1]], dim=1)
+            x = x + self.previous_share * torch.cat([previous, embedded[:, :-1]], dim=1)
         is_separator = torch.isin(tokens, torch.tensor(self.separators, device=tokens.device))
-        segments = (seen + is_separator.cumsum(dim=1)).clamp(max=len(self.separators))
+        segments = (num_separators + is_separator.cumsum(dim=1)).clamp(max=len(self.separators))
         if self.segment is not None:
             x = x + nn.functional.embedding(segments, self.segment)
         x = self.encoding.embed(x, position_ids)

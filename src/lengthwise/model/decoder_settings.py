@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_types
-from lengthwise.model.attention_weights import WEIGHTS, weighing
+from lengthwise.model.attention_weights import WEIGHTS, make_weight_function
 from lengthwise.model.position_heads import POSITION_HEADS
 
-# More take minutes to build, and years to train.
-MOST_LAYERS = 1000
+# More layers take minutes to build and years to train.
+MAX_LAYERS = 1000
 LENGTH_SCALINGS = ("none", "log", "learned")
 
 
@@ -16,15 +16,16 @@ LENGTH_SCALINGS = ("none", "log", "learned")
 class DecoderSettings:
     """Size and options of a decoder.
 
-    Three options read the token index or the tokens themselves, never the IDs, and are open to every scheme:
-    ``length_scaling`` multiplies the scores by a function of the number n of visible keys, ``previous_token_mix`` adds
-    a learned share of the token before to each embedding, ``segments`` adds one vector per separator seen so far.
-    ``length_scaling``: ``"log"`` is ``log(n + 1)`` (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``"learned"``
-    is ``offset + log(n + 1)^power`` with both learned per head (after adaptive-scalable entmax: Vasylenko et al. 2025,
-    arXiv 2506.16640), ``"none"`` leaves the scores alone.
-    ``weights``: ``"softmax"``; ``"entmax"`` with ``entmax_alpha``, for which most keys get exactly 0; ``"top_k"``, a
-    softmax over the ``top_k`` largest scores; ``"count"``, sigmoids that do not sum to one, so that a head counts
-    (arXiv 2409.04431). ``dilution``: up to this share of attention is spread evenly over all visible keys in training.
+    Three options read token indexes or tokens, never the IDs, so every scheme can use them. ``length_scaling``
+    multiplies the scores of a query that sees n keys: by ``log(n + 1)`` for ``"log"`` (scalable softmax: Nakanishi
+    2025, arXiv 2501.19399), by ``offset + log(n + 1)^power`` with both learned per head for ``"learned"`` (after
+    adaptive-scalable entmax: Vasylenko et al. 2025, arXiv 2506.16640), by 1 for ``"none"``. ``previous_token_mix``
+    adds a learned multiple of the previous token's embedding, ``segments`` one vector per separator so far.
+
+    ``weights`` replaces the softmax: ``"entmax"`` (with ``entmax_alpha``; Peters et al. 2019) gives most keys exactly
+    0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, ``"count"`` (Ramapuram et al.
+    2024) uses sigmoids that do not sum to 1, so a head can count. In training, ``dilution`` spreads up to this share
+    of attention evenly over all visible keys. ``head`` names the position head of PPC.
     """
 
     num_layers: int = 1
@@ -46,23 +47,25 @@ class DecoderSettings:
         check_types(self)
         for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
             if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} builds no decoder; use at least 1")
-        if self.num_layers > MOST_LAYERS:
-            raise SettingError(f"num_layers {self.num_layers} takes too long to build; use at most {MOST_LAYERS}")
+                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        if self.num_layers > MAX_LAYERS:
+            raise SettingError(f"num_layers {self.num_layers} takes too long to build; use at most {MAX_LAYERS}")
         if self.d_model % self.num_heads:
-            raise SettingError(f"d_model {self.d_model} is no multiple of num_heads {self.num_heads}; change either")
+            raise SettingError(
+                f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; change one of them"
+            )
         self._check_attention()
         for setting, known in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
             if getattr(self, setting) not in known:
                 raise unknown_name(setting, getattr(self, setting), known)
-        weighing(self.weights, k=self.top_k, alpha=self.entmax_alpha)
+        make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     def _check_attention(self) -> None:
         if self.temperature <= 0:
-            raise SettingError(f"temperature {self.temperature} cannot scale scores; use a positive number")
+            raise SettingError(f"temperature {self.temperature} is not positive; use a number above 0")
         if not 0 <= self.dilution < 1:
-            raise SettingError(f"dilution {self.dilution} leaves no attention; use a share from 0 to less than 1")
+            raise SettingError(f"dilution {self.dilution} is out of range; use 0 or more and less than 1")
         if self.dilution and self.weights == "count":
-            raise SettingError("weights 'count' are no shares that a dilution could take from; leave out either")
+            raise SettingError("weights 'count' do not sum to 1, so dilution cannot apply; leave out one of them")
         if self.entmax_alpha <= 1:
-            raise SettingError(f"entmax_alpha {self.entmax_alpha} is no number above 1; use 1.5, or weights='softmax'")
+            raise SettingError(f"entmax_alpha {self.entmax_alpha} is not above 1; use 1.5, or weights='softmax'")

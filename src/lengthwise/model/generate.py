@@ -1,4 +1,4 @@
-"""Greedy decoding with a key-value cache; IDs that are not given are the ones the decoder predicts."""
+"""Greedy decoding with a key-value cache; the decoder predicts the IDs that the caller does not supply."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,8 @@ from lengthwise.model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
-    """What was written after each prompt, the end token included; ``is_written`` is False behind it."""
+class Generation:
+    """New tokens and their IDs after each prompt; ``is_written`` is False after the end token."""
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
@@ -22,43 +22,44 @@ class Generated:
 @torch.no_grad()
 def generate(
     decoder: Decoder, prompt: Int[Tensor, "batch prompt"], position_ids: Tensor, *, end: int, max_new_tokens: int
-) -> Generated:
-    """Continue prompts of one length until the ``end`` token, at most ``max_new_tokens`` each.
+) -> Generation:
+    """Continue prompts of one length until the ``end`` token, by at most ``max_new_tokens`` tokens each.
 
-    ``position_ids``, (batch, given) or (level, batch, given), hold at least the prompts' IDs. Where they go on,
-    response IDs are taken from there; behind them the position head predicts each ID after its token is chosen.
-    ``SettingError`` if there is no head to do so, ``PositionIDError`` as from the decoder.
+    ``position_ids``, (batch, n) or (level, batch, n), has an ID for every prompt token; any more are the IDs of the
+    first new tokens. The position head predicts the others, each after its token. Raises ``SettingError`` if IDs are
+    missing and the decoder cannot predict them, and the errors of the decoder's ID check.
     """
-    length, all_ids = prompt.shape[1], position_ids.shape[-1]
-    position_ids = decoder.check_ids(prompt.new_zeros(len(prompt), all_ids), position_ids)
-    given = all_ids - length
-    if given < 0:
-        raise SettingError(f"{all_ids} IDs for {length} prompt tokens; give one for each")
-    if given < max_new_tokens and not decoder.predicts_ids:
+    length, num_ids = prompt.shape[1], position_ids.shape[-1]
+    position_ids = decoder.check_ids(prompt.new_zeros(len(prompt), num_ids), position_ids)
+    num_new_ids = num_ids - length
+    if num_new_ids < 0:
+        raise SettingError(f"{num_ids} IDs for {length} prompt tokens; pass one for each")
+    if num_new_ids < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
-            f"IDs are given for {given} of {max_new_tokens} new tokens and this decoder predicts none; "
-            f"give them all, or train with the scheme predicted"
+            f"IDs for {num_new_ids} of {max_new_tokens} new tokens and this decoder predicts none; "
+            f"pass all of them, or train with the scheme predicted"
         )
     lengths = torch.full((len(prompt),), length, device=prompt.device)
-    read = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.predicts_ids else None
-    tokens, ids, open_rows = [], [], torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
-    is_written = []
-    own_ids = position_ids[:, :, length - 1 : length]
+    prompts = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.predicts_ids else None
+    tokens, ids, is_written = [], [], []
+    is_open = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
+    current_ids = position_ids[:, :, length - 1 : length]
     hidden, cache = decoder(prompt, position_ids[:, :, :length])
     for new in range(max_new_tokens):
         hidden = hidden[:, -1:]
         token = decoder.token_logits(hidden).argmax(dim=-1)
-        if new < given or read is None:
-            own_ids = position_ids[:, :, length + new : length + new + 1]
+        if new < num_new_ids or prompts is None:
+            current_ids = position_ids[:, :, length + new : length + new + 1]
         else:
-            own_ids = torch.stack([level.most_likely() for level in decoder.next_ids(hidden, own_ids, token, read)])
+            levels = decoder.next_ids(hidden, current_ids, token, prompts)
+            current_ids = torch.stack([level.most_likely() for level in levels])
         tokens.append(token)
-        ids.append(own_ids)
-        is_written.append(open_rows[:, None])
-        open_rows = open_rows & (token[:, 0] != end)
-        if not open_rows.any() or new + 1 == max_new_tokens:
+        ids.append(current_ids)
+        is_written.append(is_open[:, None])
+        is_open = is_open & (token[:, 0] != end)
+        if not is_open.any() or new + 1 == max_new_tokens:
             break
-        hidden, cache = decoder(token, own_ids, cache)
-    return Generated(
+        hidden, cache = decoder(token, current_ids, cache)
+    return Generation(
         tokens=torch.cat(tokens, dim=1), position_ids=torch.cat(ids, dim=2), is_written=torch.cat(is_written, dim=1)
     )

@@ -1,4 +1,4 @@
-"""The check of position IDs at the decoder's edge: shape, kind and range."""
+"""Check of the shape, type and range of position IDs at the decoder's input."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lengthwise.core.errors import PositionIDError, PositionRangeError
 
 @dataclass(frozen=True, slots=True)
 class IDCheck:
-    """What a decoder's encoding takes: how many levels, IDs below which number (None: any), integers only or not."""
+    """Position IDs that a decoder accepts: number of levels, upper limit (None: no limit), real or whole numbers."""
 
     encoding: str
     num_levels: int
@@ -20,28 +20,28 @@ class IDCheck:
     real_valued: bool
 
     def __call__(self, tokens: Int[Tensor, "batch seq"], position_ids: Tensor) -> Real[Tensor, "level batch seq"]:
-        """The IDs with a leading level axis, or the error that says what is wrong with them."""
+        """Return the IDs with a leading level axis; raise ``PositionIDError`` or ``PositionRangeError`` if invalid."""
         ids = position_ids[None] if position_ids.dim() == 2 else position_ids
         if ids.dim() != 3 or ids.shape[1:] != tokens.shape:
             raise PositionIDError(
                 f"position IDs of shape {tuple(position_ids.shape)} for tokens of shape {tuple(tokens.shape)}; "
-                f"give (batch, seq), or (level, batch, seq) with {self.num_levels} level(s)"
+                f"pass (batch, seq), or (level, batch, seq) with {self.num_levels} level(s)"
             )
         if len(ids) != self.num_levels:
             raise PositionIDError(
-                f"position IDs come on {len(ids)} level(s) but this decoder was built for {self.num_levels}; "
-                f"give {self.num_levels}, or build it with num_levels={len(ids)}"
+                f"position IDs have {len(ids)} level(s) but this decoder was built for {self.num_levels}; "
+                f"pass {self.num_levels}, or build it with num_levels={len(ids)}"
             )
         if ids.is_complex() or ids.dtype == torch.bool:
-            raise PositionIDError(f"position IDs of type {ids.dtype} are no numbers; give whole or real ones")
+            raise PositionIDError(f"position IDs of type {ids.dtype} are not numbers; pass whole or real numbers")
         if ids.is_floating_point() and not self.real_valued:
             raise PositionIDError(
-                f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} takes whole ones; "
-                "use a scheme with whole IDs or an encoding that takes real ones, such as rotary"
+                f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} takes whole numbers; "
+                "use a scheme with whole IDs, or an encoding for real IDs, such as rotary"
             )
-        # Distances of unsigned or narrow numbers would wrap around.
+        # Distances between unsigned or narrow integers would overflow.
         ids = ids.double() if ids.is_floating_point() else ids.long()
-        # Reading values would make a GPU wait; there the IDs come from a batch that was checked on the CPU.
+        # Reading values would synchronize a GPU; IDs there come from a batch that was checked on the CPU.
         if ids.device.type == "cpu" and ids.numel():
             self._check_values(ids)
         return ids
@@ -49,10 +49,10 @@ class IDCheck:
     def _check_values(self, ids: Tensor) -> None:
         smallest, largest = ids.min().item(), ids.max().item()
         if not (smallest >= 0 and largest < math.inf):
-            wrong = largest if smallest >= 0 else smallest
-            raise PositionIDError(f"position ID {wrong} is negative, infinite or no number; IDs start at 0")
+            invalid = largest if smallest >= 0 else smallest
+            raise PositionIDError(f"position ID {invalid} is negative, infinite or NaN; IDs start at 0")
         if self.num_position_ids is not None and largest >= self.num_position_ids:
             raise PositionRangeError(
-                f"position ID {largest} is beyond the {self.num_position_ids} that the encoding {self.encoding} holds; "
+                f"position ID {largest} is beyond the {self.num_position_ids} IDs of the encoding {self.encoding}; "
                 f"set its num_position_ids to at least {largest + 1}"
             )

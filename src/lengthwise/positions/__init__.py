@@ -1,4 +1,4 @@
-"""Which ID a token gets: one file per scheme, one table of all."""
+"""Position schemes, which assign IDs to tokens: one file per scheme, and the table of all schemes."""
 
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
@@ -7,7 +7,7 @@ from lengthwise.positions.predicted import Predicted
 from lengthwise.positions.random_floats import RandomFloats
 from lengthwise.positions.random_start import RandomStart
 from lengthwise.positions.randomized import Randomized
-from lengthwise.positions.scheme import Assignment, PositionScheme, scored_everywhere
+from lengthwise.positions.scheme import Assignment, PositionScheme, score_all_answers
 from lengthwise.positions.sequential import Sequential
 from lengthwise.positions.skipwise import Skipwise
 
@@ -29,5 +29,5 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
-    "scored_everywhere",
+    "score_all_answers",
 ]

@@ -1,4 +1,4 @@
-"""Abacus: each digit's ID is its place in its own number."""
+"""Abacus positions (McLeish et al. 2024): each digit's ID is its place in its number."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,19 +10,19 @@ from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
     check_num_position_ids,
-    places_of,
-    room_above,
-    scored_everywhere,
+    largest_shift,
+    require_places,
+    score_all_answers,
 )
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abacus(PositionScheme):
-    """Training: places, counted in writing order, plus one random offset for all numbers of a sequence.
+    """Place of a digit in its number, from 1 in writing order; in training plus one random offset per sequence.
 
-    Evaluation: places as they are, from 1. Tokens outside of numbers have ID 0 in both. Numbers that are written least
-    significant digit first have equal IDs for equal significance. The paper draws one offset per batch.
+    Tokens outside numbers have ID 0. Digits of equal significance have equal IDs if numbers are written with the least
+    significant digit first. The paper samples one offset per batch.
     """
 
     num_position_ids: int = 128
@@ -37,9 +37,9 @@ class Abacus(PositionScheme):
         check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Each token's place, with an offset in training."""
-        ids = places_of(examples)
+        """Return each token's place, shifted by the offset in training."""
+        ids = require_places(examples)
         if training:
-            offsets = rng.integers(0, room_above(ids, self.num_position_ids) + 1, size=(len(examples), 1))
+            offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))
             ids = np.where(ids > 0, ids + offsets, 0)
-        return scored_everywhere(examples, ids[None])
+        return score_all_answers(examples, ids[None])

@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions.gaps import GappedScheme
-from lengthwise.positions.scheme import coupling_of
+from lengthwise.positions.scheme import require_coupling
 from lengthwise.tasks.examples import Examples
 
 
@@ -20,16 +20,16 @@ class Coupled(GappedScheme):
     """
 
     name: ClassVar[str] = "coupled"
-    summary: ClassVar[str] = "the task's coupling, all IDs given; random gaps in training"
+    summary: ClassVar[str] = "the task's coupling; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"
 
     def groups(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
-        """Return the task's coupling; raise ``UnsupportedTaskError`` unless it has exactly one level."""
-        groups = coupling_of(examples)
+        """Return the task's coupling; raise ``UnsupportedTaskError`` unless it has one level."""
+        groups = require_coupling(examples)
         if len(groups) != 1:
             raise UnsupportedTaskError(
-                f"this task couples on {len(groups)} levels, coupled gives one ID; "
+                f"this task has a coupling of {len(groups)} levels and coupled assigns one ID per token; "
                 "use the scheme multilevel or predicted"
             )
         return groups

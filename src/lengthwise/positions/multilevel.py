@@ -14,6 +14,6 @@ class MultiLevel(GappedScheme):
     """
 
     name: ClassVar[str] = "multilevel"
-    summary: ClassVar[str] = "the task's coupling on all its levels, all IDs given; random gaps in training"
+    summary: ClassVar[str] = "the task's coupling on all its levels; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"

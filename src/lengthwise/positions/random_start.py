@@ -1,4 +1,4 @@
-"""Random start: sequential IDs that begin anywhere in a range."""
+"""Random start (SHAPE, Kiyono et al. 2021): consecutive IDs from a random first ID."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,8 +10,8 @@ from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
     check_num_position_ids,
-    room_above,
-    scored_everywhere,
+    largest_shift,
+    score_all_answers,
     token_indexes,
 )
 from lengthwise.tasks.examples import Examples
@@ -19,9 +19,9 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomStart(PositionScheme):
-    """Training: consecutive IDs from a random start, per sequence. Evaluation: from 0.
+    """Consecutive IDs, in training from a random start per sequence, at evaluation from 0.
 
-    Every ID below ``num_position_ids`` is met in training, but no distance beyond the training length.
+    Training covers every ID below ``num_position_ids``, but no distance beyond the training length.
     """
 
     num_position_ids: int = 20_480
@@ -35,8 +35,8 @@ class RandomStart(PositionScheme):
         check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """The token index plus one random shift per sequence."""
+        """Return the token index, in training plus one random shift per sequence."""
         ids = token_indexes(examples)
         if training:
-            ids = ids + rng.integers(0, room_above(ids, self.num_position_ids) + 1, size=(1, len(examples), 1))
-        return scored_everywhere(examples, ids)
+            ids = ids + rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(1, len(examples), 1))
+        return score_all_answers(examples, ids)

@@ -1,4 +1,4 @@
-"""The contract of a position scheme: which ID each token gets."""
+"""Contract of a position scheme: assign one or more IDs to every token."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -9,13 +9,13 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.errors import PositionRangeError, SettingError, UnsupportedTaskError
 from lengthwise.tasks.examples import Examples
 
-# Schemes that read nothing but the number of tokens.
-FOR_EVERY_TASK = "sequential, random_start, skipwise, randomized or random_floats"
+# Schemes that read only the number of tokens, and so serve every task.
+UNIVERSAL_SCHEMES = "sequential, random_start, skipwise, randomized or random_floats"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """The IDs of a batch, and which answer tokens and IDs the loss may ask for."""
+    """Position IDs of a batch, with masks of the answer tokens and the IDs that are scored."""
 
     position_ids: Real[np.ndarray, "level batch seq"]
     token_scored: Bool[np.ndarray, "batch seq"]
@@ -24,12 +24,12 @@ class Assignment:
 
 @runtime_checkable
 class PositionScheme(Protocol):
-    """Assigns an ID to every token, on one level or several.
+    """Assignment of an ID to every token, on one level or several.
 
     ``needs`` names the optional part of ``Examples`` that the scheme reads (``"coupling"``, ``"places"``), or is None.
-    ``real_valued``: the IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response's IDs.
-    ``draws_at_evaluation``: evaluation IDs are random too, below ``num_position_ids`` as in training. A class that
-    inherits from this one has to say its name and what is not as below.
+    ``real_valued``: IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response IDs.
+    ``random_at_evaluation``: evaluation IDs are random and below ``num_position_ids``, as in training. A subclass must
+    set ``name``, and the other class variables if they differ from the defaults here.
     """
 
     name: ClassVar[str]
@@ -38,62 +38,62 @@ class PositionScheme(Protocol):
     needs: ClassVar[str | None] = None
     real_valued: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
-    draws_at_evaluation: ClassVar[bool] = False
+    random_at_evaluation: ClassVar[bool] = False
 
     @property
     def num_position_ids(self) -> int | None:
-        """Training IDs stay below this number; ``None`` when the sequence's own length is the only bound."""
+        """Upper limit of the training IDs, exclusive; ``None`` if only the sequence length limits them."""
         return None
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """IDs for a batch; ``UnsupportedTaskError`` or ``PositionRangeError`` when the examples cannot be served."""
+        """Return IDs for a batch; raise ``UnsupportedTaskError`` or ``PositionRangeError`` for unsuitable examples."""
         ...
 
 
-def scored_everywhere(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
-    """Every answer token is scored, and every response ID but the end token's."""
-    followed = np.zeros_like(examples.is_answer)
-    followed[:, :-1] = examples.is_answer[:, 1:]
+def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
+    """Return an assignment that scores every answer token, and every response ID except the end token's."""
+    precedes_answer = np.zeros_like(examples.is_answer)
+    precedes_answer[:, :-1] = examples.is_answer[:, 1:]
     return Assignment(
-        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & followed
+        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & precedes_answer
     )
 
 
 def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
-    """The token index as ID: 0, 1, 2, ..."""
+    """Return the token indexes 0, 1, 2, ... as IDs on one level."""
     size, seq = examples.tokens.shape
     return np.broadcast_to(np.arange(seq), (1, size, seq))
 
 
-def coupling_of(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
-    """The task's coupling, or the error that says there is none."""
+def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    """Return the task's coupling; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.coupling is None:
-        counted = "" if examples.places is None else ", or abacus, which counts digits"
-        raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {FOR_EVERY_TASK}{counted}")
+        alternative = "" if examples.places is None else ", or abacus, which counts digits"
+        raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEMES}{alternative}")
     return examples.coupling
 
 
-def places_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """Each token's place within its number or string, or the error that says the task declares none."""
+def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+    """Return each token's place in its number or string; raise ``UnsupportedTaskError`` if the task declares none."""
     if examples.places is None:
-        coupled = "" if examples.coupling is None else ", or multilevel or predicted, which read its coupling"
-        raise UnsupportedTaskError(f"this task declares no places; use the scheme {FOR_EVERY_TASK}{coupled}")
+        alternative = "" if examples.coupling is None else ", or multilevel or predicted, which read its coupling"
+        raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEMES}{alternative}")
     return examples.places
 
 
-def room_above(groups: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
-    """How far all IDs can still be moved up; ``PositionRangeError`` when they do not fit at all."""
+def largest_shift(groups: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
+    """Return the largest shift that keeps all IDs in range; raise ``PositionRangeError`` if they exceed it."""
     largest = int(groups.max())
-    room = num_position_ids - 1 - largest
-    if room < 0:
+    shift = num_position_ids - 1 - largest
+    if shift < 0:
         raise PositionRangeError(
-            f"the sequence reaches ID {largest} but the scheme stops at {num_position_ids - 1}; "
+            f"the sequence has ID {largest} but the largest ID of the scheme is {num_position_ids - 1}; "
             f"set num_position_ids to at least {largest + 1}"
         )
-    return room
+    return shift
 
 
 def check_num_position_ids(num_position_ids: int) -> None:
-    """Refuse a range that holds no ID."""
+    """Raise ``SettingError`` for a range without IDs."""
     if num_position_ids < 1:
-        raise SettingError(f"num_position_ids {num_position_ids} leaves no ID; use at least 1")
+        raise SettingError(f"num_position_ids {num_position_ids} is too small; use at least 1")

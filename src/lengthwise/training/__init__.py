@@ -1,1 +1,1 @@
-"""Batches, the loss and the resumable trainer."""
+"""Training batches, the loss and the resumable trainer."""

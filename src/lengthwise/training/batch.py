@@ -1,4 +1,4 @@
-"""Sampler: a task and a scheme make the batch of any step, again and on any machine, from (seed, purpose, step)."""
+"""Batches, and a sampler that reproduces the batch of any training step from the seed and the step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -17,7 +17,7 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Examples with their IDs, as tensors; all of one length."""
+    """Examples of one length with their position IDs, as tensors."""
 
     length: int
     tokens: Int[Tensor, "batch seq"]
@@ -27,13 +27,13 @@ class Batch:
     id_scored: Bool[Tensor, "batch seq"]
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def rows(self, rows: slice | Int[np.ndarray, " some"]) -> "Batch":
-        """Some of its sequences."""
-        # The batch axis is the last but one, and the only one of the prompt lengths.
-        return self._map(lambda tensor: tensor[rows] if tensor.dim() < 3 else tensor[:, rows])
+    def select(self, indices: slice | Int[np.ndarray, " some"]) -> "Batch":
+        """Return the examples at ``indices`` of the batch axis."""
+        # Tensors with three axes have a leading level axis.
+        return self._map(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = {part.name: change(getattr(self, part.name)) for part in fields(self) if part.name != "length"}
@@ -41,7 +41,7 @@ class Batch:
 
 
 def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:
-    """NumPy in, tensors out."""
+    """Convert examples and their IDs from NumPy arrays to tensors."""
     return Batch(
         length=length,
         tokens=_tensor(examples.tokens),
@@ -53,15 +53,15 @@ def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    # A broadcast view is read-only and has no memory of its own: tensors need both.
+    # A tensor needs writable memory, which a broadcast view does not have.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Training batches: one length per batch, drawn uniformly from ``lengths`` (both ends included).
+    """Training batches of one length each, sampled uniformly from ``lengths``, both ends included.
 
-    Where the task has examples of some lengths only, it is one of these.
+    Only lengths for which the task has examples are sampled. Raises ``SettingError`` for an empty range or batch.
     """
 
     task: Task
@@ -73,14 +73,14 @@ class Sampler:
     def __post_init__(self) -> None:
         first, last = self.lengths
         if first < 1:
-            raise SettingError(f"training length {first} is no length; lengths start at 1")
+            raise SettingError(f"training length {first} is too small; lengths start at 1")
         if last < first:
-            raise SettingError(f"training lengths {first}:{last} run backwards; write the smaller one first")
+            raise SettingError(f"training lengths {first}:{last} are reversed; put the smaller one first")
         if self.batch_size < 1:
-            raise SettingError(f"batch size {self.batch_size} trains on nothing; use at least 1")
+            raise SettingError(f"batch size {self.batch_size} is too small; use at least 1")
 
     def batch(self, step: int) -> Batch:
-        """The batch of a training step; asking twice gives the same one."""
+        """Return the batch of a training step, the same on every call."""
         lengths = lengths_between(self.task, *self.lengths)
         rng = stream(self.seed, "training examples", step)
         length = lengths[int(rng.integers(0, len(lengths)))]

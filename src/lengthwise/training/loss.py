@@ -1,4 +1,4 @@
-"""The answer loss: what a decoder is asked for, tokens and for PPC their IDs."""
+"""Loss of a batch: cross-entropy of the answer tokens and, for PPC, of their IDs."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.position_heads import NextIDs
 from lengthwise.training.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLoss:
-    """The loss of a batch and how much of it is right; each a scalar tensor, accuracies 1 where nothing is scored."""
+    """Loss in nats and accuracies of a batch, as scalar tensors; an accuracy is 1 where nothing is scored."""
 
     loss: Float[Tensor, ""]
     token_accuracy: Float[Tensor, ""]
@@ -20,55 +21,64 @@ class AnswerLoss:
     ids_in_reach: Float[Tensor, ""]
 
 
-def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, fed: Tensor | None = None) -> AnswerLoss:
-    """Cross-entropy of the answer tokens plus, for PPC, that of their IDs; the prompt is masked.
+def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, input_ids: Tensor | None = None) -> AnswerLoss:
+    """Return the mean cross-entropy of the answer tokens plus, for PPC, ``id_weight`` times that of their IDs.
 
-    ``fed`` are the IDs that the decoder reads, by default the right ones. On several levels the ID losses are added,
-    and an ID is right when it is on all of them. IDs that the head has no candidate for (an increment behind a training
-    gap) are left out and reported.
+    ``input_ids`` are the IDs that the decoder reads, by default the correct ones. ID losses of several levels are
+    added, and an ID counts as correct if all levels are. The loss leaves out IDs that the head has no candidate for
+    (an increment after a training gap); ``ids_in_reach`` is the share of the others.
     """
-    # Every response starts behind its prompt: what comes earlier is never scored.
-    first = int(batch.prompt_length.min()) - 1
-    fed = batch.position_ids if fed is None else fed
-    hidden, _ = decoder(batch.tokens[:, :-1], fed[:, :, :-1], first=first)
-    targets = batch.tokens[:, first + 1 :]
-    scored = batch.token_scored[:, first + 1 :]
+    # Only responses are scored, and each starts after its prompt.
+    query_start = int(batch.prompt_length.min()) - 1
+    input_ids = batch.position_ids if input_ids is None else input_ids
+    hidden, _ = decoder(batch.tokens[:, :-1], input_ids[:, :, :-1], query_start=query_start)
+    targets = batch.tokens[:, query_start + 1 :]
+    scored = batch.token_scored[:, query_start + 1 :]
     logits = decoder.token_logits(hidden)
     token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     loss = _mean(token_losses.view(scored.shape), scored)
-    right = (logits.detach().argmax(dim=-1) == targets).float()
-    one = torch.ones((), device=loss.device)
-    id_accuracy = in_reach = one
+    is_correct = (logits.detach().argmax(dim=-1) == targets).float()
+    id_accuracy = in_reach = torch.ones((), device=loss.device)
     if decoder.predicts_ids:
-        ids = batch.position_ids
-        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
-        predicted = decoder.next_ids(hidden, fed[:, :, first:-1], targets, prompts)
-        id_targets, id_scored = ids[:, :, first + 1 :], batch.id_scored[:, first + 1 :]
-        rightly = reached = torch.ones_like(scored)
-        for next_ids, wanted in zip(predicted, id_targets, strict=True):
-            log_probability, reachable = next_ids.log_probability(wanted)
-            loss = loss + id_weight * _mean(-log_probability, id_scored & reachable)
-            rightly, reached = rightly & (next_ids.most_likely() == wanted), reached & reachable
-        id_accuracy, in_reach = _mean(rightly.float(), id_scored), _mean(reached.float(), id_scored)
-    return AnswerLoss(loss=loss, token_accuracy=_mean(right, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach)
+        predictions = _predict_ids(decoder, batch, hidden, input_ids)
+        id_targets, id_scored = batch.position_ids[:, :, query_start + 1 :], batch.id_scored[:, query_start + 1 :]
+        id_correct = reachable = torch.ones_like(scored)
+        for next_ids, target in zip(predictions, id_targets, strict=True):
+            log_probability, is_candidate = next_ids.log_probability(target)
+            loss = loss + id_weight * _mean(-log_probability, id_scored & is_candidate)
+            id_correct, reachable = id_correct & (next_ids.most_likely() == target), reachable & is_candidate
+        id_accuracy, in_reach = _mean(id_correct.float(), id_scored), _mean(reachable.float(), id_scored)
+    return AnswerLoss(
+        loss=loss, token_accuracy=_mean(is_correct, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach
+    )
 
 
 @torch.no_grad()
-def feed_own_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tensor, "level batch seq"]:
-    """The batch's IDs, with those of the responses predicted from the right ones in the first ``share`` of its rows."""
-    ids, tokens = batch.position_ids, batch.tokens
-    own = batch.rows(slice(0, round(share * len(tokens))))
-    if not len(own.tokens):
-        return ids
-    first = int(own.prompt_length.min()) - 1
-    hidden, _ = decoder(own.tokens[:, :-1], own.position_ids[:, :, :-1], first=first)
-    prompts = decoder.read_prompt(own.tokens, own.position_ids, own.prompt_length)
-    predicted = decoder.next_ids(hidden, own.position_ids[:, :, first:-1], own.tokens[:, first + 1 :], prompts)
-    fed, written = ids.clone(), own.id_scored[:, first + 1 :]
-    for level, next_ids in enumerate(predicted):
-        right = own.position_ids[level, :, first + 1 :]
-        fed[level, : len(own.tokens), first + 1 :] = torch.where(written, next_ids.most_likely(), right)
-    return fed
+def mix_predicted_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tensor, "level batch seq"]:
+    """Return the batch's IDs with predicted response IDs in the first ``share`` of its examples.
+
+    One pass predicts them from the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019, arXiv
+    1906.07651).
+    """
+    sampled = batch.select(slice(0, round(share * len(batch.tokens))))
+    if not len(sampled.tokens):
+        return batch.position_ids
+    query_start = int(sampled.prompt_length.min()) - 1
+    hidden, _ = decoder(sampled.tokens[:, :-1], sampled.position_ids[:, :, :-1], query_start=query_start)
+    mixed, id_scored = batch.position_ids.clone(), sampled.id_scored[:, query_start + 1 :]
+    for level, next_ids in enumerate(_predict_ids(decoder, sampled, hidden, sampled.position_ids)):
+        correct = sampled.position_ids[level, :, query_start + 1 :]
+        mixed[level, : len(sampled.tokens), query_start + 1 :] = torch.where(id_scored, next_ids.most_likely(), correct)
+    return mixed
+
+
+def _predict_ids(
+    decoder: Decoder, batch: Batch, hidden: Float[Tensor, "batch query d_model"], input_ids: Tensor
+) -> list[NextIDs]:
+    """Return the predicted IDs of the tokens after ``hidden``, which ends at the last token but one."""
+    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+    query_start = batch.tokens.shape[1] - 1 - hidden.shape[1]
+    return decoder.next_ids(hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts)
 
 
 def _mean(values: Float[Tensor, "batch query"], where: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:

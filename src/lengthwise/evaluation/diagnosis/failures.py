@@ -31,7 +31,7 @@ class Answers:
 
     def rows(self, rows: Int[np.ndarray, " fewer"]) -> "Answers":
         """Some of them."""
-        return Answers(examples=self.examples.select(rows), batch=self.batch.rows(rows), answer=self.answer[rows])
+        return Answers(examples=self.examples.select(rows), batch=self.batch.select(rows), answer=self.answer[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
         ids_right = (graded.id_right | ~graded.id_scored).all(dim=1).numpy()[rows]
         found.failed.append(
             Failed(
-                first=Answers(examples=examples.select(rows), batch=batch.rows(rows), answer=answer),
+                first=Answers(examples=examples.select(rows), batch=batch.select(rows), answer=answer),
                 kind=tuple(_kind(error[2], bool(each)) for error, each in zip(errors, late, strict=True)),
                 tokens_right=tokens_right,
                 ids_right=ids_right,
@@ -107,7 +107,7 @@ def _right_answers(examples: Examples, batch: Batch, graded: Graded, rng: np.ran
     rows = np.flatnonzero(right.any(axis=1))
     columns = (rng.random(right.shape) * right).argmax(axis=1)
     answer = (columns - graded.prompt_offset.numpy() + examples.prompt_length)[rows]
-    return Answers(examples=examples.select(rows), batch=batch.rows(rows), answer=answer)
+    return Answers(examples=examples.select(rows), batch=batch.select(rows), answer=answer)
 
 
 def _kind(kind: str, late: bool) -> str:
@@ -137,7 +137,7 @@ def _spoiled(subject: Subject, failed: list[Failed]) -> float | None:
     for each in failed:
         rows = np.flatnonzero(np.array(each.kind) == "id")[:room]
         if len(rows):
-            graded = grade(subject.decoder, each.first.batch.rows(rows), end=end, decode="free")
+            graded = grade(subject.decoder, each.first.batch.select(rows), end=end, decode="free")
             spoiled += (graded.scored & ~graded.token_right).any(dim=1).tolist()
             room -= len(rows)
     return float(np.mean(spoiled)) if spoiled else None

@@ -106,7 +106,7 @@ class Reader:
             for level, ladder in zip(ids[:, row], ladders, strict=True):
                 level[:] = climbed(level, level[nearest], ladder)
         return Questions(
-            batch=replace(questions.batch.rows(draw), position_ids=torch.from_numpy(ids)),
+            batch=replace(questions.batch.select(draw), position_ids=torch.from_numpy(ids)),
             answer=questions.answer[draw],
             needed=[questions.needed[row] for row in draw],
         )

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.evaluation.forecast.sparse_queries import HELD, Questions
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 
 # An answer needs no more tokens once its probability is at most this far below that with all of them.
@@ -49,7 +49,7 @@ def probe(decoder: Decoder, questions: Questions) -> Needs:
 
 def _one(decoder: Decoder, questions: Questions, row: int) -> tuple[int, int, float] | None:
     """The number of tokens, and what they and the one before the answer reach over, in tokens and in IDs."""
-    batch, answer = questions.batch.rows(slice(row, row + 1)), int(questions.answer[row])
+    batch, answer = questions.batch.select(slice(row, row + 1)), int(questions.answer[row])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
     target, last = int(batch.tokens[0, answer]), answer - 1
     marks = np.isin(tokens[0].numpy(), decoder.separators)
@@ -87,7 +87,7 @@ def _probabilities(
         added = torch.zeros(len(some), seq, seq).masked_fill(some[:, None], -math.inf)
         # A hidden token still sees itself: a row without any key has no softmax.
         added.diagonal(dim1=1, dim2=2).zero_()
-        looking = Looking(added=added, counted=torch.arange(1.0, seq + 1).expand(len(some), -1))
-        read, _ = decoder(tokens.expand(len(some), -1), position_ids.expand(-1, len(some), -1), looking=looking)
+        hooks = AttentionHooks(score_bias=added, visible_counts=torch.arange(1.0, seq + 1).expand(len(some), -1))
+        read, _ = decoder(tokens.expand(len(some), -1), position_ids.expand(-1, len(some), -1), hooks=hooks)
         found.append(decoder.token_logits(read[:, -1:])[:, 0].softmax(dim=-1)[:, target].numpy())
     return np.concatenate(found)

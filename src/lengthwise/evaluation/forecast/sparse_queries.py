@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.forecast.subsampling import Thinned
-from lengthwise.model.attention_scores import Looking
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.positions import PositionScheme
@@ -113,7 +113,7 @@ def _part(
     decoder: Decoder, questions: Questions, thinned: Thinned, draws: int, some: slice
 ) -> tuple[Bool[Tensor, " questions"], Bool[Tensor, "questions draws"], list[Float[Tensor, "rows heads"]]]:
     rows = slice(some.start * draws, some.stop * draws)
-    batch, size = questions.batch.rows(some), some.stop - some.start
+    batch, size = questions.batch.select(some), some.stop - some.start
     answer, last = torch.from_numpy(questions.answer[some]), torch.from_numpy(thinned.last[rows])
     part = _rows(thinned, rows)
     outside = _outside(part.kept, [needed for needed in questions.needed[some] for _ in range(draws)])
@@ -126,12 +126,12 @@ def _part(
     hidden, _ = decoder(
         batch.tokens,
         batch.position_ids,
-        looking=Looking(
-            added=torch.from_numpy(part.added_scores()).float(),
-            counted=torch.from_numpy(part.counted).float(),
-            watch=watch,
+        hooks=AttentionHooks(
+            score_bias=torch.from_numpy(part.added_scores()).float(),
+            visible_counts=torch.from_numpy(part.counted).float(),
+            on_weights=watch,
         ),
-        kept=torch.from_numpy(part.kept),
+        keep_indices=torch.from_numpy(part.kept),
     )
     asking = hidden[every, last].view(size, draws, -1)
     target = batch.tokens.gather(1, answer[:, None])

@@ -1,4 +1,4 @@
-"""PPC in the open: which head, which weight of the ID loss, which IDs, and whether right IDs in training hurt."""
+"""Claim on PPC ablations: heads, ID loss weight, ID range and gaps, scheduled sampling, and kinds of errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,59 +12,65 @@ from lengthwise.evaluation.grading import Graded, first_errors, grade
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.claim import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import probed_model_of
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
 HEADS = ("pointer", "rank", "increment", "class")
-# Sequences decoded freely, beside the same ones with right tokens and IDs before each choice.
-DECODED, DECODED_TO = 32, 2000
-# Answers that are asked with most tokens left out: about so many stay.
-ASKED, READ = 64, 16
+# Examples for free decoding and teacher forcing, and their maximal length.
+NUM_DECODED, MAX_DECODED_LENGTH = 32, 2000
+# Answers predicted from subsampled sequences, and the approximate number of tokens in each.
+NUM_ANSWERS, NUM_TOKENS = 64, 16
 
 
 def _experiments() -> dict[str, Experiment]:
-    tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), until_none=True)
-    rows = _changed("parity", replace(recipe("parity"), evaluation=tests))
-    base = rows["parity, pointer"]
+    evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), until_none=True)
+    experiments = _ablations("parity", replace(recipe("parity"), evaluation=evaluation))
+    base = experiments["parity, pointer"]
     scheme = base.scheme
     assert isinstance(scheme, Predicted)
-    # Few enough that training shows most of them.
-    few = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
-    near = replace(tests, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
-    rows["parity, class, learned IDs to 0.1x"] = _with_classes(replace(base, scheme=few, evaluation=near))
-    # The ID of the bit that was read last, not of the one that is needed next.
-    same = replace(base, task=Parity(coupling="same"))
-    rows["parity, ID of the last bit"] = same
-    rows["parity, ID of the last bit, no gaps"] = replace(same, scheme=replace(scheme, max_gaps=0))
-    tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), until_none=True)
-    variables = replace(recipe("variable_assignment"), evaluation=tests)
-    rows |= _changed("variables", variables)
-    rows["variables, class, learned IDs"] = _with_classes(variables)
-    return rows
+    # A range small enough that training covers most IDs.
+    small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
+    near = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
+    experiments["parity, class, learned IDs to 0.1x"] = _with_classes(
+        replace(base, scheme=small_range, evaluation=near)
+    )
+    # Couple each state with the last bit read, not with the next bit needed.
+    last_bit = replace(base, task=Parity(coupling="same"))
+    experiments["parity, ID of the last bit"] = last_bit
+    experiments["parity, ID of the last bit, no gaps"] = replace(last_bit, scheme=replace(scheme, max_gaps=0))
+    evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), until_none=True)
+    variables = replace(recipe("variable_assignment"), evaluation=evaluation)
+    experiments |= _ablations("variables", variables)
+    experiments["variables, class, learned IDs"] = _with_classes(variables)
+    return experiments
 
 
-def _changed(name: str, base: Experiment) -> dict[str, Experiment]:
-    """What is asked of both tasks."""
-    rows = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
+def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
+    """Return the ablations that both tasks share."""
+    experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
     for weight in (0.1, 10.0):
-        rows[f"{name}, ID loss times {weight:g}"] = replace(base, training=replace(base.training, id_weight=weight))
-    for share, said in ((0.5, "half"), (1.0, "all")):
-        rows[f"{name}, {said} on own IDs"] = replace(base, training=replace(base.training, own_ids=share))
+        experiments[f"{name}, ID loss times {weight:g}"] = replace(
+            base, training=replace(base.training, id_weight=weight)
+        )
+    for probability, word in ((0.5, "half"), (1.0, "all")):
+        experiments[f"{name}, {word} on own IDs"] = replace(
+            base, training=replace(base.training, scheduled_sampling=probability)
+        )
     scheme = base.scheme
     assert isinstance(scheme, Predicted)
     for gaps in (0, 3):
-        rows[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
+        experiments[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
     for factor in (0.1, 4):
-        around = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
-        rows[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=around)
-    return rows
+        scaled = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
+        experiments[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=scaled)
+    return experiments
 
 
 def _with_classes(base: Experiment) -> Experiment:
-    """A class is an ID by itself: it needs an encoding that tells IDs, where rotary tells how far apart they are."""
+    """Return the experiment with the class head and learned IDs: classes are absolute IDs, and rotary is relative."""
     assert isinstance(base.scheme, Predicted)
     return replace(
         base,
@@ -74,37 +80,37 @@ def _with_classes(base: Experiment) -> Experiment:
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Free decoding beside teacher forcing where a run begins to fail, and what its answers are read off there."""
+    """Compare free decoding and teacher forcing at the first failing length, and answers from few tokens there."""
     experiment = run.experiment
-    lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= DECODED_TO}
+    lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
-    end, found = experiment.task.vocabulary.index("end"), _Beside()
-    for _, batch in drawn(experiment.task, experiment.scheme, length, DECODED, 0):
-        found.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
-    return {"length": length, **found.shares(), **_read_off(run, length)}
+    end, counts = experiment.task.vocabulary.index("end"), _DecodingCounts()
+    for _, batch in drawn(experiment.task, experiment.scheme, length, NUM_DECODED, 0):
+        counts.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
+    return {"length": length, **counts.fractions(), **_few_token_answers(run, length)}
 
 
-def _read_off(run: Run, length: int) -> dict[str, float]:
-    """Answers, token and ID, of a decoder that reads little of what comes before: what is needed, or as much else."""
+def _few_token_answers(run: Run, length: int) -> dict[str, float]:
+    """Return the accuracy (token and ID) with only the support or as many other tokens in the context."""
     run.decoder.eval()
     subject = probed_model_of(run, seed=0)
-    questions = subject.questions(length, ASKED)
+    questions = subject.questions(length, NUM_ANSWERS)
     rng, before = stream(0, "answers read off a few tokens", length), questions.answer - 1
     others = [rng.integers(0, last + 1, len(each)) for each, last in zip(questions.needed, before, strict=True)]
-    read = thin(questions.needed, before, READ, rng, stretch=1).alone()
-    instead = thin(others, before, READ, rng, stretch=1).alone()
-    elsewhere = replace(questions, needed=others)
+    read = thin(questions.needed, before, NUM_TOKENS, rng, stretch=1).alone()
+    instead = thin(others, before, NUM_TOKENS, rng, stretch=1).alone()
+    other_questions = replace(questions, needed=others)
     return {
         "tokens_before": float(questions.answer.mean()),
         "tokens_read": float((read.last + 1).mean()),
         "right_of_few": float(subject.ask(questions, read).single.mean()),
-        "right_of_others": float(subject.ask(elsewhere, instead).single.mean()),
+        "right_of_others": float(subject.ask(other_questions, instead).single.mean()),
     }
 
 
 @dataclass(slots=True)
-class _Beside:
-    """What teacher-forced and free decoding of the same examples come to."""
+class _DecodingCounts:
+    """Counts of correct examples and tokens under teacher forcing and free decoding."""
 
     examples: int = 0
     forced: int = 0
@@ -115,22 +121,24 @@ class _Beside:
     free_later: int = 0
 
     def add(self, forced: Graded, free: Graded) -> None:
-        """Of each failed example, the tokens behind the first error count for what is right later."""
-        errors, own_errors = ({row: column for row, column, _ in first_errors(graded)} for graded in (forced, free))
+        """Add a batch; tokens after the first error of each failed example count as later tokens."""
+        errors, free_errors = (
+            {example: token for example, token, _ in first_errors(graded)} for graded in (forced, free)
+        )
         self.examples += len(forced.scored)
         self.forced += len(forced.scored) - len(errors)
-        self.free += len(free.scored) - len(own_errors)
-        self.same += sum(errors.get(row) == own_errors.get(row) for row in range(len(forced.scored)))
-        for row, column in errors.items():
-            scored = forced.scored[row, column + 1 :]
+        self.free += len(free.scored) - len(free_errors)
+        self.same += sum(errors.get(each) == free_errors.get(each) for each in range(len(forced.scored)))
+        for example, token in errors.items():
+            scored = forced.scored[example, token + 1 :]
             self.later += int(scored.sum())
-            self.forced_later += int(forced.token_right[row, column + 1 :][scored].sum())
-            self.free_later += int(free.token_right[row, column + 1 :][scored].sum())
+            self.forced_later += int(forced.token_right[example, token + 1 :][scored].sum())
+            self.free_later += int(free.token_right[example, token + 1 :][scored].sum())
 
-    def shares(self) -> dict[str, float | None]:
-        """Of the examples, and of the tokens behind first errors; None where there are none."""
-        of_later = (self.forced_later, self.free_later)
-        forced_later, free_later = (right / self.later if self.later else None for right in of_later)
+    def fractions(self) -> dict[str, float | None]:
+        """Return fractions of all examples, and of the tokens after first errors (None if there are no such tokens)."""
+        later_counts = (self.forced_later, self.free_later)
+        forced_later, free_later = (count / self.later if self.later else None for count in later_counts)
         return {
             "forced": self.forced / self.examples,
             "free": self.free / self.examples,
@@ -145,23 +153,23 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
 
 
 def _failures(rows: Rows) -> Table:
-    """Which kind of error comes first, at the shortest length where a row fails at all."""
+    """Return the kinds of first errors at the shortest length with any error."""
     body = []
     for label in dict.fromkeys(row["row"] for row in rows):
-        own = [row for row in rows if row["row"] == label]
-        failing = [row for row in own if row["first_error"] is not None]
+        label_rows = [row for row in rows if row["row"] == label]
+        failing = [row for row in label_rows if row["first_error"] is not None]
         if not failing:
             body.append([label, "-", "0", "0", "0", "0", "1.000"])
             continue
         length = min(row["length"] for row in failing)
-        there = [row for row in failing if row["length"] == length]
-        kinds = [str(sum(row["first_error"][kind] for row in there)) for kind in ("token", "id", "end")]
-        at = [row for row in own if row["length"] == length]
-        examples = sum(row["num_examples"] for row in at)
-        failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in at)
-        tokens = sum(row["exact_tokens"] * row["num_examples"] for row in at) / examples
+        failed_rows = [row for row in failing if row["length"] == length]
+        kinds = [str(sum(row["first_error"][kind] for row in failed_rows)) for kind in ("token", "id", "end")]
+        length_rows = [row for row in label_rows if row["length"] == length]
+        examples = sum(row["num_examples"] for row in length_rows)
+        failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
+        tokens = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / examples
         body.append([label, f"{length:,}", f"{failed} of {examples}", *kinds, f"{tokens:.3f}"])
-    title = "what goes wrong first, at the shortest length where anything does, over all seeds"
+    title = "first errors at the shortest length with any error, over all seeds"
     return title, ["row", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
 
 
@@ -169,33 +177,33 @@ def _decoding(readings: Rows) -> Table:
     body = []
     for reading in readings:
         names = ("forced", "free", "same_first_error", "forced_later", "free_later")
-        shown = ["-" if reading[name] is None else f"{reading[name]:.3f}" for name in names]
-        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *shown])
-    header = ["row", "seed", "length", "exact, right tokens before", "exact, own tokens before", "same first error"]
-    later = ["right behind the first error, right tokens before", "own tokens before"]
-    return f"free decoding beside teacher forcing, {DECODED} examples", [*header, *later], body
+        cells = ["-" if reading[name] is None else f"{reading[name]:.3f}" for name in names]
+        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *cells])
+    header = ["row", "seed", "length", "exact match, forced", "exact match, free", "same first error"]
+    later = ["accuracy after the first error, forced", "after the first error, free"]
+    return f"free decoding and teacher forcing, {NUM_DECODED} examples", [*header, *later], body
 
 
 def _few(readings: Rows) -> Table:
     body = []
     for reading in readings:
         sizes = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
-        shares = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
-        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *sizes, *shares])
-    title = f"{ASKED} answers, token and ID, of a decoder that reads few of the tokens before them"
-    header = ["row", "seed", "length", "tokens before", "read", "right, needed ones read", "right, as many others read"]
+        accuracies = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
+        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *sizes, *accuracies])
+    title = f"accuracy (token and ID) of {NUM_ANSWERS} answers predicted from few tokens of the context"
+    header = ["row", "seed", "length", "tokens in the context", "tokens read", "support read", "other tokens read"]
     return title, header, body
 
 
 PPC = Claim(
     name="ppc",
-    summary="PPC taken apart: heads, weight of the ID loss, which IDs and gaps, own IDs in training, kinds of errors",
+    summary="PPC ablations: heads, ID loss weight, ID range and gaps, scheduled sampling, and kinds of errors",
     paper="section 5.2, and a reviewer's questions about it",
     experiments=_experiments,
     laptop=Size(
         num_seeds=1,
-        rows=tuple(f"parity, {what}" for what in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
-        longest=2000,
+        labels=tuple(f"parity, {what}" for what in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
+        max_length=2000,
     ),
     read=_read,
     tables=_tables,

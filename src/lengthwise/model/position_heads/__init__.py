@@ -1,4 +1,4 @@
-"""How a decoder predicts position IDs (PPC): one file per head, one table of all."""
+"""Position heads, which predict position IDs (PPC): one file per head, and the table of all heads."""
 
 from lengthwise.model.position_heads.absolute import Absolute
 from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, read_prompt

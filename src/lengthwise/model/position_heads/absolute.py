@@ -1,4 +1,4 @@
-"""Class head: a softmax over ID values."""
+"""Class head: a softmax over absolute ID values."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
 
 
 class Absolute(PositionHead):
-    """The baseline: needs an encoding that tells absolute IDs, and knows none that training did not show."""
+    """Baseline classifier; it needs an encoding of absolute IDs and cannot predict an ID unseen in training."""
 
     def __init__(self, d_model: int, num_position_ids: int) -> None:
         super().__init__()
@@ -18,11 +18,11 @@ class Absolute(PositionHead):
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        current_ids: Int[Tensor, "batch query"],
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Over every ID below ``num_position_ids``."""
+        """Return a distribution over all IDs below ``num_position_ids``."""
         scores = (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
         candidates = torch.arange(scores.shape[-1], device=scores.device)[None, None]
         return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

@@ -1,4 +1,4 @@
-"""The contract of a position head: the ID of the next token, predicted after the token is chosen (PPC)."""
+"""Contract of a position head (PPC): predict the ID of the next token, once that token is known."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What a head may look up: the prompt's IDs, the distinct ones among them, and its keys for the prompt's tokens.
+    """One level of the prompts as a position head reads it: keys, IDs and sorted distinct IDs.
 
-    ``sharpness``, log(1 + length), goes before scores: without it a softmax dilutes as prompts grow. ``even`` says that
-    all prompts have the same length and the same number of distinct IDs.
+    ``inside`` masks the prompt tokens, ``ranks`` indexes each token's ID in ``distinct_ids``, ``FILL`` pads the latter.
+    ``sharpness``, log(1 + prompt length), multiplies scores, so that a softmax does not dilute as prompts grow.
+    ``even`` is True if all prompts have the same length and number of distinct IDs.
     """
 
     keys: Float[Tensor, "batch prompt d_key"]
@@ -27,11 +28,11 @@ class Prompt:
 
     FILL: ClassVar[int] = torch.iinfo(torch.int64).max
 
-    def rows(self, chosen: Callable[[Tensor], Tensor]) -> "Prompt":
-        """The prompts of other rows."""
-        tensors = (field.name for field in fields(self) if field.name != "even")
-        of_rows: dict[str, Any] = {name: chosen(getattr(self, name)) for name in tensors}
-        return replace(self, **of_rows)
+    def select(self, select: Callable[[Tensor], Tensor]) -> "Prompt":
+        """Return the prompts with ``select`` applied to the batch axis of every tensor."""
+        names = (field.name for field in fields(self) if field.name != "even")
+        tensors: dict[str, Any] = {name: select(getattr(self, name)) for name in names}
+        return replace(self, **tensors)
 
 
 def read_prompt(
@@ -40,15 +41,15 @@ def read_prompt(
     position_ids: Int[Tensor, "batch seq"],
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
-    """Cut the prompts out of a batch, once for all queries; distinct IDs are sorted, ``Prompt.FILL`` fills up."""
+    """Return the prompts of a batch as ``head`` reads them; ``prompt_length`` counts tokens from index 0."""
     longest = int(prompt_length.max())
     inside = torch.arange(longest, device=position_ids.device) < prompt_length[:, None]
-    # Outside, the first ID stands in: it adds no distinct one.
+    # The first ID replaces those outside the prompt, so they add no distinct ID.
     ids = torch.where(inside, position_ids[:, :longest], position_ids[:, :1])
     ordered, order = ids.sort(dim=1)
-    steps = torch.zeros_like(ordered)
-    steps[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
-    rank_in_order = steps.cumsum(dim=1)
+    is_new = torch.zeros_like(ordered)
+    is_new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
+    rank_in_order = is_new.cumsum(dim=1)
     empty = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
     distinct = empty.scatter(1, rank_in_order, ordered)
     return Prompt(
@@ -64,53 +65,53 @@ def read_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextIDs:
-    """A distribution over candidate IDs per query; the candidates of one row are distinct, -1 marks none."""
+    """Distribution over distinct candidate IDs for each query; candidate -1 marks an empty place."""
 
     log_probs: Float[Tensor, "batch query candidate"]
     candidates: Int[Tensor, "#batch #query candidate"]
 
     def most_likely(self) -> Int[Tensor, "batch query"]:
-        """The ID with the largest probability."""
+        """Return the ID with the largest probability for each query."""
         best = self.log_probs.argmax(dim=-1, keepdim=True)
         return self.candidates.expand(self.log_probs.shape).gather(-1, best)[..., 0]
 
     def log_probability(
         self, ids: Int[Tensor, "batch query"]
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
-        """The log-probability of the given IDs, and where they are among the candidates at all (0 elsewhere)."""
+        """Return the log-probability of each ID, 0 where it is no candidate, and a mask of the IDs that are."""
         match = self.candidates == ids[..., None]
         reachable = match.any(dim=-1)
         return self.log_probs.masked_fill(~match, 0.0).sum(dim=-1), reachable
 
 
 class PositionHead(nn.Module):
-    """Predicts IDs from the hidden state of a token, its ID and the embedding of the token chosen next."""
+    """Predict the next ID from a token's hidden state, its ID and the embedding of the next token."""
 
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """What queries are compared with; nothing, where the head does not look at tokens."""
+        """Return the keys of the prompt tokens; by default of width 0, for heads that read no tokens."""
         return embeddings[..., :0]
 
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        current_ids: Int[Tensor, "batch query"],
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """A distribution over the next token's ID."""
+        """Return the distribution over the next token's ID for each query."""
         raise NotImplementedError
 
 
-def summed_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> Float[Tensor, "batch query rank"]:
-    """What is given to the prompt's tokens, added up for each of its distinct IDs."""
+def sum_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> Float[Tensor, "batch query rank"]:
+    """Sum the probability mass of prompt tokens that have the same ID."""
     by_rank = mass.new_zeros(*mass.shape[:2], prompt.distinct_ids.shape[1])
     return by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
 
 
-def over_distinct_ids(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
-    """A distribution over the prompt's distinct IDs."""
+def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
+    """Return the probabilities of the prompt's distinct IDs as ``NextIDs``."""
     candidates = prompt.distinct_ids[:, None]
     if not prompt.even:
         fill = candidates == Prompt.FILL

@@ -1,4 +1,4 @@
-"""Increment head: the own ID plus a small offset."""
+"""Increment head: the current ID plus a small offset."""
 
 import math
 
@@ -11,16 +11,16 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Increment(OffsetHead):
-    """Reads no prompt; a target behind a training gap is out of its reach and is not trained on."""
+    """Classifier over offsets from the current ID; the loss leaves out targets after a training gap."""
 
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        current_ids: Int[Tensor, "batch query"],
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Over the IDs next to the own one."""
-        candidates = own_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
+        """Return a distribution over the current ID plus each of ``OFFSETS``."""
+        candidates = current_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
         scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)
         return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

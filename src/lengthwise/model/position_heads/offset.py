@@ -7,7 +7,7 @@ from lengthwise.model.position_heads.head import PositionHead
 
 
 class OffsetScores(nn.Module):
-    """One score per offset, from the hidden state and the token chosen next."""
+    """Linear score of each offset, from the hidden state and the next token."""
 
     def __init__(self, d_model: int, num_offsets: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class OffsetScores(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch query d_model"], next_embeddings: Float[Tensor, "batch query d_model"]
     ) -> Float[Tensor, "batch query offset"]:
-        """Unnormalised."""
+        """Return unnormalized scores in float32."""
         scores: Tensor = self.from_hidden(hidden) + self.from_next(next_embeddings)
         return scores.float()
 

@@ -1,4 +1,4 @@
-"""Pointer head: the next ID is that of a prompt token, or of its neighbour among the prompt's distinct IDs."""
+"""Pointer head: the next ID is a prompt token's ID, or the next smaller or larger distinct ID."""
 
 import math
 
@@ -7,29 +7,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, over_distinct_ids, summed_by_id
+from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, distinct_id_distribution, sum_by_id
 
-# A learning rate that suits weights moves three lone scores too slowly without it.
+# Without it, a learning rate that suits weight matrices moves these three scores too slowly.
 SHIFT_SCALE = 10.0
 
 
 class Pointer(PositionHead):
-    """Softmax over prompt tokens; the mass of equal IDs is summed, then moved by -1, 0 or +1 ranks.
+    """Softmax over prompt tokens; the mass of equal IDs is summed, then shifted by -1, 0 or +1 ranks.
 
-    How it is moved depends on the token just chosen. The score of prompt token j is a rotary term between the own ID
-    and j's, plus a content term between the token just chosen and token j and its predecessor. It can express IDs that
-    depend on the content.
+    The score of prompt token j is a rotary term between the current ID and j's ID, plus a content term between the
+    next token and token j with its predecessor. The next token decides the shift. The head can therefore express IDs
+    that depend on content.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
         super().__init__()
-        # A fast start and a small base: the rotary term has to tell neighbouring IDs apart.
+        # Fast angles and a small base, because the rotary term has to separate adjacent IDs.
         self.rotary = RotaryEncoding(base=100.0, fastest=3.0)
         self.distance = nn.Parameter(torch.full((2, d_pointer), 1 / math.sqrt(d_pointer)))
         self.content = nn.Linear(d_model, d_pointer, bias=False)
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
-        # From 0 it would turn negative: an ID to leave is that of a token which equals the one just chosen.
+        # From 0 the gain would turn negative: a token equal to the next one often has an ID to move away from.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
         self.shift = nn.Linear(d_model, 3)
         for parameter in self.shift.parameters():
@@ -38,22 +38,22 @@ class Pointer(PositionHead):
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """A part for the ID and a part for the token with its predecessor."""
-        before = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
-        content = nn.functional.normalize(self.content(embeddings) + self.predecessor(before), dim=-1)
-        return torch.cat([self._turned(1, position_ids), content], dim=-1)
+        """Return a rotary part for the ID, then a content part for the token and its predecessor."""
+        previous = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
+        content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous), dim=-1)
+        return torch.cat([self._rotated_distance(1, position_ids), content], dim=-1)
 
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        current_ids: Int[Tensor, "batch query"],
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Over the prompt's distinct IDs."""
+        """Return a distribution over the prompt's distinct IDs."""
         query = torch.cat(
             [
-                self.log_distance_gain.exp() * self._turned(0, own_ids),
+                self.log_distance_gain.exp() * self._rotated_distance(0, current_ids),
                 self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1),
             ],
             dim=-1,
@@ -62,16 +62,18 @@ class Pointer(PositionHead):
         if not prompt.even:
             scores = scores.masked_fill(~prompt.inside[:, None], -math.inf)
         mass = scores.softmax(dim=-1)
-        return over_distinct_ids(self._shift(summed_by_id(mass, prompt), next_embeddings), prompt)
+        return distinct_id_distribution(self._shift(sum_by_id(mass, prompt), next_embeddings), prompt)
 
     def _shift(
         self, by_rank: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
     ) -> Float[Tensor, "batch query rank"]:
-        """Mass that would leave the prompt's IDs is lost: no ID there could be named."""
+        """Shift mass by -1, 0 or +1 ranks; mass that leaves the prompt's IDs is lost."""
         down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        around = nn.functional.pad(by_rank, (1, 1))
-        return stay * by_rank + up * around[..., :-2] + down * around[..., 2:]
+        padded = nn.functional.pad(by_rank, (1, 1))
+        return stay * by_rank + up * padded[..., :-2] + down * padded[..., 2:]
 
-    def _turned(self, side: int, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_pointer"]:
+    def _rotated_distance(
+        self, side: int, position_ids: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq d_pointer"]:
         vector = self.distance[side].expand(*position_ids.shape, -1)
         return self.rotary.rotate(vector[:, None], position_ids)[:, 0]

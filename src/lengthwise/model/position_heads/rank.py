@@ -1,4 +1,4 @@
-"""Rank head: the own ID's rank among the prompt's distinct IDs, plus a small offset."""
+"""Rank head: the current ID's rank among the prompt's distinct IDs, plus a small offset."""
 
 import math
 
@@ -11,20 +11,20 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Rank(OffsetHead):
-    """Cheap, and blind to content: it can only say how many ranks to move on."""
+    """Classifier over offsets in rank; cheap, but it cannot point to a token by content."""
 
     def forward(
         self,
         hidden: Float[Tensor, "batch query d_model"],
-        own_ids: Int[Tensor, "batch query"],
+        current_ids: Int[Tensor, "batch query"],
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Over the neighbours in rank that the prompt has."""
+        """Return a distribution over the prompt IDs at the current rank plus each of ``OFFSETS``."""
         offsets = torch.tensor(self.OFFSETS, device=hidden.device)
-        ranks = torch.searchsorted(prompt.distinct_ids, own_ids.contiguous())[..., None] + offsets
+        ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + offsets
         last = (prompt.distinct_ids != Prompt.FILL).sum(dim=1)[:, None, None] - 1
         exists = (ranks >= 0) & (ranks <= last)
-        looked_up = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(last).flatten(1)).view(ranks.shape)
+        candidates = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(last).flatten(1)).view(ranks.shape)
         scores = self.scores(hidden, next_embeddings).masked_fill(~exists, -math.inf)
-        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=looked_up.masked_fill(~exists, -1))
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~exists, -1))

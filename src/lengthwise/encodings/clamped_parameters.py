@@ -1,0 +1,42 @@
+"""Parameters that stay within bounds during training."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class _Clamp(torch.autograd.Function):
+    """Clamp with a straight-through gradient; the gradient of a plain clamp is 0 beyond the bounds."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, low: float, high: float) -> Tensor:
+        """Return the parameter clamped to the bounds."""
+        return parameter.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient unchanged."""
+        return gradients[0], None, None
+
+
+def clamped_parameter(start: Tensor, low: float, high: float) -> nn.Parameter:
+    """Return a parameter whose gradient is 0 where a step would lead beyond the bounds.
+
+    The hook masks the sum of the gradients of all uses, so the number of chunks that use the parameter does not matter.
+    """
+    parameter = nn.Parameter(start)
+
+    def mask_outward(gradient: Tensor) -> Tensor:
+        # An optimizer step has the opposite sign of the gradient.
+        outward = (parameter <= low) & (gradient > 0) | (parameter >= high) & (gradient < 0)
+        return gradient.masked_fill(outward, 0.0)
+
+    parameter.register_hook(mask_outward)  # type: ignore[no-untyped-call]
+    return parameter
+
+
+def clamp(parameter: Tensor, low: float, high: float) -> Tensor:
+    """Return the parameter clamped to ``low`` to ``high``, with a straight-through gradient."""
+    clamped: Tensor = _Clamp.apply(parameter, low, high)  # type: ignore[no-untyped-call]
+    return clamped
