@@ -17,8 +17,7 @@ from typing import Any
 from lengthwise.core.checkpoint import write_atomically
 from lengthwise.evaluation.tables_and_figures import examples_at, label_of
 from lengthwise.experiments.reproductions import CLAIMS
-from lengthwise.experiments.reproductions.claim import Claim
-from lengthwise.experiments.reproductions.reproduction import READINGS, tables_of
+from lengthwise.experiments.reproductions.reproduction import READINGS, Claim, tables_of
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows
 
 Rows = list[dict[str, Any]]

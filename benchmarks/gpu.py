@@ -135,7 +135,7 @@ def influence_cost(left: float) -> dict[str, Any]:
         lm.model(input_ids=tokens, logits_to_keep=1).logits.cpu()
 
     def ours() -> None:
-        LeaveOneOut().choose(influence_speed.probe_of(lm, window), 8, np.random.default_rng(0))
+        LeaveOneOut().select(influence_speed.scorer_of(lm, window), 8, np.random.default_rng(0))
 
     own, forward = influence_speed.in_turns(ours, plain)
     return {"s_per_far_token": own / influence_speed.FAR, "plain_forward_s": forward}

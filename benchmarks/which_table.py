@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lengthwise.evaluation.tables_and_figures import FITTED, pooled
-from lengthwise.experiments.recipes.which import COLUMNS, FACTORS, LINES, STEPS
+from lengthwise.experiments.recipes.which import ENCODING_NAMES, FACTORS, SCHEME_NAMES, STEPS
 from lengthwise.experiments.run_folder import read_rows
 
 Rows = Sequence[Mapping[str, Any]]
@@ -60,8 +60,8 @@ def cell(runs: Rows) -> str:
 def table(rows: Rows) -> list[list[str]]:
     """Encodings down, schemes across."""
     body = []
-    for encoding in LINES:
-        by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in COLUMNS]
+    for encoding in ENCODING_NAMES:
+        by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEME_NAMES]
         if any(by_scheme):
             body.append([encoding, *map(cell, by_scheme)])
     return body
@@ -71,10 +71,10 @@ def draw(by_task: Mapping[str, Rows]) -> None:
     """A panel per task: a row per encoding, five columns per scheme."""
     figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
     for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
-        encodings = [name for name in LINES if any(row["row"].endswith(f"/{name}") for row in rows)]
-        values = np.full((len(encodings), len(COLUMNS) * len(FACTORS)), np.nan)
+        encodings = [name for name in ENCODING_NAMES if any(row["row"].endswith(f"/{name}") for row in rows)]
+        values = np.full((len(encodings), len(SCHEME_NAMES) * len(FACTORS)), np.nan)
         for line, encoding in enumerate(encodings):
-            for place, scheme in enumerate(COLUMNS):
+            for place, scheme in enumerate(SCHEME_NAMES):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
                 if why := verdict(runs):
                     middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
@@ -85,8 +85,8 @@ def draw(by_task: Mapping[str, Rows]) -> None:
         axes.set_facecolor("0.9")
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
-        axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(COLUMNS), fontsize=7)
-        for place, scheme in enumerate(COLUMNS):
+        axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(SCHEME_NAMES), fontsize=7)
+        for place, scheme in enumerate(SCHEME_NAMES):
             middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
             axes.text(middle, 1.02, scheme, ha="center", fontsize=9, transform=axes.get_xaxis_transform())
             axes.axvline((place + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
@@ -105,7 +105,7 @@ def main(folders: list[Path]) -> None:
         known[:] = [row for row in known if (row["row"], row["seed"]) not in again] + rows
     for task, rows in by_task.items():
         print(f"\n### {task}\n")
-        for line in (["encoding", *COLUMNS], ["---"] * (1 + len(COLUMNS)), *table(rows)):
+        for line in (["encoding", *SCHEME_NAMES], ["---"] * (1 + len(SCHEME_NAMES)), *table(rows)):
             print(f"| {' | '.join(line)} |")
     draw(by_task)
 

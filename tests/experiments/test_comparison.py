@@ -15,7 +15,7 @@ import torch
 from tests.support.small_runs import small_experiment, tree
 
 from lengthwise.cli import app as cli
-from lengthwise.cli import parsing as choices
+from lengthwise.cli import options
 from lengthwise.cli.commands import compare as compare_verb
 from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.encodings import Learned, NoPE
@@ -269,7 +269,7 @@ def test_of_a_row_that_diverges_every_variant_is_named(tmp_path):
 
 
 def test_a_comparison_whose_rows_all_diverge_ends_with_the_reason(tmp_path):
-    with pytest.raises(DivergedError, match=rf"^every row diverged, such as too fast, seed 0: {re.escape(WHY)}$"):
+    with pytest.raises(DivergedError, match=rf"^every run diverged, such as too fast, seed 0: {re.escape(WHY)}$"):
         compared(tmp_path, {"too fast": DIVERGING})
 
 
@@ -296,7 +296,7 @@ def test_a_comparison_does_not_change_how_many_threads_its_caller_computes_with(
 
 
 def test_untrained_distances_are_told_once_per_row_also_when_nothing_is_left_to_run(tmp_path):
-    text = "counted: length 8 used ID distances that training never showed (up to 18, trained to 10)"
+    text = "counted: length 8 used ID distances up to 18, but training only up to 10"
     counted = {"counted": small_experiment(scheme=Sequential(), steps=4)}
     for _ in range(2):
         # NoPE reads no distances.
@@ -315,7 +315,7 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
         "experiments.NoPE, a control, experiments.PPC, experiments.one and 1 more": lambda: compared(tmp_path, renamed),
     }
     for names, other in others.items():
-        text = rf"holds another comparison than the one asked for: {names} differ; choose another"
+        text = rf"contains another comparison: different {names}; choose another"
         with pytest.raises(RunFolderError, match=text):
             other()
     assert tree(tmp_path) == before
@@ -340,8 +340,8 @@ def test_lengths_that_an_encoding_cannot_hold_are_refused_before_any_row_is_trai
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"num_seeds": 0}, r"^0 seeds run nothing; use at least 1$"),
-        ({"jobs": 0}, r"^0 jobs run nothing; use at least 1$"),
+        ({"num_seeds": 0}, r"^invalid num_seeds 0; use at least 1$"),
+        ({"jobs": 0}, r"^invalid jobs 0; use at least 1$"),
     ],
 )
 def test_numbers_that_run_nothing_are_refused(given, text, tmp_path):
@@ -416,7 +416,9 @@ def test_measured_rows_that_were_cut_or_doubled_are_not_used(kept, tmp_path):
     path = next(tmp_path.glob("*/seed-1")) / COMPARED
     rows, seal = path.read_bytes().splitlines(keepends=True)[:-1], path.read_bytes().splitlines(keepends=True)[-1]
     path.write_bytes(b"".join((rows * 2)[:kept]) + seal)
-    with pytest.raises(RunFolderError, match=r"is not what was measured \(its digest differs\); delete it to measure"):
+    with pytest.raises(
+        RunFolderError, match=r"has changed since it was written \(digest differs\); delete it to measure"
+    ):
         compared(tmp_path)
     path.unlink()
     assert compared(tmp_path).finished
@@ -424,6 +426,6 @@ def test_measured_rows_that_were_cut_or_doubled_are_not_used(kept, tmp_path):
 
 @pytest.mark.parametrize("labels", [("PPC", "ppc"), ("a b", "a_b"), ("a", "a!"), ("rows", "!!"), ("", "b")])
 def test_labels_that_share_a_folder_or_have_none_are_refused(labels, tmp_path):
-    with pytest.raises(SettingError, match=r"has no folder name of its own .*; give each row a label with other"):
+    with pytest.raises(SettingError, match=r"gives no unique folder name .*; use labels that differ in letters"):
         compared(tmp_path, dict.fromkeys(labels, ROWS["PPC"]))
     assert not list(tmp_path.iterdir())

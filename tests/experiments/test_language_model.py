@@ -13,7 +13,7 @@ from tests.support.small_runs import small_experiment, tree
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.parsing import on_corpus
+from lengthwise.cli.options import with_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import draw, fit_verdict, heading, length_table, outcome, pooled, table
@@ -188,9 +188,9 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 has no room for every byte"),
-    (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "'x' is no whole number"),
+    (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
     (["prepare", "tales", "--held-out", "2", "--out", "new"], "held-out share 2.0 leaves nothing to train on"),
-    (["prepare", "tales", "--held-out", "x", "--out", "new"], "'x' is no share; write one such as 0.1"),
+    (["prepare", "tales", "--held-out", "x", "--out", "new"], "invalid number 'x'; use a fraction such as 0.1"),
     (["prepare", "--out", "new"], "TEXT"),
     (["prepare", "tales"], "--out"),
     (["train", "language_model", "--corpus", "nowhere"], "nowhere is no corpus (it has no corpus.json); make one with"),
@@ -210,11 +210,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--decode", "free"], "a loss is measured on the text as it is; leave out --decode free"),
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
     (["evaluate", "run", "--corpus", "nowhere"], "nowhere is no corpus (it has no corpus.json)"),
-    (["generate", "run", "--prompt", ""], "the prompt is empty; text takes some words to go on from"),
+    (["generate", "run", "--prompt", ""], "the prompt is empty; text needs some words to continue"),
     (["compare", "parity", "--corpus", "corpus"], "task parity reads no text; leave out --corpus"),
     (
         ["compare", "parity", "language_model", *QUICK],
-        "rows graded by loss and rows graded by exact match share no scale",
+        "tasks graded by loss and tasks graded by exact match have no common scale",
     ),
     (
         ["compare", "context_length"],
@@ -257,12 +257,12 @@ def test_the_sizes_differ_in_size_and_the_rows_of_the_comparison_in_scheme_and_e
 
 
 def test_only_text_reads_a_corpus_and_it_is_opened_at_once():
-    assert isinstance(on_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
-    assert on_corpus(small_experiment(), None) == small_experiment()
+    assert isinstance(with_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
+    assert with_corpus(small_experiment(), None) == small_experiment()
     with pytest.raises(SettingError, match=r"task parity reads no text; leave out --corpus, or train the recipe"):
-        on_corpus(small_experiment(Parity()), Path("corpus"))
+        with_corpus(small_experiment(Parity()), Path("corpus"))
     with pytest.raises(LengthwiseError, match=r"nowhere is no corpus"):
-        on_corpus(RECIPES["language_model"](), Path("nowhere"))
+        with_corpus(RECIPES["language_model"](), Path("nowhere"))
 
 
 def test_a_comparison_of_text_tells_how_each_row_turned_out(tmp_path):

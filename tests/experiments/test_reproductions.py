@@ -1,4 +1,7 @@
-"""Claims: every one runs at its quick size, and its other sizes are parts of the full one."""
+"""Reproductions: the quick size runs, the other sizes are subsets of the full size, and the statistics are correct.
+
+The claims themselves are tested by full runs, see benchmarks/.
+"""
 
 import os
 
@@ -11,15 +14,15 @@ from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce
-from lengthwise.experiments.reproductions.claim import FIRST_SEED
 from lengthwise.experiments.reproductions.excess_risk import Cell, growth
+from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
 
 
 @pytest.fixture
-def little_asked(monkeypatch):
-    # One thread: another process may have the other core.
+def small_numbers(monkeypatch):
+    # One thread, because another process may use the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
     for module in (recall, diagnosis):
@@ -30,36 +33,36 @@ def little_asked(monkeypatch):
 
 @pytest.mark.slow
 @over_claims
-@pytest.mark.usefixtures("little_asked")
-def test_every_row_of_a_claim_runs(claim, tmp_path):
-    found = reproduce(claim, "quick", tmp_path, jobs=1, only=list(claim.experiments()))
-    assert {label_of(row) for row in found.comparison.rows} == set(claim.experiments())
-    assert found.figure is not None
+@pytest.mark.usefixtures("small_numbers")
+def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
+    result = reproduce(claim, "quick", tmp_path, jobs=1, only=list(claim.experiments()))
+    assert {label_of(row) for row in result.comparison.rows} == set(claim.experiments())
+    assert result.figure is not None
 
 
 @over_claims
-@pytest.mark.usefixtures("little_asked")
-def test_a_claim_runs_at_its_quick_size_and_is_not_run_twice(claim, tmp_path):
-    told = []
-    found = reproduce(claim, "quick", tmp_path, jobs=1, report=told.append)
+@pytest.mark.usefixtures("small_numbers")
+def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
+    messages = []
+    result = reproduce(claim, "quick", tmp_path, jobs=1, report=messages.append)
     experiments = claim.default_labels("quick") or claim.experiments()
-    assert len(told) == len(experiments)
-    by_length = [body for title, _, body in found.tables if "exact match by length" in title]
-    shown = {row[0] for body in by_length for row in body}
-    assert all(any(row.startswith(label) for row in shown) for label in experiments)
-    assert all(len(row) == len(header) for _, header, body in found.tables for row in body)
-    assert len(found.readings) == (len(experiments) if claim.read else 0)
-    assert found.figure is not None
-    assert found.figure.exists()
+    assert len(messages) == len(experiments)
+    by_length = [body for title, _, body in result.tables if "exact match by length" in title]
+    labels = {row[0] for body in by_length for row in body}
+    assert all(any(row.startswith(label) for row in labels) for label in experiments)
+    assert all(len(row) == len(header) for _, header, body in result.tables for row in body)
+    assert len(result.readings) == (len(experiments) if claim.read else 0)
+    assert result.figure is not None
+    assert result.figure.exists()
     steps = [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))]
     again = reproduce(claim, "quick", tmp_path, jobs=1)
-    assert again.comparison.rows == found.comparison.rows
-    assert again.readings == found.readings
+    assert again.comparison.rows == result.comparison.rows
+    assert again.readings == result.readings
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))] == steps
 
 
 @over_claims
-def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim):
+def test_every_size_is_a_subset_of_the_full_size_with_seeds_not_used_for_tuning(claim):
     full, _ = claim.experiments_at("full")
     for size in SIZES[1:]:
         experiments, num_seeds = claim.experiments_at(size)
@@ -72,28 +75,28 @@ def test_every_size_is_a_part_of_the_full_one_on_seeds_that_chose_nothing(claim)
             assert len(experiment.evaluation.num_examples) in (1, len(experiment.evaluation.lengths))
 
 
-def test_a_claim_is_shown_on_other_seeds_where_they_are_asked_for(tmp_path):
-    found = reproduce(
+def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
+    result = reproduce(
         CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits, rotary"]
     )
-    assert {row["seed"] for row in found.comparison.rows} == {9005, 9006}
+    assert {row["seed"] for row in result.comparison.rows} == {9005, 9006}
     bits = [f"flagged-{number}" for number in (1, 2, 4, 6, 8, 10, 12, 16)]
-    assert list(dict.fromkeys(row["variant"] for row in found.comparison.rows)) == bits
-    # One line for an experiment, not one for each number of bits.
-    assert [warning.split(":")[0] for warning in found.comparison.warnings] == ["up to 4 bits, rotary"]
+    assert list(dict.fromkeys(row["variant"] for row in result.comparison.rows)) == bits
+    # One warning per experiment, not per number of bits.
+    assert [warning.split(":")[0] for warning in result.comparison.warnings] == ["up to 4 bits, rotary"]
 
 
 @over_claims
-def test_every_experiment_of_a_claim_can_be_trained_and_measured_to_the_end(claim):
+def test_every_experiment_of_a_claim_passes_the_checks_before_training(claim):
     check_experiments(claim.experiments_at("full")[0])
 
 
-def test_an_unknown_size_is_answered_with_the_known_ones(tmp_path):
+def test_an_unknown_size_raises_an_error_with_the_known_sizes(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown size 'big'; known: full, gpu, laptop, quick"):
         reproduce(CLAIMS["parity_scratchpad"], "big", tmp_path)
 
 
-def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_path):
+def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
     claim = CLAIMS["sparse_parity"]
     rows = [
         {
@@ -113,45 +116,45 @@ def test_the_heat_map_of_sparse_parity_has_bits_trained_on_by_bits_tested(tmp_pa
         for seed in (0, 1)
     ]
     short, far, furthest, *losses = claim.tables(rows, [])
-    assert short[0] == "exact match at length 50, by bits flagged; trained up to 50"
+    assert short[0] == "exact match at length 50, by number of flagged bits; training length up to 50"
     assert far[1] == ["row", "seeds that fit", "4", "6"]
     assert far[2] == [
         ["up to 4 bits", "1 of 2", "1.000", "0.500"],
         ["up to 6 bits, rotary", "1 of 2", "1.000", "1.000"],
     ]
-    assert furthest[0] == "exact match at length 5,000, by bits flagged; trained up to 50"
+    assert furthest[0] == "exact match at length 5,000, by number of flagged bits; training length up to 50"
     assert [title for title, _, _ in losses] == [
-        f"loss at {length}, at the same loss at 50: multiplied by, with 95% interval over seeds"
+        f"growth of the loss at {length}, at equal loss at 50: factors with 95% intervals over seeds"
         for length in ("500", "5,000")
     ]
-    assert all([line[0] for line in body] == ["up to K bits", "up to K bits, rotary"] for _, _, body in losses)
+    assert all([cells[0] for cells in body] == ["up to K bits", "up to K bits, rotary"] for _, _, body in losses)
     assert claim.draw(rows, [], tmp_path, "sparse parity") == tmp_path / "figure.png"
     assert (tmp_path / "figure.svg").exists()
 
 
-def test_the_growth_of_the_loss_is_found_at_equal_loss_within_training():
+def test_growth_recovers_planted_factors_at_equal_near_loss():
     rng = np.random.default_rng(0)
     cells = [
         Cell(
             seed=seed,
-            trained=trained,
-            tested=tested,
-            home=(home := float(rng.uniform(1e-5, 1e-2))),
-            # Three times as much for each bit trained on, a half for each one tested, as the root of the loss at home.
-            far=3.0**trained * 0.5**tested * home**0.5 * float(rng.uniform(0.9, 1.1)),
+            train_bits=train_bits,
+            test_bits=test_bits,
+            near_loss=(near_loss := float(rng.uniform(1e-5, 1e-2))),
+            # Factor 3 per bit in training, factor 0.5 per bit in the test, power 0.5 of the near loss.
+            far_loss=3.0**train_bits * 0.5**test_bits * near_loss**0.5 * float(rng.uniform(0.9, 1.1)),
         )
         for seed in range(5)
-        for trained in (4, 6, 8)
-        for tested in (1, 2, 4)
+        for train_bits in (4, 6, 8)
+        for test_bits in (1, 2, 4)
     ]
-    found = growth(cells, np.random.default_rng(1))
-    assert found is not None
-    assert found.power == pytest.approx(0.5, rel=0.05)
-    for factor, expected in ((found.trained, 3.0), (found.tested, 0.5)):
+    result = growth(cells, np.random.default_rng(1))
+    assert result is not None
+    assert result.power == pytest.approx(0.5, rel=0.05)
+    for factor, expected in ((result.per_train_bit, 3.0), (result.per_test_bit, 0.5)):
         assert factor.value == pytest.approx(expected, rel=0.05)
         assert factor.interval is not None
         assert factor.interval[0] < expected < factor.interval[1]
-    assert growth([cell for cell in cells if cell.trained == 4], rng) is None
-    few = growth([cell for cell in cells if cell.seed < 2], rng)
-    assert few is not None
-    assert few.trained.interval is None
+    assert growth([cell for cell in cells if cell.train_bits == 4], rng) is None
+    two_seeds = growth([cell for cell in cells if cell.seed < 2], rng)
+    assert two_seeds is not None
+    assert two_seeds.per_train_bit.interval is None

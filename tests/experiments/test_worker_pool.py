@@ -78,7 +78,7 @@ def test_every_job_is_done_once():
 
 
 def test_a_lost_worker_is_one_line_that_says_how_to_continue():
-    text = r"^a worker process ended without a result .*the same call continues them.*$"
+    text = r"^a worker process died .*repeat the same call to continue.*$"
     with pytest.raises(WorkerError, match=text) as ended:
         run_in_processes(die, [1, 2], 2, lambda *done: None)
     assert "\n" not in str(ended.value)

@@ -1,4 +1,4 @@
-"""The command line: one verb per public function; tables for people, JSON for scripts."""
+"""The command line: one command per public function, with tables for people and JSON for scripts."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.train import train_
-from lengthwise.cli.terminal import printable, say
+from lengthwise.cli.terminal import escape, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
@@ -32,26 +32,26 @@ from lengthwise.core.errors import (
 from lengthwise.core.interruption import StoppedError
 
 
-class Verbs(TyperGroup):
-    """Unknown verbs are answered like every other unknown name."""
+class Commands(TyperGroup):
+    """Command group that suggests the nearest name for an unknown command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb that the first argument names."""
+        """Return the command of the first argument."""
         if args[0] not in self.commands and not args[0].startswith("-"):
-            raise unknown_name("verb", args[0], self.commands)
+            raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
     name="lengthwise",
     help="Length generalization in transformers: train short, test long, and see why.",
-    cls=Verbs,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-VERBS: dict[str, Callable[..., None]] = {
+COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_,
     "prepare": prepare,
     "train": train_,
@@ -64,30 +64,30 @@ VERBS: dict[str, Callable[..., None]] = {
     "reproduce": reproduce_,
     "export": export,
 }
-for name, verb in VERBS.items():
-    app.command(name)(verb)
+for name, command in COMMANDS.items():
+    app.command(name)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a verb: exit status 0 when done, 2 when the input was wrong, 1 for anything else."""
+    """Run a command; exit status 0 on success, 2 for invalid input, 1 for other failures."""
     warnings.showwarning = _show_warning
     try:
-        # A verb answers nothing; the status of an interruption comes back as a number.
+        # Commands return None; an interruption returns a status.
         if app(args=arguments, standalone_mode=False):
             raise KeyboardInterrupt
     except BrokenPipeError:
-        # Whoever read the results has read enough; Python would complain again when it closes the pipe.
+        # The reader closed the pipe. Redirect stdout, because Python fails again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
-        told = _told(error)
-        if told is None:
+        failure = _message_and_status(error)
+        if failure is None:
             raise
-        _fail(*told)
+        _fail(*failure)
 
 
-def _told(error: BaseException) -> tuple[str, int] | None:
-    """What is printed of an error, and the exit status; None for one that nobody expects."""
+def _message_and_status(error: BaseException) -> tuple[str, int] | None:
+    """Return the message and exit status of an error; None for an unexpected error."""
     if isinstance(error, LengthwiseError):
         return str(error), 2
     if isinstance(error, StoppedError):
@@ -96,19 +96,19 @@ def _told(error: BaseException) -> tuple[str, int] | None:
         return "interrupted", 1
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{shorten(str(error.filename))}: "
-        return f"{name}{error.strerror or error}; give a path that can be used", 2
+        return f"{name}{error.strerror or error}; use another path", 2
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        return "out of memory; use shorter lengths, smaller batches or fewer examples at once", 1
-    # What the argument parser raises carries its own message.
+        return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
+    # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None
 
 
 def _fail(message: str, status: int) -> None:
     line = f"error: {' '.join(message.split())}" if status == 2 else message
-    print(printable(line), file=sys.stderr)
+    print(escape(line), file=sys.stderr)
     sys.exit(status)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **rest: Any) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:
     if issubclass(category, UntrainedDistanceWarning | TrainingOverlapWarning | SkippedTextWarning):
-        say(f"warning: {message}")
+        print_message(f"warning: {message}")

@@ -1,66 +1,122 @@
-"""What the command line prints: tables for people, one JSON document for scripts.
+"""Output of the command line: tables and progress for people, one JSON document for scripts.
 
-Paths, tokens and texts are printed as they are: nothing in them is markup, and nothing in them reaches the terminal as
-a control character.
+Paths, tokens and texts are printed literally, without markup; control characters are escaped.
 """
 
 import json
 import unicodedata
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from lengthwise.core.json_parsing import non_finite_to_null
 
-# Results go to standard output; progress, warnings and errors never do.
-PLAIN: dict[str, Any] = {"soft_wrap": True, "markup": False, "emoji": False, "highlight": False}
-out_console = Console(**PLAIN)
-err_console = Console(stderr=True, **PLAIN)
-WIDEST = 160
-# Control characters, those that turn the direction of text, and halves of characters.
-UNPRINTABLE = {"Cc", "Cf", "Cs"}
+# Results go to standard output; progress, warnings and errors go to standard error.
+LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+out_console = Console(soft_wrap=True, **LITERAL)
+err_console = Console(stderr=True, soft_wrap=True, **LITERAL)
+MIN_TABLE_WIDTH = 160
+# Control characters, direction marks and surrogates.
+ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 
 
-def printable(text: str) -> str:
-    """Return the text with every control character but the end of a line written as an escape."""
+def escape(text: str) -> str:
+    """Return the text with control characters, except line breaks, as escape sequences."""
     return "".join(
         character
-        if character == "\n" or unicodedata.category(character) not in UNPRINTABLE
+        if character == "\n" or unicodedata.category(character) not in ESCAPED_CATEGORIES
         else character.encode("unicode_escape").decode()
         for character in text
     )
 
 
-def tell(line: str) -> None:
-    """Print one line of results."""
-    out_console.print(printable(line))
+def print_line(line: str) -> None:
+    """Print a line of results to standard output."""
+    out_console.print(escape(line))
 
 
-def say(line: str) -> None:
-    """Print one line for people, beside the results."""
-    err_console.print(printable(line))
+def print_message(line: str) -> None:
+    """Print a message to standard error."""
+    err_console.print(escape(line))
 
 
-def working(line: str) -> Status:
-    """Show that work is going on, until it is left."""
-    return err_console.status(Text(printable(line)))
+def show_status(line: str) -> Status:
+    """Return a context manager that shows a status line on standard error."""
+    return err_console.status(Text(escape(line)))
 
 
 def print_json(document: Any) -> None:
-    """Print the one document of --json; what is no number is null."""
+    """Print the document of --json; NaN and infinity become null."""
     print(json.dumps(non_finite_to_null(document), indent=2, allow_nan=False))
 
 
 def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:
-    """Print a table; with ``wrap``, folded to the width of the screen."""
-    shown = Table(title=printable(title), title_justify="left")
+    """Print a table; ``wrap`` folds it to the width of the terminal."""
+    table = Table(title=escape(title), title_justify="left")
     for column in header:
-        shown.add_column(printable(column), no_wrap=not wrap)
-    for row in body:
-        shown.add_row(*map(printable, row))
-    # Numbers are never folded: a table that is wider than the screen is still one to copy.
-    width = None if wrap else max(out_console.width, WIDEST)
-    Console(width=width, markup=False, emoji=False, highlight=False).print(shown)
+        table.add_column(escape(column), no_wrap=not wrap)
+    for cells in body:
+        table.add_row(*map(escape, cells))
+    # Numbers are never folded, so that a table wider than the terminal can still be copied.
+    width = None if wrap else max(out_console.width, MIN_TABLE_WIDTH)
+    Console(width=width, **LITERAL).print(table)
+
+
+class ProgressLine:
+    """Progress bar with a description and the remaining time; a context manager."""
+
+    def __init__(self, console: Console, total: int | None = None, *, longest: int | None = None) -> None:
+        self.longest = longest
+        self.exact_match = ""
+        self.line = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.work = self.line.add_task("starting", total=total)
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # An error is printed without the bar and without the blank line of Progress.stop.
+        self.line.live.transient = error is not None
+        visible = self.line.live.is_started and error is None
+        self.line.live.stop()
+        if visible and not self.line.console.is_interactive:
+            # In a file, the last state of the bar has no line break.
+            self.line.console.print()
+
+    def show_training(self, row: dict[str, Any]) -> None:
+        """Show a row of ``metrics.jsonl``: means since the previous row, and the latest exact match."""
+        if "exact_match" in row:
+            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.longest}"
+        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
+        self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
+
+    def show_preparation(self, stage: str, done: int, total: int | None) -> None:
+        """Show the number of processed documents of a corpus."""
+        self._update(stage, done, total)
+
+    def show_targets(self, done: int, total: int) -> None:
+        """Show the number of targets measured."""
+        self._update("targets", done, total)
+
+    def show_examples(self, length: int, done: int, total: int) -> None:
+        """Show the number of examples graded at a length."""
+        self._update(f"length {length:,}", done, total)
+
+    def _update(self, description: str, done: int, total: int | None = None) -> None:
+        self.line.start()
+        # A total of None leaves the current one unchanged.
+        self.line.update(self.work, completed=done, total=total, description=description)

@@ -1,4 +1,4 @@
-"""Compare: train and evaluate several experiments for several seeds, side by side on the machine's cores."""
+"""Comparison of experiments: training and evaluation with several seeds, in parallel on the cores."""
 
 import os
 import warnings
@@ -39,17 +39,18 @@ from lengthwise.experiments.run_folder import (
     write_rows,
 )
 from lengthwise.experiments.validation import check_evaluation, prepare_training
-from lengthwise.experiments.worker_pool import refuse_in_a_workers_import, run_in_processes
+from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
 from lengthwise.tasks import task_facts
 
-COMPARED = "compared.jsonl"
+COMPARISON_ROWS = "compared.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rows of all runs; ``warnings`` tell which used ID distances that training never showed, and which diverged.
+    """Result rows of all runs, with warnings about diverged runs, untrained ID distances and leaked test records.
 
-    ``diverged`` has the ``row``, ``task``, ``seed`` and ``reason`` of each run that has no results for that reason.
+    ``diverged`` has the ``row`` (label), ``task``, ``seed`` and ``reason`` of each diverged run, which has no results.
+    ``finished`` is False after an interruption.
     """
 
     folder: Path
@@ -61,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One experiment with one seed, to be run in a process of its own."""
+    """Experiment with one seed, and the device and number of threads for it."""
 
     label: str
     experiment: Experiment
@@ -73,13 +74,13 @@ class _Job:
         return f"{self.label}, seed {self.experiment.seed}"
 
     def row_label(self, variant: str | None) -> str:
-        """What the rows of one distribution are called."""
+        """Return the label of the rows of one variant."""
         return self.label if variant is None else f"{self.label}, {variant}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """What a job ended with: rows, or the reason why there are none."""
+class _Result:
+    """Result of a job: rows, or the reason for divergence."""
 
     rows: list[dict[str, Any]]
     diverged: str | None = None
@@ -96,23 +97,23 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Run every experiment with seeds counted from its own; what an earlier call finished is not run again.
+    """Train and evaluate every experiment with ``num_seeds`` seeds, counted from its own seed.
 
-    ``jobs`` processes share the cores (all of them by default; one job runs in this process). Interrupted, it
-    returns what is finished; the same call goes on from there. ``only`` these labels are run now (None: all), and the
-    rows of the others are those that earlier calls finished. ``RunFolderError`` for a folder that holds anything else,
-    or into which another process compares.
+    Finished runs are not repeated: after an interruption, the same call continues. ``jobs`` processes share the cores
+    (default: one per core; with one job, runs use this process). ``only`` restricts training to some labels; the
+    results of the others come from earlier calls. ``RunFolderError`` if the folder contains anything else, or if
+    another process uses it.
     """
-    refuse_in_a_workers_import()
+    reject_import_in_worker()
     if num_seeds < 1:
-        raise SettingError(f"{num_seeds} seeds run nothing; use at least 1")
+        raise SettingError(f"invalid num_seeds {num_seeds}; use at least 1")
     if jobs is not None and jobs < 1:
-        raise SettingError(f"{jobs} jobs run nothing; use at least 1")
+        raise SettingError(f"invalid jobs {jobs}; use at least 1")
     out = Path(out)
-    chosen = experiments if only is None else only
-    check_experiments(experiments, chosen)
+    labels = experiments if only is None else only
+    check_experiments(experiments, labels)
     cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
-    whole = [
+    all_jobs = [
         _Job(
             label=label,
             experiment=replace(experiment, seed=experiment.seed + seed),
@@ -123,27 +124,29 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
         for label, experiment in experiments.items()
         for seed in range(num_seeds)
     ]
-    todo = [job for job in whole if job.label in chosen]
+    todo = [job for job in all_jobs if job.label in labels]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
     with exclusive_lock(out):
-        asked = {"experiments": {label: to_dict(row) for label, row in experiments.items()}, "num_seeds": num_seeds}
-        claim_folder(out, COMPARISON_FOLDER, asked, resume=True)
-        done = _run_here(todo, report) if workers == 1 else _run_apart(todo, workers, report)
-        return _outcome(out, experiments, whole, done, len(done) == len(todo))
+        settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
+        claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
+        done = _run_serially(todo, report) if workers == 1 else _run_in_parallel(todo, workers, report)
+        return _summarize(out, experiments, all_jobs, done, len(done) == len(todo))
 
 
-def _outcome(
-    out: Path, experiments: Mapping[str, Experiment], whole: list[_Job], done: dict[Path, _Cell], finished: bool
+def _summarize(
+    out: Path, experiments: Mapping[str, Experiment], jobs: list[_Job], done: dict[Path, _Result], finished: bool
 ) -> Comparison:
-    """The rows of what was run now or earlier, kept in the folder's ``results.jsonl``."""
-    done |= {job.folder: cell for job in whole if job.folder not in done and (cell := _compared(job)) is not None}
-    rows = [row for job in whole if job.folder in done for row in done[job.folder].rows]
-    failed = [(job, why) for job in whole if job.folder in done and (why := done[job.folder].diverged) is not None]
+    """Combine the results of this call and of earlier calls, and save the rows in ``results.jsonl``."""
+    done |= {job.folder: old for job in jobs if job.folder not in done and (old := _saved_result(job)) is not None}
+    rows = [row for job in jobs if job.folder in done for row in done[job.folder].rows]
+    failed = [(job, why) for job in jobs if job.folder in done and (why := done[job.folder].diverged) is not None]
     reasons = [f"{job}: {why}" for job, why in failed]
     if finished and not rows:
-        raise DivergedError(f"every row diverged, such as {reasons[0]}")
-    comparing = {label for label, each in experiments.items() if compares_distances(build_decoder(each), each.scheme)}
+        raise DivergedError(f"every run diverged, such as {reasons[0]}")
+    with_distances = {
+        name for name, each in experiments.items() if compares_distances(build_decoder(each), each.scheme)
+    }
     write_rows(out / RESULTS, rows)
     return Comparison(
         folder=out,
@@ -158,14 +161,14 @@ def _outcome(
             for job, why in failed
             for variant in job.experiment.evaluation.variants or (None,)
         ],
-        warnings=reasons + _seen(rows) + _untrained(row for row in rows if label_of(row) in comparing),
+        warnings=reasons + _overlap(rows) + _untrained([row for row in rows if label_of(row) in with_distances]),
         finished=finished,
     )
 
 
-def check_experiments(experiments: Mapping[str, Experiment], chosen: Iterable[str] = ()) -> None:
-    """Refuse what could not be trained or measured to the end, and rows that no table can hold together."""
-    for label in chosen:
+def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[str] = ()) -> None:
+    """Raise an error for experiments that cannot be trained, evaluated or compared, and for unknown labels."""
+    for label in labels:
         if label not in experiments:
             raise unknown_name("row", label, experiments)
     folders: dict[str, str] = {}
@@ -173,42 +176,44 @@ def check_experiments(experiments: Mapping[str, Experiment], chosen: Iterable[st
         other = folders.setdefault(slug(label), label)
         if not slug(label) or other != label:
             raise SettingError(
-                f"row {label!r} has no folder name of its own ({f'like {other!r}' if slug(label) else 'no letter'}); "
-                "give each row a label with other letters or digits"
+                f"label {label!r} gives no unique folder name ({f'like {other!r}' if slug(label) else 'no letters'}); "
+                "use labels that differ in letters or digits"
             )
     for experiment in experiments.values():
         prepare_training(experiment)
         check_evaluation(experiment, experiment.evaluation)
     if len({evaluator_of(experiment.task).by_loss for experiment in experiments.values()}) > 1:
-        raise SettingError("rows graded by loss and rows graded by exact match share no scale; compare them apart")
+        raise SettingError(
+            "tasks graded by loss and tasks graded by exact match have no common scale; compare them separately"
+        )
 
 
-def _run_here(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Path, _Cell]:
-    done: dict[Path, _Cell] = {}
+def _run_serially(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Path, _Result]:
+    done: dict[Path, _Result] = {}
     threads = torch.get_num_threads()
     try:
         with catch_interrupts() as stop:
             for job in todo:
-                cell = None if stop() else _cell(job, stop)
-                if cell is None:
+                result = None if stop() else _run(job, stop)
+                if result is None:
                     break
-                done[job.folder] = cell
-                _tell(report, job, cell, len(done), len(todo))
+                done[job.folder] = result
+                _report(report, job, result, f"{len(done)}/{len(todo)}")
     finally:
         torch.set_num_threads(threads)
     return done
 
 
-def _run_apart(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, _Cell]:
-    done: dict[Path, _Cell] = {}
+def _run_in_parallel(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, _Result]:
+    done: dict[Path, _Result] = {}
 
-    def finish(job: _Job, cell: _Cell) -> None:
-        done[job.folder] = cell
-        _tell(report, job, cell, len(done), len(todo))
+    def finish(job: _Job, result: _Result) -> None:
+        done[job.folder] = result
+        _report(report, job, result, f"{len(done)}/{len(todo)}")
 
-    # The longest budgets first, so that no core idles at the end.
+    # Longest jobs first, so that no core is idle at the end.
     order = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
-    run_in_processes(_run, order, workers, finish)
+    run_in_processes(_run_in_worker, order, workers, finish)
     return done
 
 
@@ -216,26 +221,25 @@ class _Stopped(Exception):  # noqa: N818  (no error)
     """Raised inside an evaluation to leave it after a signal."""
 
 
-def _tell(report: Callable[[str], None] | None, job: _Job, cell: _Cell, done: int, total: int) -> None:
+def _report(report: Callable[[str], None] | None, job: _Job, result: _Result, progress: str) -> None:
     if report is None:
         return
-    if cell.diverged is not None:
-        report(f"[{done}/{total}] {job}: {cell.diverged}")
-        return
-    last = cell.rows[-1]
-    report(f"[{done}/{total}] {job}: {last['steps']} steps in {last['train_s']:.0f} s, {outcome(cell.rows)}")
+    text = result.diverged
+    if text is None:
+        last = result.rows[-1]
+        text = f"{last['steps']} steps in {last['train_s']:.0f} s, {outcome(result.rows)}"
+    report(f"[{progress}] {job}: {text}")
 
 
-def _run(job: _Job) -> _Cell | None:
-    """A job in a process of its own."""
+def _run_in_worker(job: _Job) -> _Result | None:
     with catch_interrupts() as stop:
-        return _cell(job, stop)
+        return _run(job, stop)
 
 
-def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
-    """Train (or go on), evaluate, and answer with rows; None when interrupted."""
+def _run(job: _Job, stop: Callable[[], bool]) -> _Result | None:
+    """Train or resume, evaluate, and return the rows; None after an interruption."""
 
-    def leave(*progress: int) -> None:
+    def check_stop(*progress: int) -> None:
         if stop():
             raise _Stopped
 
@@ -243,54 +247,56 @@ def _cell(job: _Job, stop: Callable[[], bool]) -> _Cell | None:
     try:
         run = train(job.experiment, job.folder, resume=True, device=job.device, stop=stop)
     except DivergedError as error:
-        return _Cell(rows=[], diverged=str(error))
+        return _Result(rows=[], diverged=str(error))
     if run is None or stop():
         return None
-    if (known := _compared(job)) is None:
+    if (saved := _saved_result(job)) is None:
         with warnings.catch_warnings():
-            # Told once for the whole comparison, from its rows.
+            # The comparison warns once for all of its rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
             warnings.simplefilter("ignore", TrainingOverlapWarning)
             try:
-                # All at once: what is left early is measured again.
-                rows = list(iter_result_rows(run, job.experiment.evaluation, report=leave))
+                # All rows or none: an interrupted evaluation starts again.
+                rows = list(iter_result_rows(run, job.experiment.evaluation, report=check_stop))
             except _Stopped:
                 return None
             except DivergedError as error:
-                return _Cell(rows=[], diverged=str(error))
-        seal_rows(job.folder / COMPARED, rows)
-        known = _compared(job)
-    append_rows(job.folder / RESULTS, read_sealed(job.folder / COMPARED), once=True)
-    return known
+                return _Result(rows=[], diverged=str(error))
+        seal_rows(job.folder / COMPARISON_ROWS, rows)
+        saved = _saved_result(job)
+    append_rows(job.folder / RESULTS, read_sealed(job.folder / COMPARISON_ROWS), once=True)
+    return saved
 
 
-def _compared(job: _Job) -> _Cell | None:
-    """What an earlier call measured; rows of the run's own results.jsonl may come from other evaluations."""
-    rows = read_sealed(job.folder / COMPARED)
+def _saved_result(job: _Job) -> _Result | None:
+    """Return the rows of an earlier call; the run's ``results.jsonl`` may also have rows of other evaluations."""
+    rows = read_sealed(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
             check_row(row, evaluator_of(job.experiment.task))
     except SettingError as error:
-        raise RunFolderError(f"{job.folder / COMPARED} has other rows ({error}); delete it to measure again") from None
-    return _Cell(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
+        raise RunFolderError(
+            f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete it to measure again"
+        ) from None
+    return _Result(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
 
-def _seen(rows: list[dict[str, Any]]) -> list[str]:
-    seen = seen_lengths(rows)
-    return [f"rows of length {seen} were trained on, some or all; {HELD_OUT}, to each run by evaluate"] if seen else []
+def _overlap(rows: list[dict[str, Any]]) -> list[str]:
+    lengths = seen_lengths(rows)
+    text = f"some or all records of length {lengths} were in the training data; {HELD_OUT} and evaluate each run"
+    return [text] if lengths else []
 
 
-def _untrained(chosen: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line per experiment whose evaluation, on any variant, used ID distances that no seed's training showed."""
-    rows, notes = list(chosen), []
+def _untrained(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line per experiment that was evaluated at larger ID distances than in the training of any seed."""
+    notes = []
     for label in dict.fromkeys(map(label_of, rows)):
-        own = [row for row in rows if label_of(row) == label]
-        beyond = [row for row in own if row["largest_distance"] > row["trained_distance"]]
+        beyond = [row for row in rows if label_of(row) == label and row["largest_distance"] > row["trained_distance"]]
         if beyond:
             lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in beyond}))
-            widest = max(row["largest_distance"] for row in beyond)
+            largest = max(row["largest_distance"] for row in beyond)
             notes.append(
-                f"{label}: length {lengths} used ID distances that training never showed "
-                f"(up to {widest:,}, trained to {beyond[0]['trained_distance']:,})"
+                f"{label}: length {lengths} used ID distances up to {largest:,}, "
+                f"but training only up to {beyond[0]['trained_distance']:,}"
             )
     return notes

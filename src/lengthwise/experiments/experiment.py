@@ -1,4 +1,4 @@
-"""Experiment: one frozen tree that says everything about a run, to and from JSON."""
+"""Experiment: all settings of a run in one frozen dataclass, with conversion to and from JSON."""
 
 import importlib
 import json
@@ -27,9 +27,9 @@ from lengthwise.training.trainer import TrainingSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is learned, which IDs its tokens get, how these enter the decoder, and with what budget.
+    """Settings of a run: task, position scheme, encoding, decoder, training and evaluation.
 
-    ``train_lengths`` are the shortest and the longest training length, both included.
+    ``train_lengths`` is the range of training lengths, both ends included.
     """
 
     task: Task = field(default_factory=Parity)
@@ -46,15 +46,15 @@ class Experiment:
         for name in (*TABLES, *PARTS):
             part = getattr(self, name)
             if part is None or isinstance(part, type | str | int | float | dict):
-                raise SettingError(f"{name} {part!r} is not an object with settings; give one, such as a recipe has")
+                raise SettingError(f"{name} {part!r} is not a settings object; use an instance, as in the recipes")
 
 
-# A weight, its gradient and what AdamW keeps of it.
+# Bytes per weight in training: the weight, its gradient and two moments of AdamW.
 TRAINED_BYTES = 16
-# What a saved name may stand for. A class overrides as module:Name is named again by whoever loads the run.
+# Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
-# A setting that holds an entry of a table, or a tuple of entries (a task within a task, the laws of a placement).
-WITHIN: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
+# Settings with an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
+NESTED: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
 CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
 PARTS: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
@@ -64,7 +64,7 @@ PARTS: dict[str, type[Any]] = {
 
 
 def look_up(kind: str, name: str) -> type[Any]:
-    """The class behind a table's name, or behind ``module:Name``; ``UnknownNameError`` names the nearest."""
+    """Return the class of a table name or of ``module:Name``; ``UnknownNameError`` names the nearest name."""
     if ":" in name:
         return _imported(kind, name)
     if name not in TABLES[kind]:
@@ -72,63 +72,62 @@ def look_up(kind: str, name: str) -> type[Any]:
     return TABLES[kind][name]
 
 
-def named(kind: str, name: str) -> Any:
-    """What a user names to take a part's place: a class, or the one task that a file of rows is."""
+def resolve_override(kind: str, name: str) -> Any:
+    """Return the class that replaces a saved part, or the task of a JSONL file."""
     return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up(kind, name)
 
 
 def load_task(name: str) -> Task:
-    """A task by its name or ``module:Name``, with default settings, or that of a file of rows, which is read here."""
+    """Return a task with default settings by name or ``module:Name``, or read it from a JSONL file."""
     return JSONLTask(file=name).read() if is_task_file(name) else look_up("task", name)()
 
 
 def _imported(kind: str, name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
-        # Where the user stands, as with python -m; last, so that it hides nothing.
+        # The working folder, as with python -m; last, so that it hides no other module.
         sys.path.append(os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(
-            f"{kind} '{name}' cannot be imported ({error}); write module:Name of a class on the path"
+            f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the path"
         ) from None
-    if not isinstance(found, type) or not hasattr(found, "name"):
-        raise SettingError(f"{kind} '{name}' is no {kind} class; write module:Name of one")
-    if missing := _missing(kind, found):
+    if not isinstance(cls, type) or not hasattr(cls, "name"):
+        raise SettingError(f"{kind} '{name}' is not a {kind} class; use module:Name of a class with a name")
+    if missing := _missing(kind, cls):
         raise SettingError(
-            f"{kind} '{name}' is no {kind} (it has no {', '.join(missing)}); "
-            f"name a class that has all of {CONTRACTS[kind].__name__}"
+            f"{kind} '{name}' lacks {', '.join(missing)}; use a class with all members of {CONTRACTS[kind].__name__}"
         )
-    if TABLES[kind].get(found.name, found) is not found:
-        raise SettingError(f"{kind} '{name}' has the name '{found.name}' of another one of ours; choose its own")
-    if not is_dataclass(found):
+    if TABLES[kind].get(cls.name, cls) is not cls:
+        raise SettingError(f"{kind} '{name}' uses the built-in name '{cls.name}'; choose another name")
+    if not is_dataclass(cls):
         raise SettingError(
-            f"{kind} '{name}' is no dataclass, so its settings cannot be saved; write @dataclass(frozen=True) above it"
+            f"{kind} '{name}' is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)"
         )
     try:
-        found()
+        cls()
     except TypeError as error:
-        raise SettingError(f"{kind} '{name}' cannot be built ({error}); give each of its settings a default") from None
-    return found
+        raise SettingError(f"{kind} '{name}' cannot be built ({error}); give every setting a default") from None
+    return cls
 
 
-def _missing(kind: str, found: type[Any]) -> list[str]:
-    """What the contract asks for and the class does not have, or has only as the contract leaves it open."""
+def _missing(kind: str, cls: type[Any]) -> list[str]:
+    """Return the members of the contract that the class lacks or inherits without an implementation."""
     contract = CONTRACTS[kind]
-    # A summary and a paper are for what stands in a table.
-    listed = ("summary", "paper")
-    names = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in listed]
-    open_names = names if kind == "task" else ["assign", "build"]
+    # Only entries of a table need a summary and a paper.
+    optional = ("summary", "paper")
+    names = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
+    abstract = names if kind == "task" else ["assign", "build"]
     return [
         name
         for name in dict.fromkeys(names)
-        if not hasattr(found, name) or (name in open_names and getattr(found, name) is getattr(contract, name, None))
+        if not hasattr(cls, name) or (name in abstract and getattr(cls, name) is getattr(contract, name, None))
     ]
 
 
 def num_levels(experiment: Experiment) -> int:
-    """On how many levels the scheme gives IDs to the task's tokens."""
+    """Return the number of ID levels that the scheme assigns to the tokens of the task."""
     rng, task = stream(experiment.seed, "levels"), experiment.task
     if isinstance(task, HasRunFiles):
         examples = task.placeholder_example()
@@ -138,9 +137,9 @@ def num_levels(experiment: Experiment) -> int:
 
 
 def build_decoder(experiment: Experiment) -> Decoder:
-    """A decoder with the experiment's initial weights: the same for the same seed, whatever ran before.
+    """Return a decoder with initial weights that depend only on the settings and the seed.
 
-    ``SettingError`` for one that this machine cannot train.
+    ``SettingError`` if the decoder does not fit into the memory of this machine.
     """
     vocabulary, settings = experiment.task.vocabulary, experiment.decoder
     width = settings.d_model
@@ -159,7 +158,7 @@ def build_decoder(experiment: Experiment) -> Decoder:
 
 
 def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
-    """Draw the experiment's training batches, of these lengths."""
+    """Return a sampler of training batches with these lengths (shortest and longest)."""
     return Sampler(
         task=experiment.task,
         scheme=experiment.scheme,
@@ -170,11 +169,11 @@ def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
 
 
 def to_dict(value: Any) -> Any:
-    """A frozen tree as plain JSON values; what stands in a table carries its name."""
+    """Convert settings to plain JSON values; entries of a table include their name."""
     if is_dataclass(value) and not isinstance(value, type):
-        named = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
-        # What does not compare says where something lies, not what it is.
-        return named | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
+        head = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
+        # Fields that do not compare are locations, not settings.
+        return head | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
     if isinstance(value, tuple):
         return [to_dict(part) for part in value]
     return value
@@ -183,11 +182,11 @@ def to_dict(value: Any) -> Any:
 def from_dict(
     tree: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Experiment:
-    """The experiment that ``to_dict`` wrote; ``RunFolderError`` if it is none. Nothing is imported on a file's word.
+    """Restore the experiment that ``to_dict`` saved; ``RunFolderError`` if that fails. Files never cause imports.
 
-    ``overrides`` are a ``task``, ``scheme`` or ``encoding`` that take the place of the saved ones: instances, or classes
-    of one's own, which no file can name. A class gets the saved settings that it has too: the angles of rotary stay
-    those that were trained when a scaling takes its place. ``folder`` is where a task finds the files that it keeps.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding`` by an instance or a class. A class gets the
+    saved settings that it also has: the trained rotary angles remain when a scaled encoding replaces rotary. A task
+    reads its saved files from ``folder``.
     """
     overrides = {} if overrides is None else overrides
     values: dict[str, Any] = {}
@@ -204,11 +203,11 @@ def from_dict(
 
 
 def _part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
-    """A part of an experiment, as it was saved or as it is overrides."""
+    """Return one field of an experiment, restored or overridden."""
     if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
-        raise TypeError(f"{name} is {value!r:.40}, and no object")
+        raise TypeError(f"{name} is {value!r:.40} instead of an object")
     if name in overrides:
-        return _brought(overrides[name], value)
+        return _override(overrides[name], value)
     if name in TABLES:
         return _entry(name, value)
     if name in PARTS:
@@ -217,40 +216,39 @@ def _part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """An entry of a table that a user wrote as JSON, by its name; ``SettingError`` for settings it does not have."""
+    """Build an entry of a table from user-written JSON; ``SettingError`` for unknown settings."""
     try:
         return _entry(kind, tree)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise SettingError(f"this is no {kind} ({error}); write its settings by their names") from None
+        raise SettingError(f"invalid {kind} ({error}); use the names of its settings as keys") from None
 
 
-def _brought(own: Any, tree: Mapping[str, Any]) -> Any:
-    if not isinstance(own, type):
-        return own
-    built = own()
-    # Settings are passed on only where they differ: a class of one's own need not take any.
-    default = json.loads(json.dumps(to_dict(built)))
+def _override(part: Any, tree: Mapping[str, Any]) -> Any:
+    if not isinstance(part, type):
+        return part
+    # Only settings with other values are passed on: a custom class may accept none.
+    default = json.loads(json.dumps(to_dict(part())))
     changed = {name: value for name, value in tree.items() if name in default and value != default[name]}
-    return own(**_settings(changed))
+    return part(**_settings(changed))
 
 
 def _entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """What stands in a table, by its saved name."""
-    name, table = tree["name"], WITHIN[kind]
+    """Build an entry of a table by its saved name."""
+    name, table = tree["name"], NESTED[kind]
     if name not in table:
-        way_out = f"name it again (--{kind} module:Name)" if kind in TABLES else "bring a task that builds it (--task)"
-        raise UnknownNameError(f"the saved {kind} '{name}' is in no table; if it is your own, {way_out}")
+        advice = f"pass --{kind} module:Name" if kind in TABLES else "pass --task module:Name of a task that builds it"
+        raise UnknownNameError(f"unknown saved {kind} '{name}'; if it is custom, {advice}")
     return table[name](**_settings(tree))
 
 
 def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The saved settings of an entry; some of them may be entries themselves."""
+    """Restore the settings of an entry; some of them may be entries themselves."""
     return {name: _setting(name, value) for name, value in tree.items() if name != "name"}
 
 
 def _setting(name: str, value: Any) -> Any:
-    """JSON knows no tuples, and of an entry only what ``to_dict`` wrote."""
+    """Restore tuples and nested entries, which JSON saves as lists and objects."""
     if isinstance(value, list):
         return tuple(_setting(name, part) for part in value)
-    held = name in TABLES or (name in WITHIN and isinstance(value, Mapping))
-    return _entry(name, value) if held else value
+    is_entry = name in TABLES or (name in NESTED and isinstance(value, Mapping))
+    return _entry(name, value) if is_entry else value

@@ -1,4 +1,4 @@
-"""The run folder: what stands in it, and who may write there."""
+"""Folders of runs, comparisons and influence studies: their description files, models and result rows."""
 
 import hashlib
 import json
@@ -21,13 +21,13 @@ from lengthwise.tasks import HasRunFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON, STUDY = "comparison.json", "influence.json"
-# Where a model and a checkpoint say what they belong to, and where sealed rows have their digest.
+# Keys of the experiment digest in a model and in a checkpoint, and of the digest of sealed rows.
 BOUND, SEAL = "belongs_to", "sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderKind:
-    """What a folder can hold, the file that says which one, and under which key of it."""
+    """Kind of folder, its description file, and the key of the description in that file."""
 
     name: str
     file: str
@@ -42,39 +42,39 @@ STUDY_FOLDER = FolderKind(name="study", file=STUDY, key="study")
 def claim_folder(
     folder: Path,
     kind: FolderKind,
-    asked: Any,
+    description: Any,
     *,
     resume: bool,
-    plain: Callable[[Any], Any] = lambda tree: tree,
+    normalize: Callable[[Any], Any] = lambda tree: tree,
     files: Callable[[], Mapping[str, bytes]] = dict,
 ) -> None:
-    """Say in a folder what it is for, unless it says so already and is to go on with it.
+    """Write the description of a folder, or check it on ``resume``.
 
-    ``plain`` takes out of a tree what may differ; ``files`` come before what says that the folder is taken.
-    ``RunFolderError`` when the folder is a file, holds something else, or holds this and is not to go on with it.
+    ``normalize`` removes differences to ignore. ``files`` are written before the description. ``RunFolderError`` if the
+    folder is a file, has another kind or description, or has the same description without ``resume``.
     """
     if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, a {kind.name} needs a folder; choose another --out")
+        raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
     for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
         if other != kind and (folder / other.file).exists():
-            raise RunFolderError(f"{folder} holds a {other.name} already; choose another --out for the {kind.name}")
+            raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
     if (folder / kind.file).exists():
         if not resume:
             raise RunFolderError(
-                f"{folder} holds a {kind.name} already; add --resume to go on with it, or choose another --out"
+                f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
             )
-        found = _read(folder, kind)
-        _check_same(folder, kind, plain(found[kind.key]), plain(json.loads(json.dumps(asked))))
-        _check_same(folder, kind, found.get("files", {}), _digests(files()))
+        saved = _read(folder, kind)
+        _check_same(folder, kind, normalize(saved[kind.key]), normalize(json.loads(json.dumps(description))))
+        _check_same(folder, kind, saved.get("files", {}), _digests(files()))
         return
-    write_description(folder, kind, asked, files())
+    write_description(folder, kind, description, files())
 
 
-def write_description(folder: Path, kind: FolderKind, asked: Any, files: Mapping[str, bytes]) -> None:
-    """Write what a folder is for, and the files that are kept with it, into a folder that holds nothing yet."""
+def write_description(folder: Path, kind: FolderKind, description: Any, files: Mapping[str, bytes]) -> None:
+    """Write the description and the task's files into an empty folder."""
     for name, content in files.items():
         write_atomically(folder / name, content)
-    tree = {kind.key: asked, **({"files": _digests(files)} if files else {}), "provenance": provenance()}
+    tree = {kind.key: description, **({"files": _digests(files)} if files else {}), "provenance": provenance()}
     write_atomically(folder / kind.file, json.dumps(tree, indent=2).encode() + b"\n")
 
 
@@ -83,22 +83,22 @@ def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> None:
-    """Make a folder that of a run, with the files that its task keeps."""
+    """Claim the folder of a run and copy the files of its task into it."""
     task = experiment.task
     files = task.run_files if isinstance(task, HasRunFiles) else dict
     claim_folder(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
-    """What a folder is for, as ``claim_folder`` wrote it."""
-    found: dict[str, Any] = _read(folder, kind)[kind.key]
-    return found
+    """Return the description of a folder as ``claim_folder`` wrote it."""
+    description: dict[str, Any] = _read(folder, kind)[kind.key]
+    return description
 
 
 def experiment_digest(folder: Path) -> str:
-    """Digest of what the weights of a run belong to: its experiment, and the files that its task keeps.
+    """Return the SHA-256 digest of a run's experiment and of the files of its task.
 
-    ``RunFolderError`` when such a file is not the one that was kept.
+    ``RunFolderError`` if such a file has changed.
     """
     tree = _read(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
@@ -107,13 +107,15 @@ def experiment_digest(folder: Path) -> str:
         except OSError as error:
             raise RunFolderError(f"{folder / name} cannot be read ({error.strerror}); train the run again") from None
         if hashlib.sha256(content).hexdigest() != digest:
-            raise RunFolderError(f"{folder / name} has changed since training (its digest differs); bring the old back")
-    bound = {key: tree[key] for key in ("experiment", "files") if key in tree}
-    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+            raise RunFolderError(
+                f"{folder / name} has changed since training (its digest differs); restore the original"
+            )
+    parts = {key: tree[key] for key in ("experiment", "files") if key in tree}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path, kind: FolderKind) -> dict[str, Any]:
-    """What ``claim_folder`` wrote, of the right form."""
+    """Read and check a description file."""
     try:
         tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
         for key, value in {kind.key: tree.get(kind.key), "files": tree.get("files", {})}.items():
@@ -122,60 +124,58 @@ def _read(folder: Path, kind: FolderKind) -> dict[str, Any]:
         return tree
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{folder / kind.file} cannot be read ({error}); make the {kind.name} again in another folder"
+            f"{folder / kind.file} cannot be read ({error}); repeat the {kind.name} in another folder"
         ) from None
 
 
-def _check_same(folder: Path, kind: FolderKind, found: Any, asked: Any) -> None:
-    if names := sorted(_differences(found, asked)):
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        raise RunFolderError(
-            f"{folder} holds another {kind.name} than the one asked for: {shown} differ; choose another --out"
-        )
+def _check_same(folder: Path, kind: FolderKind, saved: Any, requested: Any) -> None:
+    if names := sorted(_differences(saved, requested)):
+        differences = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        raise RunFolderError(f"{folder} contains another {kind.name}: different {differences}; choose another --out")
 
 
-def _differences(found: Any, asked: Any, name: str = "") -> Iterator[str]:
-    """The names of what is not the same in two trees."""
-    if isinstance(found, dict) and isinstance(asked, dict):
-        for key in {**found, **asked}:
-            yield from _differences(found.get(key), asked.get(key), f"{name}.{key}" if name else key)
-    elif found != asked:
+def _differences(saved: Any, requested: Any, name: str = "") -> Iterator[str]:
+    """Yield the dotted names of the values that differ between two trees."""
+    if isinstance(saved, dict) and isinstance(requested, dict):
+        for key in {**saved, **requested}:
+            yield from _differences(saved.get(key), requested.get(key), f"{name}.{key}" if name else key)
+    elif saved != requested:
         yield name
 
 
 def read_experiment(folder: Path, *, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a run folder; ``RunFolderError`` says what is missing or damaged."""
+    """Read the experiment of a run folder; ``RunFolderError`` if it is missing or damaged."""
     if not folder.exists():
-        raise RunFolderError(f"{folder} does not exist; give the folder of a run, such as train --out made")
+        raise RunFolderError(f"{folder} does not exist; give the folder of a run, as written by train --out")
     if not (folder / EXPERIMENT).is_file():
-        raise RunFolderError(f"{folder} is no run folder (it has no {EXPERIMENT}); give one that train --out made")
+        raise RunFolderError(f"{folder} is not a run folder (it has no {EXPERIMENT}); give one written by train --out")
     return from_dict(read_description(folder, RUN_FOLDER), overrides=overrides, folder=folder)
 
 
 def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Weights and facts of a finished run."""
+    """Read the weights and training facts of a finished run."""
     if not (folder / MODEL).exists():
         raise RunFolderError(
-            f"{folder} has no {MODEL}: its training has not ended; go on with train --resume --out {folder}"
+            f"{folder} has no {MODEL} because training is unfinished; run train --resume --out {folder}"
         )
     tensors, facts = load_tensors(folder / MODEL)
     if facts.pop(BOUND, None) != experiment_digest(folder):
         raise RunFolderError(
-            f"{folder / MODEL} belongs to another experiment than {folder / EXPERIMENT}, or one of them was changed; "
-            "bring back the files as training wrote them, or train the run again"
+            f"{folder / MODEL} does not belong to {folder / EXPERIMENT}, or one of them has changed; "
+            "restore the original files, or train the run again"
         )
     return tensors, facts
 
 
 def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Save weights and facts of a finished run, bound to the experiment in its folder."""
+    """Save weights and training facts of a finished run with the digest of its experiment."""
     save_tensors(folder / MODEL, tensors, {**facts, BOUND: experiment_digest(folder)})
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = False) -> None:
-    """Add result rows to a JSON-lines file; those that other processes add at the same time stay.
+    """Append result rows to a JSON-lines file; safe with several processes.
 
-    ``once``: rows that are in it already are not added again. A last line that was cut stays as it is, alone.
+    ``once`` skips rows that the file already contains. An incomplete last line remains as a line of its own.
     """
     with exclusive_lock(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""
@@ -186,22 +186,22 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = F
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put result rows in the place of those of a JSON-lines file."""
+    """Write result rows to a JSON-lines file and replace its content."""
     write_atomically(path, b"".join(_lines(rows)))
 
 
 def seal_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write result rows and, as the last line, their digest: what is used again later must be whole."""
+    """Write result rows and their SHA-256 digest as the last line, so that damage is detected."""
     content = b"".join(_lines(rows))
     write_atomically(path, content + b"".join(_lines([{SEAL: hashlib.sha256(content).hexdigest()}])))
 
 
 def read_sealed(path: Path) -> list[dict[str, Any]]:
-    """The rows that ``seal_rows`` wrote; none if there is no file."""
+    """Read the rows that ``seal_rows`` wrote; an empty list if the file does not exist."""
     rows = read_rows(path)
-    sealed = rows.pop() if rows else {}
-    if (rows or sealed) and sealed != {SEAL: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
-        raise RunFolderError(f"{path} is not what was measured (its digest differs); delete it to measure again")
+    seal = rows.pop() if rows else {}
+    if (rows or seal) and seal != {SEAL: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
+        raise RunFolderError(f"{path} has changed since it was written (digest differs); delete it to measure again")
     return rows
 
 
@@ -210,7 +210,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; none if there is no file."""
+    """Read the rows of a JSON-lines file; an empty list if the file does not exist."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     rows: list[dict[str, Any]] = []
     try:
@@ -224,10 +224,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def run_folder(out: Path, label: str, seed: int) -> Path:
-    """Where a comparison keeps the run of a row with a seed."""
+    """Return the folder of one run of a comparison."""
     return out / slug(label) / f"seed-{seed}"
 
 
 def slug(label: str) -> str:
-    """A label as the name of a folder."""
+    """Convert a label to a folder name."""
     return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

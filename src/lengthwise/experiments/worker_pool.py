@@ -1,4 +1,4 @@
-"""Jobs shared out among processes that stop on Ctrl-C and never run the user's script by accident."""
+"""Worker processes that stop on Ctrl-C and do not run the user's script again."""
 
 import multiprocessing
 import os
@@ -29,63 +29,63 @@ def run_in_processes(
     workers: int,
     finish: Callable[[Job, Result], None],
 ) -> bool:
-    """Do each job in one of ``workers`` processes and pass its result to ``finish``; False when a signal came first.
+    """Run ``work`` on each job in ``workers`` processes and pass each result to ``finish``; False after a signal.
 
-    ``work`` returns None when a signal interrupted it. ``WorkerError`` when a process dies. Workers end with this
-    process, however it ends.
+    ``work`` returns None if a signal interrupted it. ``WorkerError`` if a process dies. Workers always end with this
+    process.
     """
-    # A fresh interpreter per worker keeps torch sane.
+    # torch needs a fresh interpreter per worker.
     spawn = multiprocessing.get_context("spawn")
     with (
-        _lost_worker_reported(),
-        ProcessPoolExecutor(workers, spawn, _begin) as pool,
+        _report_lost_worker(),
+        ProcessPoolExecutor(workers, spawn, _initialize) as pool,
         catch_interrupts() as stop,
-        _script_hidden(jobs),
+        _hide_script(jobs),
     ):
-        # No more than the workers hold: a pool does not take back what waits in its queue.
-        waiting = iter(jobs)
-        running: dict[Future[Result | None], Job] = {pool.submit(work, job): job for job in islice(waiting, workers)}
+        # One job per worker: a pool cannot cancel queued jobs.
+        queue = iter(jobs)
+        running: dict[Future[Result | None], Job] = {pool.submit(work, job): job for job in islice(queue, workers)}
         while running:
             for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
                 job, result = running.pop(future), future.result()
                 if result is None:
-                    return _leave()
+                    return _stop_workers()
                 finish(job, result)
-                running |= {pool.submit(work, following): following for following in islice(waiting, 1)}
+                running |= {pool.submit(work, job): job for job in islice(queue, 1)}
             if stop():
-                return _leave()
+                return _stop_workers()
     return True
 
 
-def _leave() -> bool:
-    # The signal may have come to one process alone.
+def _stop_workers() -> bool:
+    # Only one process may have received the signal.
     for worker in multiprocessing.active_children():
         worker.terminate()
     return False
 
 
-def refuse_in_a_workers_import() -> None:
-    """End a worker whose import of the user's script arrives here: the script has no main guard."""
+def reject_import_in_worker() -> None:
+    """Exit a worker that reaches this call while it imports a user script without a main guard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(f"error: a worker process imports the script and would start it again; {GUARD}")
+        raise SystemExit(f"error: a worker process imported the script and would run it again; {GUARD}")
 
 
 @contextmanager
-def _lost_worker_reported() -> Iterator[None]:
+def _report_lost_worker() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool:
         raise WorkerError(
-            "a worker process ended without a result (it was killed, ran out of memory, or could not import the "
-            f"script); finished results are kept and the same call continues them; if it comes again, {GUARD}"
+            "a worker process died (killed, out of memory, or unable to import the script); finished results are "
+            f"saved, so repeat the same call to continue; if it dies again, {GUARD}"
         ) from None
 
 
 @contextmanager
-def _script_hidden(jobs: Iterable[Any]) -> Iterator[None]:
-    """Start processes that do not import the user's script, unless a job has a class of that script.
+def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
+    """Start processes that do not import the user's script, unless a job uses a class of that script.
 
-    A spawned process imports the script of its parent: without a main guard it would do all of it again.
+    A spawned process imports the script of its parent; without a main guard, it would run the script again.
     """
     if any(b"__main__" in bytes(ForkingPickler.dumps(job)) for job in jobs):
         yield
@@ -98,15 +98,15 @@ def _script_hidden(jobs: Iterable[Any]) -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def _begin() -> None:
-    """Ignore signals between jobs: a worker that died holding the queue would leave the others waiting."""
+def _initialize() -> None:
+    """Ignore signals between jobs: a worker that dies while holding the queue lock blocks the others."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:
-    """End this process at once when its parent is gone: nobody takes its results, and what it saved stays."""
+    """Exit immediately when the parent process ends; saved results remain."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

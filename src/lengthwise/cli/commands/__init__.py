@@ -1,1 +1,1 @@
-"""Verbs of the command line, a file each, and the flags that several of them have."""
+"""Commands of the command line, one module each."""

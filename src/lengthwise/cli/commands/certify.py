@@ -1,4 +1,4 @@
-"""The verb certify: what the theory says of a task, and of a trained run, at lengths beyond training."""
+"""The command certify: predictions of the theory for a task or a trained run beyond training lengths."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
-from lengthwise.cli.parsing import numbers, parse_overrides, refuse, span
-from lengthwise.cli.terminal import print_json, print_table, tell, working
+from lengthwise.cli import options
+from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
 from lengthwise.core.errors import SettingError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write
@@ -20,89 +19,96 @@ from lengthwise.tasks import Planted, Task
 from lengthwise.theory.law_certificate import LawCertificate, certify_law
 from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 
-# Lengths that are asked about by default: of a task, and of a run as multiples of the longest that it was trained on.
+# Default lengths: for a task, and for a run as multiples of its longest training length.
 LENGTHS = (64, 256)
-TIMES = (2, 4, 16)
+MULTIPLES = (2, 4, 16)
+# Default of the longest training length of a task.
+TRAIN_LENGTH = 20
 
 
 def certify(
-    what: Annotated[
+    target: Annotated[
         str,
         typer.Argument(
-            metavar="TASK|FILE.json|RUN",
-            help="A task, module:Name of your own, a planted law in a file, or the folder of a run.",
+            metavar="TASK|FILE.json|RUN", help="Task (name or module:Name), JSON file of a planted law, or run folder."
         ),
     ],
     lengths: Annotated[
         str | None,
-        typer.Option(help="64,256 by default; of a run 2, 4 and 16 times the longest trained."),
+        typer.Option(
+            help="Lengths to certify, such as 64,256.",
+            show_default="64,256; for a run, 2, 4 and 16 times its longest training length",
+        ),
     ] = None,
     train_lengths: Annotated[
         str | None,
-        typer.Option(help="Shortest and longest trained, such as 1:20; room for what is planted by default."),
+        typer.Option(
+            help="Range of training lengths, for a task or a law, such as 1:20.",
+            show_default="up to 20 for a task; up to four spans, at least 16 tokens, for a law",
+        ),
     ] = None,
-    task: TaskName = None,
-    scheme: SchemeName = None,
-    encoding: EncodingName = None,
-    steps: Annotated[int, typer.Option(**WHOLE, help="Of fitting a head to a planted law.")] = 1000,
-    seed: Annotated[int, typer.Option(**WHOLE, help="Of the fit and of what is drawn.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="A folder for certificate.json and a figure.")] = None,
-    as_json: Json = False,
+    task: options.TaskName = None,
+    scheme: options.SchemeName = None,
+    encoding: options.EncodingName = None,
+    steps: Annotated[int, options.integer("Optimization steps of the head fitted to a law.")] = 1000,
+    seed: Annotated[int, options.integer("Random seed of the fit and of the samples.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for certificate.json and a figure.")] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Check the theory's assumptions on a task or a trained run, and say what follows at longer lengths."""
-    own = {"task": task, "scheme": scheme, "encoding": encoding}
-    asked = None if lengths is None else numbers(lengths, "lengths")
-    path = Path(what)
+    """Check the assumptions of the theory on a task or a trained run, and predict accuracy at longer lengths."""
+    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    given_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
+    path = Path(target)
     if path.is_dir():
         if train_lengths is not None:
-            raise SettingError("--train-lengths is for tasks; a run was trained on its own")
-        run = load_run(path, overrides=parse_overrides(**own), device="cpu")
+            raise SettingError("--train-lengths needs a task; a run has its own training lengths, so leave it out")
+        run = load_run(path, overrides=options.parse_overrides(**parts), device="cpu")
         longest = run.experiment.train_lengths[1]
-        tested = asked or tuple(times * longest for times in TIMES)
+        test_lengths = given_lengths or tuple(multiple * longest for multiple in MULTIPLES)
         name = run.experiment.task.name
-        work: Callable[[], Certificate] = partial(certify_run, run, tested, seed=seed)
+        work: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:
-        refuse("for the folder of a run", **own)
-        law, tested = _task(path), asked or LENGTHS
-        name = law.name
-        work = partial(_certified, law, None if train_lengths is None else span(train_lengths), tested, steps, seed)
-    with working(f"certifying {what}"):
+        options.reject_flags("needs a run folder", **parts)
+        task_or_law, test_lengths = _task(path), given_lengths or LENGTHS
+        name = task_or_law.name
+        trained = None if train_lengths is None else options.parse_range(train_lengths)
+        work = partial(_certify, task_or_law, trained, test_lengths, steps, seed)
+    with show_status(f"certifying {target}"):
         certificate = work()
     if as_json:
         print_json({"task": name, **to_json(certificate)})
     else:
         for title, header, body in tables(certificate):
             print_table(title, header, body, wrap=True)
-        tell(f"verdict: {verdict(certificate)}")
+        print_line(f"verdict: {verdict(certificate)}")
     if out is not None:
         figure = write(certificate, out)
         if not as_json:
-            tell(f"figure: {figure}")
+            print_line(f"figure: {figure}")
 
 
 def _task(path: Path) -> Task:
-    """A task of the table, of one's own, or a planted law in a file."""
-    what = str(path)
+    """Return a task by name, or the planted law of a JSON file."""
     if path.suffix != ".json":
-        return load_task(what)
+        return load_task(str(path))
     try:
         tree = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SettingError(f"'{what}' cannot be read as JSON ({error}); write a planted law") from None
+        raise SettingError(f"'{path}' cannot be read as JSON ({error}); use a file with a planted law") from None
     return build_entry("task", {"name": "planted", **tree})
 
 
-def _certified(
+def _certify(
     task: Task, trained: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
 ) -> LawCertificate | TaskCertificate:
     if isinstance(task, Planted):
         return certify_law(
-            task, trained=_room(task) if trained is None else trained, lengths=lengths, steps=steps, seed=seed
+            task, trained=_law_lengths(task) if trained is None else trained, lengths=lengths, steps=steps, seed=seed
         )
-    return certify_task(task, trained=20 if trained is None else trained[1], lengths=lengths, seed=seed)
+    return certify_task(task, trained=TRAIN_LENGTH if trained is None else trained[1], lengths=lengths, seed=seed)
 
 
-def _room(law: Planted) -> tuple[int, int]:
-    """Four spans, as the bounds ask for, and no less than sixteen tokens."""
-    reach = law.placement.span
-    return law.min_length, max(16, 0 if reach is None else 4 * reach)
+def _law_lengths(law: Planted) -> tuple[int, int]:
+    """Return training lengths up to four spans, which the bounds need, and at least 16 tokens."""
+    span = law.placement.span
+    return law.min_length, max(16, 0 if span is None else 4 * span)

@@ -1,13 +1,12 @@
-"""The verb diagnose: why a run fails at a length."""
+"""The command diagnose: causes of the failures of a run at a length."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lengthwise.cli.flags import WHOLE, EncodingName, Json, SchemeName, TaskName
-from lengthwise.cli.parsing import parse_overrides
-from lengthwise.cli.terminal import print_json, print_table, tell, working
+from lengthwise.cli import options
+from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
 from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES
 from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write
 from lengthwise.experiments.run import load_run
@@ -16,33 +15,33 @@ from lengthwise.tasks import task_facts
 
 
 def diagnose(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    length: Annotated[int, typer.Option(**WHOLE, help="Beyond those of training.")],
-    num_examples: Annotated[int, typer.Option(**WHOLE, help="At each length that is looked at.")] = EXAMPLES,
-    task: TaskName = None,
-    scheme: SchemeName = None,
-    encoding: EncodingName = None,
-    seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples, as of evaluate.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="A folder for diagnosis.json and a figure.")] = None,
-    as_json: Json = False,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    length: Annotated[int, options.integer("Length to diagnose, beyond the training lengths.")],
+    num_examples: Annotated[int, options.integer("Examples per length.")] = EXAMPLES,
+    task: options.TaskName = None,
+    scheme: options.SchemeName = None,
+    encoding: options.EncodingName = None,
+    seed: options.ExampleSeed = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for diagnosis.json and a figure.")] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Find why a run fails at a length: what goes wrong first, and which change makes it right.
+    """Find the causes of failures at a length: the first errors, and the interventions that repair them.
 
-    A run of a file of rows is asked about the rows of another file with --task FILE.jsonl.
+    For a run on a JSONL file, --task FILE.jsonl sets the file with the longer examples.
     """
-    run = load_run(folder, overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
-    with working(f"diagnosing {folder}"):
+    run = load_run(folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
+    with show_status(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:
         print_json({**task_facts(run.experiment.task), **to_json(diagnosis)})
     else:
         if not diagnosis.fits:
-            tell("the run does not fit its training lengths; what follows is of a run that has not learned")
+            print_line("the run does not fit its training lengths, so the following is about an unlearned task")
         for title, header, body in tables(diagnosis):
             print_table(title, header, body, wrap=True)
         for line in sentences(diagnosis):
-            tell(line)
+            print_line(line)
     if out is not None:
         figure = write(diagnosis, out)
         if not as_json:
-            tell(f"figure: {figure}")
+            print_line(f"figure: {figure}")

@@ -1,4 +1,4 @@
-"""The verbs that ask a trained run: evaluate and generate."""
+"""The commands evaluate and generate."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,19 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.flags import (
-    WHOLE,
-    Corpus,
-    Device,
-    EncodingName,
-    Json,
-    SchemeName,
-    TaskName,
-    Variants,
-)
-from lengthwise.cli.parsing import parse_overrides, on_corpus, refuse, tested
-from lengthwise.cli.progress import ProgressLine
-from lengthwise.cli.terminal import err_console, print_json, print_table, tell
+from lengthwise.cli import options
+from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_table
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import length_table
@@ -26,61 +15,66 @@ from lengthwise.experiments.experiment import load_task
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import evaluate, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
-from lengthwise.hf.language_models import Asking, evaluate_language_model, is_run
+from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
 from lengthwise.tasks import Task
 from lengthwise.tasks.text_format import SHOTS
 
-# What a model is asked where nothing else is: lengths that any context has room for.
-ASKED = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
+# Default lengths for language models; they fit into any context.
+MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 
 def evaluate_(
     name: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="A run's folder; a model's, or its name on the hub.")
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder, or model name on the Hugging Face Hub."),
     ],
     lengths: Annotated[
-        str | None, typer.Option(help="Such as 20,200,2000; by default the recipe's, or those of --task FILE.jsonl.")
+        str | None,
+        typer.Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe or the JSONL file"),
     ] = None,
-    num_examples: Annotated[str | None, typer.Option(help="Examples per length; one number, or one for each.")] = None,
-    task: TaskName = None,
-    scheme: SchemeName = None,
-    encoding: EncodingName = None,
-    variants: Variants = None,
-    corpus: Corpus = None,
+    num_examples: options.NumExamples = None,
+    task: options.TaskName = None,
+    scheme: options.SchemeName = None,
+    encoding: options.EncodingName = None,
+    variants: options.Variants = None,
+    corpus: options.Corpus = None,
     decode: Annotated[
-        str, typer.Option(help="forced (one forward) or free (token by token, with a cache).")
+        str, typer.Option(help="Decoding: forced (teacher forcing) or free (token by token).")
     ] = "forced",
     shots: Annotated[
-        int | None,
-        typer.Option(**WHOLE, help="Of a model: examples shown before each that is asked.", show_default=str(SHOTS)),
+        int | None, options.integer("Examples in the prompt, for a model.", show_default=str(SHOTS))
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of a model: float32, or bfloat16, float16.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Of a model: a folder for its results.jsonl.")] = None,
-    seed: Annotated[int, typer.Option(**WHOLE, help="Of the examples.")] = 0,
-    device: Device = "auto",
-    as_json: Json = False,
+    dtype: Annotated[str | None, typer.Option(help="Precision of a model: float32, bfloat16 or float16.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.jsonl of a model.")] = None,
+    seed: options.ExampleSeed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
-    """Measure exact match by length, or loss by context length, of a run, which keeps the rows, or of a language model.
+    """Measure exact match by length, or loss by context length, of a run or a language model.
 
-    A model of transformers is asked a --task in plain text, as it is.
+    Results of a run are added to its results.jsonl. A transformers model gets the examples of --task as plain text.
     """
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
-        refuse("of a model; a run is measured as it was trained", shots=shots, dtype=dtype, out=out)
-        run = load_run(Path(name), overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device)
-        run = replace(run, experiment=on_corpus(run.experiment, corpus))
-        named = None if task is None else run.experiment.task
-        settings = replace(tested(run.experiment.evaluation, **flags, task=named), decode=decode, seed=seed)
+        options.reject_flags("needs a model, not a run", shots=shots, dtype=dtype, out=out)
+        run = load_run(
+            Path(name), overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
+        )
+        run = replace(run, experiment=options.with_corpus(run.experiment, corpus))
+        override = None if task is None else run.experiment.task
+        settings = options.with_evaluation(run.experiment.evaluation, **flags, task=override)
         with ProgressLine(err_console) as progress:
-            rows = evaluate(run, settings, report=progress.evaluated)
+            rows = evaluate(run, replace(settings, decode=decode, seed=seed), report=progress.show_examples)
     else:
-        refuse("of a run; a model is asked in text, as it is", scheme=scheme, encoding=encoding, corpus=corpus)
-        chosen = _task_of(name, task)
-        settings = replace(tested(ASKED, **flags, task=chosen), decode=decode, seed=seed)
+        options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
+        model_task = _task_of(name, task)
+        settings = replace(options.with_evaluation(MODEL_SETTINGS, **flags, task=model_task), decode=decode, seed=seed)
         precision = {} if dtype is None else {"dtype": dtype}
-        asking = Asking(shots=SHOTS if shots is None else shots, device=device, **precision)
+        prompting = PromptingConfig(shots=SHOTS if shots is None else shots, device=device, **precision)
         with ProgressLine(err_console) as progress:
-            rows = evaluate_language_model(name, chosen, settings, asking=asking, out=out, report=progress.evaluated)
+            rows = evaluate_language_model(
+                name, model_task, settings, prompting=prompting, out=out, report=progress.show_examples
+            )
     if as_json:
         print_json({"results": rows})
         return
@@ -88,42 +82,44 @@ def evaluate_(
 
 
 def _task_of(model: str, task: str | None) -> Task:
-    """What a model is asked."""
+    """Load the task for a model."""
     if task is None:
         raise SettingError(
-            f"{model} is no run folder (it has no {EXPERIMENT}), and of a model it is not known what to ask; give a "
-            "folder that train --out made, or a --task such as parity"
+            f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; give a folder "
+            "written by train --out, or add --task, such as --task parity"
         )
     return load_task(task)
 
 
 def generate_(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    prompt: Annotated[str, typer.Option(help="In the task's own form, such as 0110 or 57+68.")],
-    task: TaskName = None,
-    scheme: SchemeName = None,
-    encoding: EncodingName = None,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    prompt: Annotated[str, typer.Option(help="Prompt in the form of the task, such as 0110 or 57+68.")],
+    task: options.TaskName = None,
+    scheme: options.SchemeName = None,
+    encoding: options.EncodingName = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(**WHOLE, help="No more than the right answer has, or of text 64, by default.")
+        int | None, options.integer("Limit of generated tokens.", show_default="length of the answer; 64 for text")
     ] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
-    """Decode one prompt freely and show the tokens with their IDs."""
+    """Decode one prompt freely, and print the tokens with their position IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
-        raise SettingError(f"max-new-tokens {max_new_tokens} writes nothing; use at least 1")
-    run = load_run(folder, overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device)
-    answer = generate_from_prompt(run, prompt, max_new_tokens)
+        raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1")
+    run = load_run(
+        folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
+    )
+    completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        shown = {"tokens": answer.tokens, "position_ids": answer.position_ids}
-        print_json({**shown, "right": answer.correct, "expected": answer.expected})
+        output = {"tokens": completion.tokens, "position_ids": completion.position_ids}
+        print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
-    # Several levels: one column each.
-    levels = answer.position_ids if isinstance(answer.position_ids[0], list) else [answer.position_ids]
+    # One column per level.
+    levels = completion.position_ids if isinstance(completion.position_ids[0], list) else [completion.position_ids]
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
-    columns = [answer.tokens, *([str(place) for place in level] for level in levels)]
-    print_table("written", header, [list(row) for row in zip(*columns, strict=True)])
-    if answer.expected:
-        verdict = {True: "right", False: "wrong", None: "right so far"}[answer.correct]
-        known = "" if answer.correct else f"; the answer is {' '.join(answer.expected)}"
-        tell(verdict + known)
+    columns = [completion.tokens, *([str(place) for place in level] for level in levels)]
+    print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])
+    if completion.expected:
+        verdict = {True: "correct", False: "incorrect", None: "correct so far"}[completion.correct]
+        expected = "" if completion.correct else f"; expected {' '.join(completion.expected)}"
+        print_line(verdict + expected)

@@ -1,4 +1,4 @@
-"""The verb that measures how many far tokens predictions need."""
+"""The command influence: the number of far tokens that predictions need."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,10 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.flags import WHOLE, Device, Json
-from lengthwise.cli.parsing import numbers
-from lengthwise.cli.progress import ProgressLine
-from lengthwise.cli.terminal import err_console, print_json, print_table, say, tell
+from lengthwise.cli import options
+from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message, print_table
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.hf.language_models import LanguageModel, check_exists, load_language_model
@@ -20,9 +18,9 @@ from lengthwise.influence.report.study_report import PAGE, report_study
 from lengthwise.influence.report.summary_tables import summary_tables
 from lengthwise.influence.settings import CONTROLS, InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.influence.study_parts import check_parts, join_parts, part_folder, part_of
-from lengthwise.influence.targets import LONGPPL, Rule
-from lengthwise.influence.text_codec import tokenized
+from lengthwise.influence.study_parts import check_parts, join_parts, parse_part, part_folder
+from lengthwise.influence.targets import LONGPPL, GapRule
+from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
 from lengthwise.tasks.text.text_records import FORM
@@ -32,32 +30,40 @@ DEFAULT = InfluenceSettings()
 
 
 def influence(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run on text, a model's folder or its hub name.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Run folder of a language model, model folder, or model name on the Hugging Face Hub."
+        ),
+    ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help=f"Files, folders, {FORM}; a run's held-out text if none."),
+        typer.Argument(metavar="[TEXT]...", help=f"Files, folders, {FORM}.", show_default="held-out text of the run"),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(**WHOLE, help="The first so many of each TEXT; data sets are then streamed.")
+        int | None, options.integer("Number of documents to read from each TEXT; streams data sets.")
     ] = None,
-    near: Annotated[int, typer.Option(**WHOLE, help="Tokens before the target that are always seen.")] = 64,
+    near: Annotated[int, options.integer("Near tokens: always visible before the target.")] = 64,
     far: Annotated[
         int | None,
-        typer.Option(
-            **WHOLE,
-            help="Tokens before these.",
-            show_default=f"{DEFAULT.far}, or as many as the model has positions for",
+        options.integer(
+            "Far tokens: before the near tokens.",
+            show_default=f"{DEFAULT.far}, or the number of positions of the model",
         ),
     ] = None,
-    k: Annotated[str, typer.Option("--k", help="Numbers of far tokens.")] = "1,2,4,8,16",
-    measure: Annotated[str, typer.Option(help="How they are chosen; see lengthwise list measures.")] = "greedy",
+    k: Annotated[str, typer.Option("--k", help="Numbers of selected far tokens, ascending.")] = "1,2,4,8,16",
+    measure: Annotated[
+        str, typer.Option(help="Influence measure that selects the tokens; see lengthwise list measures.")
+    ] = "greedy",
     prefilter: Annotated[
         float | None,
         typer.Option(help="Fraction of far tokens that a gradient preselects for the measure, such as 0.1."),
     ] = None,
     mode: Annotated[
         str,
-        typer.Option(help="strict (the model reads those tokens alone), masked (near tokens attend to those alone)."),
+        typer.Option(
+            help="strict (the model reads only the selected tokens) or masked (near tokens attend only to them)."
+        ),
     ] = "strict",
     objective: Annotated[
         str,
@@ -66,65 +72,62 @@ def influence(
         ),
     ] = "prediction",
     controls: Annotated[
-        str,
-        typer.Option(help=f"Choices to compare with: {', '.join(CONTROLS)} (in the same document), or none."),
+        str, typer.Option(help=f"Control selections: {', '.join(CONTROLS)} (in the same document), or none.")
     ] = "random,other",
     rule: Annotated[
-        str, typer.Option(help="Which targets are clear: gap, or longppl (gap over 2, loss below 2).")
+        str, typer.Option(help="Rule for clear targets: gap, or longppl (gap over 2 nats, loss below 2 nats).")
     ] = "gap",
     gap: Annotated[
         float | None,
-        typer.Option(help="With rule gap: nats that far context gains at least.", show_default=f"{Rule().gap}"),
+        typer.Option(help="Minimal gain from far context for --rule gap, in nats.", show_default=f"{GapRule().gap}"),
     ] = None,
-    background_fraction: Annotated[
-        float, typer.Option(help="Fraction of the remaining targets to measure as well.")
-    ] = 0.1,
-    targets: Annotated[str, typer.Option(help="How many targets, or all.")] = "500",
+    background_fraction: Annotated[float, typer.Option(help="Fraction of the other targets to measure.")] = 0.1,
+    targets: Annotated[str, typer.Option(help="Number of targets, or all.")] = "500",
     max_document_tokens: Annotated[
-        int | None, typer.Option(**WHOLE, help="Split longer texts into pieces of this many tokens.")
+        int | None, options.integer("Split longer texts into pieces of this many tokens.")
     ] = None,
-    sink: Annotated[
-        int, typer.Option(**WHOLE, help="So many first tokens of each context are never hidden (attention sinks).")
-    ] = 0,
-    kind: Annotated[str | None, typer.Option(help="Of a run's held-out text, one kind.")] = None,
+    sink: Annotated[int, options.integer("First tokens of each context to keep visible (attention sinks).")] = 0,
+    kind: Annotated[str | None, typer.Option(help="Kind of the run's held-out text.")] = None,
     compare_model: Annotated[
         list[str] | None, typer.Option(help="Another model to measure on the same texts; repeat the flag for more.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's own.")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Of a model of transformers: float32, or bfloat16, float16 for half of the memory."),
+        typer.Option(help="Precision of a transformers model: float32, or bfloat16 or float16 for half the memory."),
     ] = None,
-    seed: Annotated[int, typer.Option(**WHOLE, help="Of the targets and of every random choice.")] = 0,
+    seed: Annotated[int, options.integer("Random seed of the targets and of random selections.")] = 0,
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Measure this part alone: give each process one; the last joins them.")
+        str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
     ] = "1/1",
-    device: Device = "auto",
-    out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("runs/influence"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the last whole block of targets.")] = False,
-    as_json: Json = False,
+    device: options.Device = "auto",
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue after the last complete block of targets.")
+    ] = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Measure how many far tokens a model's predictions need: loss with near, far + near, and near + k tokens."""
+    """Measure how many far tokens the predictions of a model need, from losses with near, near + k and all tokens."""
     settings = InfluenceSettings(
         near=near,
         far=DEFAULT.far if far is None else far,
-        ks=numbers(k, "--k"),
+        ks=options.parse_integers(k, "--k"),
         measure=_measure(measure, prefilter),
-        modes=_names(mode),
-        objectives=_names(objective),
+        modes=options.split_names(mode),
+        objectives=options.split_names(objective),
         controls=_controls(controls),
         rule=_rule(rule, gap),
         background_fraction=background_fraction,
-        num_targets=_number_of(targets),
+        num_targets=_num_targets(targets),
         max_document_tokens=max_document_tokens,
         sink=sink,
         seed=seed,
     )
-    share = part_of(part)
+    process_part = parse_part(part)
     names = [model, *(compare_model if compare_model is not None else [])]
     for name in names:
         check_exists(name)
-    folders = [out] if len(names) == 1 else [out / f"{place}-{Path(name).name}" for place, name in enumerate(names)]
+    folders = [out] if len(names) == 1 else [out / f"{index}-{Path(name).name}" for index, name in enumerate(names)]
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(names, folders, strict=True):
         loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
@@ -135,7 +138,7 @@ def influence(
             codec=loaded.codec,
             texts=_texts(loaded, texts, kind, documents),
             settings=settings,
-            part=share,
+            part=process_part,
         )
         summary = _measure_all(study, folder, resume=resume)
         summaries += [] if summary is None else [summary]
@@ -148,17 +151,17 @@ def influence(
         return
     for table in (table for summary in summaries for table in summary_tables(summary)):
         print_table(table.title, table.header, table.body)
-    shown = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
-    for line in (shown, *(summary["answer"]["sentence"] for summary in summaries)):
-        tell(line)
+    output = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
+    for line in (output, *(summary["answer"]["sentence"] for summary in summaries)):
+        print_line(line)
 
 
 def _within_positions(settings: InfluenceSettings, loaded: LanguageModel) -> InfluenceSettings:
-    """The default of far, or what the model's positions leave of it."""
+    """Limit the default of ``far`` to the positions of the model."""
     if loaded.model.num_positions is None:
         return settings
     room = loaded.model.num_positions - settings.near - settings.sink - len(loaded.codec.start)
-    # A model without room for the largest k is refused with the number that it has.
+    # A model without room for the largest k raises an error later.
     return replace(settings, far=max(settings.ks[-1], min(settings.far, room)))
 
 
@@ -168,34 +171,36 @@ def _texts(
     if not texts:
         return without_copies(loaded.held_out(kind)[:documents])
     if kind is not None:
-        raise SettingError(f"--kind {kind} is a kind of a run's held-out text; leave it out where texts are named")
-    read = tokenized(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size)
+        raise SettingError(f"--kind {kind} needs the held-out text of a run; leave it out with other texts")
+    read = tokenize_documents(loaded.codec, read_documents(texts, most=documents), loaded.model.vocabulary_size)
     return without_copies(list(read))
 
 
 def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
-    """Measure a study or a part of one; return its summary once no part is missing."""
+    """Measure a study or a part of it; return the summary if all parts are complete."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as stop:
 
         def estimate(least: float, most: float) -> None:
-            say(f"this takes about {_duration(least)} to {_duration(most)}")
+            print_message(f"estimated time: {_duration(least)} to {_duration(most)}")
 
-        if not measure_influence(study, folder, resume=resume, report=progress.measured, stop=stop, estimate=estimate):
-            raise StoppedError(f"stopped and saved in {folder}; give the same command with --resume to go on")
+        if not measure_influence(
+            study, folder, resume=resume, report=progress.show_targets, stop=stop, estimate=estimate
+        ):
+            raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):
         return report_study(study, out)
     if missing := join_parts(study, out):
-        place, number = study.part
+        index, number = study.part
         others = ", ".join(f"{each}/{number}" for each in missing)
-        say(f"part {place}/{number} is measured; not yet measured: {others}")
+        print_message(f"part {index}/{number} is complete; missing parts: {others}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit of which there are two."""
+    """Format seconds in the largest unit with a value of at least two."""
     unit, size = next(
         (each for each in (("days", 86400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * each[1]), ("seconds", 1)
     )
@@ -211,37 +216,31 @@ def _measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if isinstance(measure, Screened):
         return replace(measure, share=prefilter)
     if not measure.exact:
-        raise SettingError(
-            f"measure '{name}' scores nothing exactly, so there is nothing to prefilter; leave --prefilter out"
-        )
+        raise SettingError(f"measure '{name}' computes no exact scores to prefilter for; leave --prefilter out")
     return Screened(then=measure, share=prefilter)
 
 
-def _rule(name: str, gap: float | None) -> Rule:
+def _rule(name: str, gap: float | None) -> GapRule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if name == "longppl" and gap is not None:
-        raise SettingError(f"rule longppl has a gap of its own, {LONGPPL.gap} nats; leave --gap {gap} out")
+        raise SettingError(f"rule longppl has a fixed gap of {LONGPPL.gap} nats; leave --gap {gap} out")
     if name == "longppl":
         return LONGPPL
-    return Rule() if gap is None else Rule(gap=gap)
+    return GapRule() if gap is None else GapRule(gap=gap)
 
 
-def _number_of(targets: str) -> int | None:
+def _num_targets(targets: str) -> int | None:
     if targets == "all":
         return None
-    found = numbers(targets, "--targets")
-    if len(found) > 1:
-        raise SettingError(f"--targets {targets} is no number of targets; use one, or all")
-    return found[0]
+    values = options.parse_integers(targets, "--targets")
+    if len(values) > 1:
+        raise SettingError(f"invalid --targets {targets}; use one number, or all")
+    return values[0]
 
 
 def _controls(text: str) -> tuple[str, ...]:
-    named = _names(text)
-    if "none" in named and named != ("none",):
-        raise SettingError(f"--controls {text} names controls and none; use either")
-    return () if named == ("none",) else named
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
+    names = options.split_names(text)
+    if "none" in names and names != ("none",):
+        raise SettingError(f"--controls {text} combines controls with none; use either")
+    return () if names == ("none",) else names

@@ -1,11 +1,11 @@
-"""The verb list: everything that has a name."""
+"""The command list: the tables of names."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from lengthwise.cli.flags import Json
+from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_table
 from lengthwise.core.errors import unknown_name
 from lengthwise.encodings import ENCODINGS
@@ -15,7 +15,7 @@ from lengthwise.influence.measures import MEASURES
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS
 
-FAMILIES: dict[str, Mapping[str, Any]] = {
+TABLES: dict[str, Mapping[str, Any]] = {
     "tasks": TASKS,
     "schemes": SCHEMES,
     "encodings": ENCODINGS,
@@ -26,14 +26,15 @@ FAMILIES: dict[str, Mapping[str, Any]] = {
 
 def list_(
     kind: Annotated[
-        str | None, typer.Argument(help="tasks, schemes, encodings, measures, claims or recipes; all by default.")
+        str | None,
+        typer.Argument(help="Table: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Show what there is: one line and the paper each."""
+    """List tasks, schemes, encodings, measures, claims and recipes with a summary and their paper."""
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
-        for name, entries in FAMILIES.items()
+        for name, entries in TABLES.items()
     }
     rows["recipes"] = [
         {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
@@ -47,4 +48,4 @@ def list_(
         print_json(rows)
         return
     for name, entries in rows.items():
-        print_table(name, ["name", "what it does", "paper"], [list(entry.values()) for entry in entries], wrap=True)
+        print_table(name, ["name", "summary", "paper"], [list(entry.values()) for entry in entries], wrap=True)

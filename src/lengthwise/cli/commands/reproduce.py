@@ -1,47 +1,54 @@
-"""The verb reproduce."""
+"""The command reproduce."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lengthwise.cli.flags import WHOLE, Json
-from lengthwise.cli.terminal import print_json, print_table, say, tell, working
+from lengthwise.cli import options
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.interruption import StoppedError
 from lengthwise.experiments.reproductions import CLAIMS, reproduce
-from lengthwise.experiments.reproductions.claim import FIRST_SEED
+from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 
 
 def reproduce_(
-    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="A claim by name, see list claims.")],
-    size: Annotated[str, typer.Option(help="quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
-    seeds: Annotated[int | None, typer.Option(**WHOLE, help="How many; as many as the size has by default.")] = None,
-    first_seed: Annotated[int, typer.Option(**WHOLE, help="The first of them.")] = FIRST_SEED,
-    jobs: Annotated[int | None, typer.Option(**WHOLE, help="Processes at a time; one per core by default.")] = None,
+    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="Name of a claim; see lengthwise list claims.")],
+    size: Annotated[str, typer.Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
+    seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
+    first_seed: Annotated[int, options.integer("First seed.")] = FIRST_SEED,
+    jobs: options.Jobs = None,
     row: Annotated[
-        list[str] | None, typer.Option(help="Run this row only; repeat it for more. All by default.")
+        list[str] | None, typer.Option(help="Label of a row to run; repeat the flag for more.", show_default="all")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; runs/CLAIM-SIZE by default.")] = None,
-    as_json: Json = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
+    as_json: options.Json = False,
 ) -> None:
-    """Run the experiments that show a claim; tables and a figure. Stopped, the same command goes on."""
+    """Run the experiments of a claim, and print tables and a figure; repeat the command to continue after a stop."""
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
-    with working(f"{claim}, {size}, into {folder}"):
-        found = reproduce(
-            CLAIMS[claim], size, folder, num_seeds=seeds, first_seed=first_seed, jobs=jobs, only=row, report=say
+    with show_status(f"{claim}, {size}, in {folder}"):
+        result = reproduce(
+            CLAIMS[claim],
+            size,
+            folder,
+            num_seeds=seeds,
+            first_seed=first_seed,
+            jobs=jobs,
+            only=row,
+            report=print_message,
         )
-    for warning in found.comparison.warnings:
-        say(f"warning: {warning}")
-    if found.figure is None:
-        raise StoppedError("stopped; what was trained is saved: the same command goes on")
+    for warning in result.comparison.warnings:
+        print_message(f"warning: {warning}")
+    if result.figure is None:
+        raise StoppedError("stopped and saved; repeat the command to continue")
     if as_json:
-        rows, diverged, readings = found.comparison.rows, found.comparison.diverged, found.readings
-        shown = {"results": rows, "diverged": diverged, "readings": readings, "figure": str(found.figure)}
-        print_json({"claim": claim, "size": size, **shown})
+        rows, diverged, readings = result.comparison.rows, result.comparison.diverged, result.readings
+        output = {"results": rows, "diverged": diverged, "readings": readings, "figure": str(result.figure)}
+        print_json({"claim": claim, "size": size, **output})
         return
-    for title, header, body in found.tables:
+    for title, header, body in result.tables:
         print_table(title, header, body)
-    tell(f"figure: {found.figure}")
+    print_line(f"figure: {result.figure}")

@@ -1,4 +1,4 @@
-"""The verb train."""
+"""The command train."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lengthwise.cli.flags import WHOLE, Corpus, Device, EncodingName, Json, Quick, SchemeName, TaskName
-from lengthwise.cli.parsing import parse_overrides, chosen, on_corpus, varied
-from lengthwise.cli.progress import ProgressLine
-from lengthwise.cli.terminal import err_console, print_json, tell
+from lengthwise.cli import options
+from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import train
@@ -17,39 +15,39 @@ from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 
 
 def train_(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="A recipe; or name --task and --scheme.")
+    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Recipe; or use --task and --scheme.")] = None,
+    task: options.TaskName = None,
+    scheme: options.SchemeName = None,
+    encoding: options.EncodingName = None,
+    train_lengths: options.TrainLengths = None,
+    steps: Annotated[int | None, options.integer("Training steps.", show_default="set by the recipe")] = None,
+    batch_size: Annotated[
+        int | None, options.integer("Examples per training step.", show_default="set by the recipe")
     ] = None,
-    task: TaskName = None,
-    scheme: SchemeName = None,
-    encoding: EncodingName = None,
-    train_lengths: Annotated[str | None, typer.Option(help="Shortest and longest, such as 1:20.")] = None,
-    steps: Annotated[int | None, typer.Option(**WHOLE, help="Training steps.")] = None,
-    batch_size: Annotated[int | None, typer.Option(**WHOLE, help="Sequences per step.")] = None,
     num_position_ids: Annotated[
-        int | None, typer.Option(**WHOLE, help="Training IDs stay below this: the longest test's largest ID and 1.")
+        int | None, options.integer("Number of position IDs in training: the largest ID of the longest test, plus 1.")
     ] = None,
     head: Annotated[
-        str | None, typer.Option(help="How IDs are predicted: pointer, rank, increment, search or class.")
+        str | None, typer.Option(help="Head that predicts IDs: pointer, rank, increment, search or class.")
     ] = None,
-    corpus: Corpus = None,
-    seed: Annotated[int | None, typer.Option(**WHOLE, help="Of the data and the initial weights.")] = None,
-    device: Device = "auto",
+    corpus: options.Corpus = None,
+    seed: Annotated[int | None, options.integer("Random seed of the data and the initial weights.")] = None,
+    device: options.Device = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder to write; runs/TASK-SCHEME-SEED by default.")
+        Path | None, typer.Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
-    small: Quick = False,
-    as_json: Json = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    small: options.Quick = False,
+    as_json: options.Json = False,
 ) -> None:
-    """Train one experiment: a recipe, or a task with a scheme and an encoding."""
+    """Train a recipe, or a task with a position scheme and an encoding."""
     parts = {"task": task, "scheme": scheme, "encoding": encoding}
     if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
-        experiment = read_experiment(out, overrides=parse_overrides(**parts))
+        experiment = read_experiment(out, overrides=options.parse_overrides(**parts))
     else:
-        experiment = chosen(name, task, scheme, encoding)
-    # The flags come last: what is asked for by name is never overruled.
-    experiment = varied(
+        experiment = options.experiment_from_names(name, task, scheme, encoding)
+    # Flags come last, so that they override --quick.
+    experiment = options.with_training(
         quick(experiment) if small else experiment,
         train_lengths=train_lengths,
         steps=steps,
@@ -57,23 +55,23 @@ def train_(
         num_position_ids=num_position_ids,
         head=head,
     )
-    experiment = on_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
+    experiment = options.with_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
     progress_line = ProgressLine(err_console, experiment.training.steps, longest=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as stop:
-        run = train(experiment, folder, resume=resume, device=device, report=progress.trained, stop=stop)
+        run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=stop)
     if run is None:
-        own = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
-        raise StoppedError(f"stopped and saved; go on with: lengthwise train --resume --out {folder}{own}")
+        overrides = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
+        raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{overrides}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
     smallest, largest = run.facts["id_range"]
     fitted = run.facts["fitted"]
-    matched = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
-    tell(
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {matched}"
-        f"IDs met in training: {smallest:,} to {largest:,}; saved in {folder}",
+    exact_match = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
+    print_line(
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match}"
+        f"training IDs {smallest:,} to {largest:,}; saved in {folder}",
     )

@@ -1,4 +1,4 @@
-"""What is known to work: functions that return experiments, and one table of all."""
+"""Recipes: functions that return tested experiments, and the experiments of a comparison."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -7,23 +7,36 @@ from typing import Any
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
-from lengthwise.experiments.experiment import Experiment, look_up, load_task
-from lengthwise.experiments.recipes.addition import addition, addition_carry, addition_coupled
-from lengthwise.experiments.recipes.copy_reverse import copy, reverse
+from lengthwise.experiments.experiment import Experiment, load_task, look_up
+from lengthwise.experiments.recipes.arithmetic import (
+    addition,
+    addition_carry,
+    addition_coupled,
+    multi_addition,
+    multi_addition_given,
+    multiplication,
+    multiplication_given,
+    sort,
+    sort_given,
+)
+from lengthwise.experiments.recipes.few_tokens import planted, recall, sparse_parity, sparse_parity_8
 from lengthwise.experiments.recipes.language_model import (
     context_length,
     language_model,
     language_model_large,
     language_model_small,
 )
-from lengthwise.experiments.recipes.multi_addition import multi_addition, multi_addition_given
-from lengthwise.experiments.recipes.multiplication import multiplication, multiplication_given
-from lengthwise.experiments.recipes.parity import demo, parity, parity_coupled, parity_id_range, parity_rank
-from lengthwise.experiments.recipes.planted import planted
-from lengthwise.experiments.recipes.recall import recall
-from lengthwise.experiments.recipes.sort import sort, sort_given
-from lengthwise.experiments.recipes.sparse_parity import sparse_parity, sparse_parity_8
-from lengthwise.experiments.recipes.variable_assignment import variable_assignment, variable_assignment_coupled
+from lengthwise.experiments.recipes.scratchpads import (
+    copy,
+    demo,
+    parity,
+    parity_coupled,
+    parity_id_range,
+    parity_rank,
+    reverse,
+    variable_assignment,
+    variable_assignment_coupled,
+)
 from lengthwise.experiments.recipes.which import which_addition, which_copy, which_parity
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
@@ -55,7 +68,7 @@ RECIPES: dict[str, Callable[[], Experiment]] = {
         language_model_large,
     )
 }
-# A comparison is several experiments, each with the label of its row.
+# Experiments of a comparison, by label.
 COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
     comparison.__name__: comparison
     for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition, context_length)
@@ -64,7 +77,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
 
 @check_arguments
 def recipe(name: str) -> Experiment:
-    """The experiment of a recipe; ``UnknownNameError`` names the nearest."""
+    """Return the experiment of a recipe; ``UnknownNameError`` names the nearest recipe."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
@@ -72,28 +85,28 @@ def recipe(name: str) -> Experiment:
 
 @check_arguments
 def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
-    """The task's own recipe with another scheme and encoding; names from the tables or ``module:Name``.
+    """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
 
-    A task can also be a file of rows by its path, or a task itself. What the recipe settled (the range of IDs, the
-    gaps, the angles of rotary) stays where it applies.
+    ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
+    carry over if the new scheme or encoding has them.
     """
     name = task if isinstance(task, str) else task.name
-    base = next((made for made in (make() for make in RECIPES.values()) if made.task.name == name), None)
+    base = next((each for each in (make() for make in RECIPES.values()) if each.task.name == name), None)
     if base is None or not isinstance(task, str):
         own = load_task(task) if isinstance(task, str) else task
-        base = _at_its_lengths(replace(parity() if base is None else base, task=own))
+        base = _with_task_lengths(replace(parity() if base is None else base, task=own))
     scheme_class = look_up("scheme", scheme)
-    experiment = replace(base, scheme=scheme_class(**_settled(scheme_class, base.scheme)))
+    experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:
         return experiment
     encoding_class = look_up("encoding", encoding)
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
-    return replace(experiment, encoding=encoding_class(**_settled(encoding_class, base.encoding)))
+    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base.encoding)))
 
 
-def _at_its_lengths(experiment: Experiment) -> Experiment:
-    """Train on all lengths of a file and test at some of them; other tasks have every length."""
+def _with_task_lengths(experiment: Experiment) -> Experiment:
+    """Train on all lengths of a file and evaluate at some of them; other tasks have every length."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
@@ -102,17 +115,17 @@ def _at_its_lengths(experiment: Experiment) -> Experiment:
     return replace(experiment, train_lengths=(lengths[0], lengths[-1]), evaluation=evaluation)
 
 
-def _settled(wanted: type[Any], settled: Any) -> dict[str, Any]:
-    """The settings that both have."""
-    names = {part.name for part in fields(wanted)} if is_dataclass(wanted) else set()
-    return {part.name: getattr(settled, part.name) for part in fields(settled) if part.name in names}
+def _shared_settings(target: type[Any], source: Any) -> dict[str, Any]:
+    """Return the settings of ``source`` that the class ``target`` has as well."""
+    names = {part.name for part in fields(target)} if is_dataclass(target) else set()
+    return {part.name: getattr(source, part.name) for part in fields(source) if part.name in names}
 
 
 def quick(experiment: Experiment) -> Experiment:
-    """The same recipe at a size that only shows that everything runs."""
+    """Return the experiment at a tiny size, to check that everything runs."""
     task = experiment.task
     known = task.available_lengths if isinstance(task, HasLengths) else None
-    # Some tasks have no sequence of length 1, a file has rows of some lengths only.
+    # Some tasks have no examples of length 1; a file has examples of some lengths only.
     first = min(experiment.train_lengths[0], 2) if known is None else known[0]
     return replace(
         experiment,

@@ -1,4 +1,4 @@
-"""Language models on text, in three sizes, and what their context length does to each encoding."""
+"""Recipes for language models of three sizes, and a comparison of encodings beyond the context length of training."""
 
 from dataclasses import replace
 
@@ -10,20 +10,20 @@ from lengthwise.positions import Sequential, Skipwise
 from lengthwise.tasks import Text
 from lengthwise.training.trainer import TrainingSettings
 
-# 256 far tokens, 32 near ones, and some room.
+# 256 far tokens and 32 near tokens, with room.
 LENGTH = 320
-# Where context lengths are compared: trained on one, tested up to eight times as far.
-TRAINED = 256
+# Context length of training in the comparison, and test lengths as multiples of it.
+TRAIN_LENGTH = 256
 FACTORS = (1, 2, 4, 8)
 
 
 def language_model() -> Experiment:
-    """A language model of middle size; name the text with --corpus."""
+    """Language model of medium size; set the text with --corpus."""
     return Experiment(
         task=Text(),
         scheme=Sequential(),
         encoding=Rotary(),
-        # What an influence study hides has to be hidden: no embedding holds a share of the token before.
+        # Influence studies hide tokens, so no embedding may contain information about the previous token.
         decoder=DecoderSettings(
             num_layers=4, d_model=128, num_heads=4, length_scaling="none", segments=False, tied_output=True
         ),
@@ -34,41 +34,42 @@ def language_model() -> Experiment:
 
 
 def language_model_small() -> Experiment:
-    """The same, half as wide and half as deep."""
+    """Language model with half the width and half the layers."""
     return _sized(num_layers=2, d_model=64, num_heads=2)
 
 
 def language_model_large() -> Experiment:
-    """The same, twice as wide and half as deep again."""
+    """Language model with twice the width and 1.5 times the layers."""
     return _sized(num_layers=6, d_model=256, num_heads=8)
 
 
 def _sized(num_layers: int, d_model: int, num_heads: int) -> Experiment:
-    middle = language_model()
-    # The wider, the smaller the steps (Yang et al. 2022, arXiv 2203.03466); all see the same text as often.
-    rate = middle.training.learning_rate * middle.decoder.d_model / d_model
+    medium = language_model()
+    # The learning rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466). All sizes train on
+    # the same number of tokens.
+    rate = medium.training.learning_rate * medium.decoder.d_model / d_model
     return replace(
-        middle,
-        decoder=replace(middle.decoder, num_layers=num_layers, d_model=d_model, num_heads=num_heads),
-        training=replace(middle.training, learning_rate=rate),
+        medium,
+        decoder=replace(medium.decoder, num_layers=num_layers, d_model=d_model, num_heads=num_heads),
+        training=replace(medium.training, learning_rate=rate),
     )
 
 
 def context_length() -> dict[str, Experiment]:
-    """Perplexity up to eight times the context length of training: rotary, two ways to stretch it, and others."""
+    """Perplexity up to eight times the training context length: rotary, two extensions of it, ALiBi, FIRE, NoPE."""
     rotary = replace(
         language_model(),
         training=replace(language_model().training, steps=1000),
-        train_lengths=(TRAINED, TRAINED),
-        evaluation=EvaluationSettings(lengths=tuple(factor * TRAINED for factor in FACTORS), num_examples=(512,)),
+        train_lengths=(TRAIN_LENGTH, TRAIN_LENGTH),
+        evaluation=EvaluationSettings(lengths=tuple(factor * TRAIN_LENGTH for factor in FACTORS), num_examples=(512,)),
     )
-    longest = max(FACTORS) * TRAINED
+    longest = max(FACTORS) * TRAIN_LENGTH
     return {
         "rotary": rotary,
-        # Two chunks, as published; IDs for the longest window and the token behind it, which is only predicted.
+        # Two chunks, as published. The extra ID is for the token after the longest window, which is only predicted.
         "rotary + PoSE": replace(rotary, scheme=Skipwise(num_position_ids=longest + 1, max_gaps=1)),
-        # Trained as plain rotary, stretched at evaluation.
-        "rotary + YaRN": replace(rotary, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAINED)),
+        # Trained as plain rotary; the scaling applies at evaluation.
+        "rotary + YaRN": replace(rotary, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAIN_LENGTH)),
         "ALiBi": replace(rotary, encoding=ALiBi()),
         "FIRE": replace(rotary, encoding=FIRE()),
         "NoPE": replace(rotary, encoding=NoPE()),

@@ -1,11 +1,10 @@
-"""The paper's experiments, and what goes on from them: one table of claims."""
+"""Reproductions of the paper's experiments and of extensions of them: the table of claims."""
 
 from lengthwise.experiments.reproductions.arithmetic import ARITHMETIC
-from lengthwise.experiments.reproductions.claim import SIZES, Claim
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
-from lengthwise.experiments.reproductions.reproduction import Reproduction, reproduce
+from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
 from lengthwise.experiments.reproductions.scale import SCALE
 from lengthwise.experiments.reproductions.scratchpads import PARITY, VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY

@@ -1,15 +1,15 @@
-"""Claims about arithmetic: sums, sums of several numbers, products and sorting, each far beyond the training length."""
+"""Claim on arithmetic: addition, multi-operand addition, multiplication and sorting beyond the training length."""
 
 from dataclasses import replace
 
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.claim import Claim, Size
+from lengthwise.experiments.reproductions.reproduction import Claim, Size
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Multiplication
 
-# Lengths are digits of a number, of sort items of a list.
+# Lengths are digits; for sort, items.
 TESTS = {
     "addition": EvaluationSettings(
         lengths=(10, 40, 100, 1000), num_examples=(512, 512, 512, 64), variants=("uniform", "carry", "unequal")
@@ -22,14 +22,14 @@ TESTS = {
     ),
     "sort": EvaluationSettings(lengths=(10, 40, 64), num_examples=(512,)),
 }
-# Ten times as far, which is some 50,000 tokens.
-FURTHER = replace(TESTS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
-FURTHER_IDS = 12_288
-MORE_ROWS = EvaluationSettings(
+# 10,000 digits, about 50,000 tokens.
+LONG_TESTS = replace(TESTS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
+LONG_IDS = 12_288
+THREE_DIGIT_TESTS = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
-# Rows: of the task's recipe, and of what else is shown beside it.
-ROWS = {
+# Recipe by label.
+LABELS = {
     "addition, PPC": "addition",
     "addition, IDs given": "addition_coupled",
     "addition, carries written, PPC": "addition_carry",
@@ -43,20 +43,25 @@ ROWS = {
 
 
 def _experiments() -> dict[str, Experiment]:
-    made = {label: recipe(name) for label, name in ROWS.items()}
-    rows = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in made.items()}
-    further = replace(rows["addition, carries written, PPC"], evaluation=FURTHER)
-    assert isinstance(further.scheme, Predicted)
-    further = replace(further, scheme=replace(further.scheme, num_position_ids=FURTHER_IDS))
-    # From the third row on a row can read a sum of 90 or more: two rows never show that.
-    of_three = replace(rows["product, PPC"], task=Multiplication(digits=3), evaluation=MORE_ROWS)
-    return rows | {"addition, carries written, PPC, IDs to 12,288": further, "product by three digits, PPC": of_three}
+    recipes = {label: recipe(name) for label, name in LABELS.items()}
+    experiments = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in recipes.items()}
+    long = replace(experiments["addition, carries written, PPC"], evaluation=LONG_TESTS)
+    assert isinstance(long.scheme, Predicted)
+    long = replace(long, scheme=replace(long.scheme, num_position_ids=LONG_IDS))
+    # Running sums of 90 or more occur only from the third partial product on, so two digits never train them.
+    three_digits = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_TESTS)
+    return experiments | {
+        "addition, carries written, PPC, IDs to 12,288": long,
+        "product by three digits, PPC": three_digits,
+    }
 
 
 ARITHMETIC = Claim(
     name="arithmetic",
-    summary="sums to 100 times the digits, sums of more numbers, products to 20 times, sorted lists to 6 times",
-    paper="goes on from section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
+    summary="addition to 100 times the digits, more operands, multiplication to 20 times, sorting to 6 times",
+    paper="extends section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_experiments,
-    laptop=Size(num_seeds=1, rows=tuple(label for label in ROWS if label.endswith("PPC") and "carries" not in label)),
+    laptop=Size(
+        num_seeds=1, labels=tuple(label for label in LABELS if label.endswith("PPC") and "carries" not in label)
+    ),
 )

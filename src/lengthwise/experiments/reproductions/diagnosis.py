@@ -1,4 +1,4 @@
-"""The claim about diagnosis (a question of the reviewers): runs that fail in known ways, and what is said of them."""
+"""Claim on diagnosis (a reviewers' question): runs with known causes of failure, and their diagnoses."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,21 +10,21 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
-from lengthwise.experiments.reproductions.claim import Claim, Size, Table
 from lengthwise.experiments.reproductions.ppc import PPC
+from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
 from lengthwise.experiments.reproductions.scratchpads import VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 
-# Examples that a diagnosis looks at.
+# Examples per diagnosis.
 EXAMPLES = 256
 
 
 def _experiments() -> dict[str, Experiment]:
-    """Each fails beyond its training, for a reason that its making gives; its last length is the one asked about."""
+    """Return runs that fail beyond training for a known reason; the last test length is the one to diagnose."""
     recall = recipe("recall")
-    rows = {
+    cases = {
         "recall, NoPE": (replace(recall, encoding=NoPE()), (32, 1024)),
         "recall, rotary": (replace(recall, encoding=Rotary()), (32, 128)),
         "copy, rotary": (COMPARISONS["which_copy"]()["sequential/rotary"], (20, 40)),
@@ -33,18 +33,18 @@ def _experiments() -> dict[str, Experiment]:
         "variables, PPC, 2 operands": (VARIABLE_ASSIGNMENT.experiments()["predicted (PPC), 2 operands"], (16, 160)),
     }
     return {
-        label: replace(made, evaluation=EvaluationSettings(lengths=lengths, num_examples=(EXAMPLES,)))
-        for label, (made, lengths) in rows.items()
+        label: replace(experiment, evaluation=EvaluationSettings(lengths=lengths, num_examples=(EXAMPLES,)))
+        for label, (experiment, lengths) in cases.items()
     }
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """What a diagnosis of the longest length finds."""
-    found = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
-    failures = found.failures
+    """Return the diagnosis of the longest length."""
+    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
+    failures = diagnosis.failures
     return {
-        "length": found.length,
-        "exact_match": found.by_length[-1].exact_match,
+        "length": diagnosis.length,
+        "exact_match": diagnosis.by_length[-1].exact_match,
         "first_errors": {}
         if failures is None
         else {
@@ -52,9 +52,9 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
             "ID": failures.id,
             "end": failures.end_too_early + failures.end_too_late,
         },
-        "repaired": {cause.name: cause.repaired for cause in found.causes},
-        "mass": {str(each.length): max(each.mass, default=0.0) for each in found.by_length},
-        "limited_by": found.limited_by,
+        "repaired": {cause.name: cause.repaired for cause in diagnosis.causes},
+        "mass": {str(each.length): max(each.mass, default=0.0) for each in diagnosis.by_length},
+        "limited_by": diagnosis.limited_by,
     }
 
 
@@ -66,7 +66,7 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
     causes, body = _causes(readings), []
     for reading in readings:
         errors = ", ".join(f"{number} {kind}" for kind, number in reading["first_errors"].items() if number)
-        shares = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
+        repaired = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
         mass = list(reading["mass"].values())
         body.append(
             [
@@ -75,41 +75,41 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
                 f"{reading['length']:,}",
                 f"{reading['exact_match']:.3f}",
                 errors or "none",
-                *shares,
+                *repaired,
                 f"{mass[0]:.2f}, {mass[-1]:.2f}",
                 reading["limited_by"],
             ]
         )
     header = ["row", "seed", "length", "exact match", "first errors", *causes, "attention", "limited by"]
-    title = "first errors, the share of them that each change repairs, and attention on what is needed, near and far"
+    title = "first errors, the fraction that each intervention repairs, and attention on the support, near and far"
     return [(title, header, body)]
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """A panel per row: the share of first errors that each change repairs, a point per seed."""
-    # Imported here: it takes a second, and most commands draw nothing.
+    """Draw a panel per row: the fraction of first errors that each intervention repairs, a point per seed."""
+    # Imported here because it takes a second and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     causes, labels = _causes(readings), list(dict.fromkeys(reading["row"] for reading in readings))
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
-        own = [reading for reading in readings if reading["row"] == label]
+        panel = [reading for reading in readings if reading["row"] == label]
         for place, name in enumerate(causes):
-            shares = [reading["repaired"][name] for reading in own if name in reading["repaired"]]
+            shares = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
             if shares:
                 axes.barh(place, sum(shares) / len(shares), color=f"C{place}", alpha=0.5)
                 axes.plot(shares, [place] * len(shares), "o", color=f"C{place}", markersize=4)
-        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {own[0]['length']:,}")
+        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {panel[0]['length']:,}")
         axes.set_yticks(range(len(causes)), causes, fontsize=7)
-    axes.set_xlabel("share of first errors that are right without it")
+    axes.set_xlabel("fraction of first errors repaired without this cause")
     figure.suptitle(title)
     return save_figure(figure, folder)
 
 
 DIAGNOSIS = Claim(
     name="diagnosis",
-    summary="why runs fail at a length: six that fail in known ways, and what lengthwise diagnose says of them",
-    paper="a question of the reviewers",
+    summary="causes of failure at a length: six runs with known causes, and their lengthwise diagnose output",
+    paper="a reviewers' question",
     experiments=_experiments,
     laptop=Size(num_seeds=1),
     full=Size(num_seeds=3),

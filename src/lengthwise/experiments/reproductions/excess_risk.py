@@ -1,31 +1,28 @@
-"""Whether what is lost beyond the training lengths grows with k, at the same loss within them."""
+"""Growth of the loss beyond the training lengths with k, at equal loss within them."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-# Resamples of the seeds; losses below this are as good as none in float32.
+# Bootstrap resamples of the seeds, and a lower limit of losses: float32 cannot resolve smaller ones.
 RESAMPLES, FLOOR = 2000, 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run on one number of bits: its loss (nats) at the longest trained length, and at the length far beyond."""
+    """Losses (nats) of one run on one number of bits: at the longest training length and at a longer length."""
 
     seed: int
-    trained: int
-    tested: int
-    home: float
-    far: float
+    train_bits: int
+    test_bits: int
+    near_loss: float
+    far_loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What the loss far beyond is multiplied by, for one more of something; with a 95% interval over seeds.
-
-    The interval is None of fewer than three seeds.
-    """
+    """Factor of the far loss per additional bit, with a 95% interval over seeds (None for fewer than three seeds)."""
 
     value: float
     interval: tuple[float, float] | None
@@ -33,46 +30,52 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """By what the far loss is multiplied for one more bit trained on, and for one more bit tested.
+    """Factors of the far loss per bit in training and per bit in the test, and its power law in the near loss.
 
-    ``power``: it goes as the loss within the training lengths to this power; near 0, the two have little in common.
+    The far loss is proportional to the near loss to the ``power``; a power near 0 means that they are unrelated.
     """
 
-    trained: Factor
-    tested: Factor
+    per_train_bit: Factor
+    per_test_bit: Factor
     power: float
 
 
 def growth(cells: list[Cell], rng: np.random.Generator) -> Growth | None:
-    """How the far loss grows.
+    """Fit the growth of the far loss; None if the cells do not determine all three coefficients.
 
-    Least squares of ``log far`` on both numbers and on ``log home``: two cells are compared as if they had lost the
-    same within the training lengths. Seeds are drawn again with replacement. None where the cells do not tell these
-    three apart.
+    Least squares of the log far loss on both numbers of bits and the log near loss, so that cells are compared at equal
+    near loss. The intervals resample seeds with replacement.
     """
-    fitted = _fit(cells)
-    if fitted is None:
+    estimate = _fit(cells)
+    if estimate is None:
         return None
     seeds = sorted({cell.seed for cell in cells})
-    drawn = []
+    resamples = []
     for _ in range(RESAMPLES if len(seeds) > 2 else 0):
-        again = [cell for seed in rng.choice(seeds, len(seeds)) for cell in cells if cell.seed == seed]
-        if (found := _fit(again)) is not None:
-            drawn.append(found)
-    return Growth(trained=_factor(fitted, drawn, 1), tested=_factor(fitted, drawn, 2), power=float(fitted[3]))
+        sample = [cell for seed in rng.choice(seeds, len(seeds)) for cell in cells if cell.seed == seed]
+        if (coefficients := _fit(sample)) is not None:
+            resamples.append(coefficients)
+    return Growth(
+        per_train_bit=_factor(estimate, resamples, 1),
+        per_test_bit=_factor(estimate, resamples, 2),
+        power=float(estimate[3]),
+    )
 
 
-def _factor(fitted: Float[np.ndarray, " 4"], drawn: list[Float[np.ndarray, " 4"]], place: int) -> Factor:
-    if not drawn:
-        return Factor(value=float(np.exp(fitted[place])), interval=None)
-    low, high = np.quantile([found[place] for found in drawn], [0.025, 0.975])
-    return Factor(value=float(np.exp(fitted[place])), interval=(float(np.exp(low)), float(np.exp(high))))
+def _factor(estimate: Float[np.ndarray, " 4"], resamples: list[Float[np.ndarray, " 4"]], index: int) -> Factor:
+    value = float(np.exp(estimate[index]))
+    if not resamples:
+        return Factor(value=value, interval=None)
+    low, high = np.quantile([each[index] for each in resamples], [0.025, 0.975])
+    return Factor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
 
 
 def _fit(cells: list[Cell]) -> Float[np.ndarray, " 4"] | None:
-    """Of a constant, bits trained on, bits tested and log home."""
-    known = np.array([[1.0, cell.trained, cell.tested, np.log(max(cell.home, FLOOR))] for cell in cells]).reshape(-1, 4)
-    wanted = np.log([max(cell.far, FLOOR) for cell in cells])
-    if np.linalg.matrix_rank(known) < known.shape[1]:
+    """Return the coefficients of a constant, bits in training, bits in the test, and log near loss."""
+    x = np.array(
+        [[1.0, cell.train_bits, cell.test_bits, np.log(max(cell.near_loss, FLOOR))] for cell in cells]
+    ).reshape(-1, 4)
+    y = np.log([max(cell.far_loss, FLOOR) for cell in cells])
+    if np.linalg.matrix_rank(x) < x.shape[1]:
         return None
-    return np.asarray(np.linalg.lstsq(known, wanted, rcond=None)[0])
+    return np.asarray(np.linalg.lstsq(x, y, rcond=None)[0])

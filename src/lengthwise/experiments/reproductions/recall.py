@@ -1,4 +1,4 @@
-"""The claim about recall (a reviewer's extreme case): needles in a growing haystack, and why they are lost."""
+"""Claim on recall, the extreme case k = 1: retrieval from a growing text, and the cause of its failures."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.claim import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
@@ -19,29 +19,29 @@ KINDS = {
     "one of four": Recall(),
     "four of eight": Recall(num_pairs=8, num_queries=4),
 }
-# Examples that a diagnosis looks at.
+# Examples per diagnosis.
 EXAMPLES = 64
 
 
 def _experiments() -> dict[str, Experiment]:
-    """NoPE with and without scores that grow with the length; rotary beside them."""
-    tests = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
-    rows = {}
+    """Return NoPE with and without log length scaling, and rotary with it, for each kind of recall."""
+    evaluation = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
+    experiments = {}
     for kind, task in KINDS.items():
-        plain = replace(recipe("recall"), task=task, evaluation=tests)
+        plain = replace(recipe("recall"), task=task, evaluation=evaluation)
         sharp = replace(plain, decoder=replace(plain.decoder, length_scaling="log"))
-        rows[kind] = plain
-        rows[f"{kind}, log scaling"] = sharp
-        rows[f"{kind}, rotary, log scaling"] = replace(sharp, encoding=Rotary())
-    return rows
+        experiments[kind] = plain
+        experiments[f"{kind}, log scaling"] = sharp
+        experiments[f"{kind}, rotary, log scaling"] = replace(sharp, encoding=Rotary())
+    return experiments
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """The attention of the head that looks at what is needed most, by length, and what the failures come from."""
-    found = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
+    """Return the largest attention mass of any head on the support, by length, and the limiting cause."""
+    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
     return {
-        "mass": {str(each.length): max(each.mass, default=0.0) for each in found.by_length},
-        "limited_by": found.limited_by,
+        "mass": {str(each.length): max(each.mass, default=0.0) for each in diagnosis.by_length},
+        "limited_by": diagnosis.limited_by,
     }
 
 
@@ -51,19 +51,19 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
     for reading in readings:
         mass = [f"{reading['mass'][str(each)]:.3f}" if str(each) in reading["mass"] else "-" for each in lengths]
         body.append([reading["row"], str(reading["seed"]), *mass, reading["limited_by"]])
-    title = "attention of the best head on what an answer needs, by length, and what limits the run"
+    title = "attention of the best head on the support, by length, and the limiting cause"
     return [(title, ["row", "seed", *(f"{length:,}" for length in lengths), "limited by"], body)]
 
 
 RECALL = Claim(
     name="recall",
-    summary="needles in a haystack, one question or several, to 64 times the length; how attention dilutes",
+    summary="recall with one or several questions, up to 64 times the training length; dilution of attention",
     paper="a reviewer's question (k = 1); tasks after Arora et al. 2024 (arXiv 2312.04927)",
     experiments=_experiments,
     laptop=Size(
         num_seeds=1,
-        rows=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
-        longest=512,
+        labels=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
+        max_length=512,
     ),
     read=_read,
     tables=_tables,

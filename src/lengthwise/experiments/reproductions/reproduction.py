@@ -1,29 +1,80 @@
-"""Reproduce: run a claim's experiments at a size, and read off what they show."""
+"""Claims and their reproduction: the experiments that test a claim, run at a chosen size, with tables and a figure."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.errors import unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.tables_and_figures import Rows, heading, table
-from lengthwise.experiments.comparison import COMPARED, Comparison, compare
+from lengthwise.evaluation.tables_and_figures import Rows, draw, heading, table
+from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.reproductions.claim import FIRST_SEED, Claim, Table
-from lengthwise.experiments.run import load_run
+from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import read_sealed, run_folder, seal_rows, write_rows
 
-# What a claim reads of a run, in its folder; of all of them, beside the results.
+# A table: title, header and body.
+Table = tuple[str, list[str], list[list[str]]]
+SIZES = ("quick", "laptop", "full", "gpu")
+# Seeds below this one were used to tune the settings.
+FIRST_SEED = 9000
+# Values extracted from one run, in its folder, and from all runs, next to the results.
 READING, READINGS = "reading.jsonl", "readings.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reproduction:
-    """The rows of all runs, what was read of them, the tables made of both, and the path of the figure.
+class Size:
+    """The part of a claim to run: number of seeds, row labels (None: all), and limits on test length and steps."""
 
-    While something that was asked for is unfinished, there are no tables, and the figure is None.
+    num_seeds: int
+    labels: tuple[str, ...] | None = None
+    max_length: int | None = None
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A statement from the paper or an extension of it, with the experiments that test it.
+
+    ``experiments`` returns the full-size experiments by label. ``read`` extracts values from a trained run and its
+    result rows; they are saved as a reading, with ``row`` and ``seed``. ``tables`` builds tables from result rows and
+    readings, in addition to exact match by length. ``draw`` writes a figure of both and returns its path.
     """
+
+    name: str
+    summary: str
+    paper: str
+    experiments: Callable[[], dict[str, Experiment]]
+    laptop: Size
+    full: Size = Size(num_seeds=5)
+    read: Callable[[Run, Rows], Mapping[str, Any]] | None = None
+    tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
+    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
+
+    def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
+        """Return the experiments of a size and the number of seeds for each, counted from ``first_seed``.
+
+        ``quick`` has all experiments at a tiny size; ``gpu`` equals ``full``.
+        """
+        if size not in SIZES:
+            raise unknown_name("size", size, SIZES)
+        experiments = {label: replace(each, seed=first_seed) for label, each in self.experiments().items()}
+        if size == "quick":
+            return {label: quick(each) for label, each in experiments.items()}, 1
+        part = self.full if size in ("full", "gpu") else self.laptop
+        labels = experiments if part.labels is None else part.labels
+        return {label: _limited(experiments[label], part) for label in labels}, part.num_seeds
+
+    def default_labels(self, size: str) -> tuple[str, ...] | None:
+        """Return the labels that run by default, None for all; ``quick`` runs those of ``laptop``."""
+        return self.laptop.labels if size == "quick" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """Result rows, readings, tables and figure of a claim; no tables and no figure while a run is unfinished."""
 
     comparison: Comparison
     readings: list[dict[str, Any]]
@@ -43,20 +94,19 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Train and evaluate what shows a claim, at a size of ``SIZES``; the same call goes on where it was stopped.
+    """Train and evaluate the experiments of a claim at one of ``SIZES``; the same call resumes a stopped one.
 
-    ``gpu`` is the full size on a CUDA device, the others run on the CPU. ``num_seeds`` (by default as many as the size
-    has) are counted from ``first_seed``, by default the first of those that are kept for claims. ``only`` these rows
-    (by default those that the size has) are run now, and shown with those that earlier calls finished.
-    ``UnknownNameError`` for another size, or another row.
+    ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds count from ``first_seed``; their
+    default number depends on the size. ``only`` restricts this call to some labels; results of earlier calls are shown
+    as well. ``UnknownNameError`` for an unknown size or label.
     """
     out = Path(out)
-    experiments, usual = claim.experiments_at(size, first_seed)
+    experiments, default_seeds = claim.experiments_at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     comparison = compare(
         experiments,
         out,
-        num_seeds=usual if num_seeds is None else num_seeds,
+        num_seeds=default_seeds if num_seeds is None else num_seeds,
         jobs=jobs,
         device=device,
         only=claim.default_labels(size) if only is None else only,
@@ -75,30 +125,41 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
 
 
 def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
-    """Exact match by length, a table per task, and what the claim reads off its rows and readings."""
+    """Return exact match by length, one table per task, then the claim's own tables."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        own = [row for row in rows if row["task"] == task]
+        task_rows = [row for row in rows if row["task"] == task]
         failed = [cell["row"] for cell in diverged if cell["task"] == task]
-        tables.append((f"{task.replace('_', ' ')}: {heading(own)}", *table(own, failed)))
+        tables.append((f"{task.replace('_', ' ')}: {heading(task_rows)}", *table(task_rows, failed)))
     return tables + claim.tables(rows, readings)
 
 
 def _readings(
     claim: Claim, experiments: Mapping[str, Experiment], rows: Rows, out: Path, device: str
 ) -> list[dict[str, Any]]:
-    """One of each run that has rows; what an earlier call read is not read again."""
+    """Return the reading of every run with results; readings of earlier calls are loaded from the run folders."""
     if claim.read is None:
         return []
     seeds, readings = sorted({row["seed"] for row in rows}), []
     for label in experiments:
         for seed in seeds:
             folder = run_folder(out, label, seed)
-            if not (folder / COMPARED).exists():
+            if not (folder / COMPARISON_ROWS).exists():
                 continue
             if not (folder / READING).exists():
-                found = claim.read(load_run(folder, device=device), read_sealed(folder / COMPARED))
-                seal_rows(folder / READING, [{"row": label, "seed": seed, **found}])
+                values = claim.read(load_run(folder, device=device), read_sealed(folder / COMPARISON_ROWS))
+                seal_rows(folder / READING, [{"row": label, "seed": seed, **values}])
             readings += read_sealed(folder / READING)
     write_rows(out / READINGS, readings)
     return readings
+
+
+def _limited(experiment: Experiment, size: Size) -> Experiment:
+    training, tests = experiment.training, experiment.evaluation
+    if size.max_steps is not None and training.steps > size.max_steps:
+        training = replace(training, steps=size.max_steps)
+    if size.max_length is not None:
+        pairs = [(length, tests.examples_at(place)) for place, length in enumerate(tests.lengths)]
+        lengths, numbers = zip(*(pair for pair in pairs if pair[0] <= size.max_length), strict=True)
+        tests = replace(tests, lengths=lengths, num_examples=numbers)
+    return replace(experiment, training=training, evaluation=tests)

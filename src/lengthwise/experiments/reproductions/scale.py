@@ -1,4 +1,4 @@
-"""Model scale (asked for by two reviewers): how far a claim holds by depth, width and training budget."""
+"""Claim on model scale (a question of two reviewers): extrapolation by depth, width and training budget."""
 
 import math
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import FITTED, Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.sparse_parity import sparse_parity_up_to
-from lengthwise.experiments.reproductions.claim import Claim, Size, Table
+from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
+from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
 from lengthwise.experiments.run import Run
 
-# Layers and width; a head has 32 dimensions.
+# Layers and width; each head has 32 dimensions.
 SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
-# Of the steps of the recipe.
+# Fractions of the recipe's training steps.
 BUDGETS = (0.25, 0.5, 1.0)
-# A length is reached where exact match is at least this.
-REACHED = 0.9
-# Rows: the task, the size and the budget of each.
+# Smallest exact match at a length that counts as reached.
+THRESHOLD = 0.9
+# Task, size and budget by label.
 CELLS = {
     f"{name}, {size[0]} x {size[1]}, {budget:g} of the steps": (name, size, budget)
     for name in ("parity", "variables", "sparse parity")
@@ -32,13 +32,15 @@ MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
 
 def _experiments() -> dict[str, Experiment]:
-    far = EvaluationSettings(lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), until_none=True)
+    parity = EvaluationSettings(
+        lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), until_none=True
+    )
     chains = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), until_none=True)
     bits = EvaluationSettings(
         lengths=(50, 100, 200, 500), num_examples=(512,), variants=tuple(f"flagged-{number}" for number in (1, 2, 4, 6))
     )
     bases = {
-        "parity": replace(recipe("parity"), evaluation=far),
+        "parity": replace(recipe("parity"), evaluation=parity),
         "variables": replace(recipe("variable_assignment"), evaluation=chains),
         "sparse parity": replace(sparse_parity_up_to(6), evaluation=bits),
     }
@@ -55,7 +57,10 @@ def _sized(base: Experiment, layers: int, width: int, budget: float) -> Experime
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Weights, and operations of training: six for each weight and token, attention's own not counted."""
+    """Return weights, training FLOPs (six per weight and token, without attention), fit, and reach.
+
+    The reach is the longest length up to which every exact match is at least ``THRESHOLD``, in training lengths.
+    """
     experiment = run.experiment
     first, last = experiment.train_lengths
     weights = sum(weight.numel() for weight in run.decoder.parameters())
@@ -65,9 +70,9 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     ]
     tokens = run.facts["steps"] * experiment.training.batch_size * sum(sizes) / len(sizes)
     lengths = sorted({row["length"] for row in rows})
-    fails = (each for each in lengths if min(row["exact_match"] for row in rows if row["length"] == each) < REACHED)
-    beyond = next(fails, None)
-    reached = [length for length in lengths if beyond is None or length < beyond]
+    fails = (each for each in lengths if min(row["exact_match"] for row in rows if row["length"] == each) < THRESHOLD)
+    first_failure = next(fails, None)
+    reached = [length for length in lengths if first_failure is None or length < first_failure]
     return {
         "weights": weights,
         "flops": 6 * weights * tokens,
@@ -77,9 +82,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [
-        made for task in _tasks(readings) for made in (_by_size(task, readings), _at_equal_operations(task, readings))
-    ]
+    return [table for task in _tasks(readings) for table in (_by_size(task, readings), _at_equal_flops(task, readings))]
 
 
 def _tasks(readings: Rows) -> list[str]:
@@ -91,40 +94,40 @@ def _cell(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], float]:
 
 
 def _by_size(task: str, readings: Rows) -> Table:
-    """A line per size, a column per budget: what every seed reached."""
+    """Return the reach of every seed, by size and budget."""
     body = []
     for layers, width in SIZES:
-        line = [f"{layers} x {width}", "-"]
+        cells = [f"{layers} x {width}", "-"]
         for budget in BUDGETS:
             own = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
-            reached = ", ".join(_shown(each) for each in own)
+            reached = ", ".join(_reach_text(each) for each in own)
             flops = sum(each["flops"] for each in own) / max(len(own), 1)
-            line.append(f"{reached}\n({flops:.1e} operations)" if own else "-")
-            line[1] = f"{own[0]['weights']:,}" if own else line[1]
-        body.append(line)
-    title = f"{task}: times the training length at exact match {REACHED} or more, by seed"
+            cells.append(f"{reached}\n({flops:.1e} FLOPs)" if own else "-")
+            cells[1] = f"{own[0]['weights']:,}" if own else cells[1]
+        body.append(cells)
+    title = f"{task}: reach in training lengths at exact match {THRESHOLD} or more, by seed"
     return title, ["layers x width", "weights", *(f"{budget:g} of the steps" for budget in BUDGETS)], body
 
 
-def _shown(reading: Mapping[str, Any]) -> str:
+def _reach_text(reading: Mapping[str, Any]) -> str:
     return f"{reading['reached']:g}x" if reading["fits"] else f"{reading['reached']:g}x (does not fit)"
 
 
-def _at_equal_operations(task: str, readings: Rows) -> Table:
-    """The sizes whose training took as much, within a factor of four, side by side."""
-    own = [reading for reading in readings if _cell(reading)[0] == task]
+def _at_equal_flops(task: str, readings: Rows) -> Table:
+    """Return the sizes with the largest reach, by training FLOPs in bins of a factor of four."""
+    task_readings = [reading for reading in readings if _cell(reading)[0] == task]
     body = []
-    for power in sorted({_power(reading) for reading in own}):
-        alike = [reading for reading in own if _power(reading) == power]
-        cells = dict.fromkeys(map(_cell, alike))
-        means = {cell: _mean_reach([each for each in alike if _cell(each) == cell]) for cell in cells}
+    for power in sorted({_power(reading) for reading in task_readings}):
+        equal = [reading for reading in task_readings if _power(reading) == power]
+        cells = dict.fromkeys(map(_cell, equal))
+        means = {cell: _mean_reach([each for each in equal if _cell(each) == cell]) for cell in cells}
         best = max(means.values())
-        ahead = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
+        leaders = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
         body.append(
-            [f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}", str(len(cells)), ", ".join(ahead), f"{best:.3g}x"]
+            [f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}", str(len(cells)), ", ".join(leaders), f"{best:.3g}x"]
         )
-    title = f"{task}: at equal operations, the size that reaches furthest (share of the steps)"
-    return title, ["operations", "sizes", "furthest", "mean of the logarithms"], body
+    title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
+    return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
 
 
 def _power(reading: Mapping[str, Any]) -> int:
@@ -132,13 +135,13 @@ def _power(reading: Mapping[str, Any]) -> int:
 
 
 def _mean_reach(readings: Rows) -> float:
-    """The geometric mean; what does not even reach the training length counts as a tenth of it."""
+    """Return the geometric mean; a run that fails within the training length counts as 0.1."""
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Times the training length against operations of training, a panel per task."""
-    # Imported here: it takes a second, and most commands draw nothing.
+    """Draw reach against training FLOPs, a panel per task."""
+    # Imported here because it takes a second and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import NullFormatter  # noqa: PLC0415
 
@@ -159,13 +162,13 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
                     alpha=0.4,
                 )
             axes.plot(*zip(*points, strict=True), "-", color=f"C{place}", label=f"{layers} x {width}")
-        axes.set(xscale="log", yscale="log", xlabel="operations of training", title=task)
-        # Of the powers of ten alone: other numbers stand upon each other.
+        axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
+        # Powers of ten only: labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel(f"times the training length, exact match {REACHED} or more")
+        axes.set_ylabel(f"reach in training lengths, exact match {THRESHOLD} or more")
         axes.grid(alpha=0.3)
     for budget, marker in MARKERS.items():
-        axes.plot([], [], marker, color="gray", label=f"{budget:g} of the steps, a seed each")
+        axes.plot([], [], marker, color="gray", label=f"{budget:g} of the steps, one point per seed")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="layers x width")
     figure.suptitle(title)
     return save_figure(figure, folder)
@@ -173,13 +176,13 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
 
 SCALE = Claim(
     name="scale",
-    summary="how far PPC and sparse parity hold by depth, width and training budget; at equal operations",
+    summary="extrapolation of PPC and sparse parity by depth, width and training budget, and at equal FLOPs",
     paper="a question of two reviewers",
     experiments=_experiments,
     laptop=Size(
         num_seeds=1,
-        rows=tuple(label for label, (name, _, budget) in CELLS.items() if name == "parity" and budget > 0.25),
-        longest=2000,
+        labels=tuple(label for label, (name, _, budget) in CELLS.items() if name == "parity" and budget > 0.25),
+        max_length=2000,
     ),
     full=Size(num_seeds=3),
     read=_read,

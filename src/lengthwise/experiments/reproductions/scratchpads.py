@@ -1,61 +1,64 @@
-"""Claims about tasks with a scratchpad (section 5.2): PPC beside given IDs and the usual encodings."""
+"""Claims on tasks with a scratchpad (section 5.2): PPC compared with coupled IDs and common encodings."""
 
 from dataclasses import replace
 
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.baselines import with_baselines
-from lengthwise.experiments.reproductions.claim import Claim, Size
+from lengthwise.experiments.recipes.scratchpads import with_baselines
+from lengthwise.experiments.reproductions.reproduction import Claim, Size
 from lengthwise.tasks import VariableAssignment
 
-# Those that a laptop trains in minutes: what is new, what it is compared with, and what most models have.
-FEW = ("predicted (PPC)", "coupled, IDs given", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
-
-# Of the chain that is asked for, where that is fixed.
+# Labels that a laptop trains in minutes.
+LAPTOP_LABELS = ("predicted (PPC)", "coupled, IDs given", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
+# Fixed depth of the queried chain.
 DEPTH = 4
 
 
 def _parity() -> dict[str, Experiment]:
-    tests = EvaluationSettings(
+    evaluation = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(512, 512, 512, 64, 4), until_none=True
     )
-    return with_baselines(replace(recipe("parity"), evaluation=tests))
+    return with_baselines(replace(recipe("parity"), evaluation=evaluation))
 
 
 def _variable_assignment() -> dict[str, Experiment]:
-    tests = EvaluationSettings(
+    evaluation = EvaluationSettings(
         lengths=(16, 32, 160, 1600),
         num_examples=(512, 512, 512, 64),
         variants=("a quarter", "half", "all"),
         until_none=True,
     )
-    # Three tokens to an assignment, and one more for each that is followed.
-    rows = with_baselines(replace(recipe("variable_assignment"), evaluation=tests), patience=3, spread=4)
-    predicted = rows["predicted (PPC)"]
+    # An assignment has three tokens; following one adds a token.
+    experiments = with_baselines(
+        replace(recipe("variable_assignment"), evaluation=evaluation), steps_factor=3, ids_factor=4
+    )
+    predicted = experiments["predicted (PPC)"]
     for operands in (2, 3):
         task = VariableAssignment(operands=operands)
-        # With three, 2,000 steps fit a quarter of the sequences.
-        until = replace(predicted.training, steps=6000, fit_every=100, cooldown_steps=500)
-        rows[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task, training=until)
-    # However many assignments there are, as many are needed.
-    near = VariableAssignment(depth=DEPTH)
+        # With three operands, 2,000 steps fit only a quarter of the sequences.
+        training = replace(predicted.training, steps=6000, fit_every=100, cooldown_steps=500)
+        experiments[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task, training=training)
+    # A fixed depth needs the same number of assignments at every length.
+    fixed_depth = VariableAssignment(depth=DEPTH)
     for label in ("predicted (PPC)", "rotary"):
-        rows[f"{label}, depth {DEPTH}"] = replace(rows[label], task=near, evaluation=replace(tests, variants=()))
-    return rows
+        experiments[f"{label}, depth {DEPTH}"] = replace(
+            experiments[label], task=fixed_depth, evaluation=replace(evaluation, variants=())
+        )
+    return experiments
 
 
 PARITY = Claim(
     name="parity_scratchpad",
-    summary="parity with scratchpad: PPC, given IDs and seven other ways to give positions, to 1,000 times the length",
+    summary="parity with scratchpad to 1,000 times the length: PPC, coupled IDs and seven other position methods",
     paper="section 5.2",
     experiments=_parity,
-    laptop=Size(num_seeds=2, rows=FEW, most_steps=2000),
+    laptop=Size(num_seeds=2, labels=LAPTOP_LABELS, max_steps=2000),
 )
 VARIABLE_ASSIGNMENT = Claim(
     name="variable_assignment",
-    summary="variable assignment with scratchpad: IDs depend on the content, to 100 times the length, by depth",
+    summary="variable assignment with scratchpad to 100 times the length: content-dependent IDs, by chain depth",
     paper="section 5.2",
     experiments=_variable_assignment,
-    laptop=Size(num_seeds=1, rows=FEW, longest=160, most_steps=1500),
+    laptop=Size(num_seeds=1, labels=LAPTOP_LABELS, max_length=160, max_steps=1500),
 )

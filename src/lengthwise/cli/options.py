@@ -1,0 +1,199 @@
+"""Options of several commands, and the conversion of their values to experiments and settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
+from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
+from lengthwise.tasks.text.corpus import open_corpus
+
+Number = TypeVar("Number", int, float)
+
+
+def _parser(convert: Callable[[str], Number], description: str) -> Callable[[str | Number], Number]:
+    def parse(text: str | Number) -> Number:
+        # Typer also passes the default, which is a number.
+        try:
+            return convert(str(text))
+        except ValueError:
+            raise SettingError(f"invalid number '{text}'; use {description}") from None
+
+    return parse
+
+
+def integer(text: str, **settings: Any) -> Any:
+    """Return a Typer option for a whole number with this help text."""
+    return typer.Option(parser=_parser(int, "a whole number such as 20"), metavar="INT", help=text, **settings)
+
+
+def fraction(text: str) -> Any:
+    """Return a Typer option for a fraction with this help text."""
+    return typer.Option(parser=_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=text)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
+TaskName = Annotated[str | None, typer.Option("--task", help="Task: name, module:Name or FILE.jsonl.")]
+SchemeName = Annotated[str | None, typer.Option("--scheme", help="Position scheme: name or module:Name.")]
+EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: name or module:Name.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Use a tiny size, to check that everything runs.")]
+Variants = Annotated[str | None, typer.Option(help="Variants of the task, such as uniform,carry.")]
+NumExamples = Annotated[
+    str | None, typer.Option(help="Examples per length: one number for all lengths, or one per length, such as 512,64.")
+]
+TrainLengths = Annotated[
+    str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
+]
+ExampleSeed = Annotated[int, integer("Random seed of the examples.")]
+Jobs = Annotated[int | None, integer("Parallel processes.", show_default="one per core")]
+Out = Annotated[Path, typer.Option(help="Output folder.")]
+Corpus = Annotated[Path | None, typer.Option(help="Corpus folder written by lengthwise prepare, for the task text.")]
+
+
+def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
+    """Return the recipe of a name, or the experiment of a task, a scheme and an encoding."""
+    if name is not None and (task, scheme, encoding) != (None, None, None):
+        raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
+    if name in COMPARISONS:
+        raise SettingError(f"'{name}' is a comparison of several experiments; run compare {name}")
+    if name is not None:
+        return recipe(name)
+    if task is None:
+        raise SettingError(f"nothing to train; name a recipe ({', '.join(RECIPES)}) or use --task and --scheme")
+    return experiment_for(task, "predicted" if scheme is None else scheme, encoding)
+
+
+def with_training(
+    experiment: Experiment,
+    *,
+    train_lengths: str | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    num_position_ids: int | None = None,
+    head: str | None = None,
+) -> Experiment:
+    """Return the experiment with the values of the training flags."""
+    training = experiment.training
+    training = training if steps is None else replace(training, steps=steps)
+    training = training if batch_size is None else replace(training, batch_size=batch_size)
+    scheme = experiment.scheme
+    if num_position_ids is not None:
+        if scheme.num_position_ids is None:
+            raise SettingError(f"scheme {scheme.name} has no ID range; leave out --num-position-ids")
+        settings = {part.name: getattr(scheme, part.name) for part in fields(scheme)}  # type: ignore[arg-type]
+        scheme = type(scheme)(**{**settings, "num_position_ids": num_position_ids})
+    decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
+    lengths = experiment.train_lengths if train_lengths is None else parse_range(train_lengths)
+    return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
+
+
+def with_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
+    """Return the experiment with a corpus, saved as an absolute path so that the run works from any folder."""
+    if corpus is None:
+        return experiment
+    task = experiment.task
+    if not isinstance(task, Text):
+        raise SettingError(f"task {task.name} uses no corpus; leave out --corpus, or train the recipe language_model")
+    open_corpus(corpus)
+    return replace(experiment, task=replace(task, corpus=str(corpus.absolute())))
+
+
+def with_evaluation(
+    settings: EvaluationSettings,
+    lengths: str | None,
+    num_examples: str | None,
+    variants: str | None,
+    *,
+    task: Task | None,
+) -> EvaluationSettings:
+    """Return the settings with the values of the evaluation flags; a JSONL ``task`` sets the default lengths."""
+    if lengths is None and isinstance(task, HasLengths):
+        settings = replace(settings, lengths=default_lengths(task), num_examples=settings.num_examples[:1])
+    if lengths is not None:
+        settings = replace(
+            settings, lengths=parse_integers(lengths, "--lengths"), num_examples=settings.num_examples[:1]
+        )
+    if num_examples is not None:
+        settings = replace(settings, num_examples=parse_integers(num_examples, "--num-examples"))
+    if variants is not None:
+        settings = replace(settings, variants=split_names(variants))
+    return settings
+
+
+def experiments_from_names(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
+    """Return labeled experiments: recipes, a named comparison or some of its rows, or pairs of scheme and encoding."""
+    labels = None if rows is None else split_names(rows)
+    if len(names) == 1 and names[0] in COMPARISONS and task is None:
+        experiments = COMPARISONS[names[0]]()
+        return {label: _row_of(experiments, label, names[0]) for label in (experiments if labels is None else labels)}
+    if names and (task is not None or rows is not None):
+        raise SettingError("recipes cannot be combined with --task and --rows; use one of the two")
+    if names:
+        return {name: _recipe(name) for name in names}
+    if task is None or labels is None:
+        known = ", ".join((*RECIPES, *COMPARISONS))
+        raise SettingError(f"nothing to compare; name recipes ({known}) or use --task and --rows")
+    # A JSONL file is read only once.
+    loaded = load_task(task) if is_task_file(task) else task
+    return {label: _pair(loaded, label) for label in labels}
+
+
+def _row_of(experiments: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
+    if label not in experiments:
+        raise unknown_name(f"row of {comparison}", label, experiments)
+    return experiments[label]
+
+
+def _recipe(name: str) -> Experiment:
+    if name in COMPARISONS:
+        raise SettingError(f"comparison '{name}' cannot be combined with other rows; name it alone, or only recipes")
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
+    return recipe(name)
+
+
+def _pair(task: str | Task, label: str) -> Experiment:
+    if label.count("/") != 1:
+        raise SettingError(f"invalid row '{label}'; use scheme/encoding, such as predicted/rotary,sequential/nope")
+    return experiment_for(task, *label.split("/"))
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Parse a range of lengths such as ``1:20``."""
+    try:
+        first, last = (int(part) for part in text.split(":"))
+    except ValueError:
+        raise SettingError(f"invalid range of lengths '{text}'; use shortest:longest, such as 1:20") from None
+    return first, last
+
+
+def parse_integers(text: str, flag: str) -> tuple[int, ...]:
+    """Parse comma-separated whole numbers such as ``20,200``."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SettingError(f"invalid {flag} '{text}'; use whole numbers separated by commas, such as 20,200") from None
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Split comma-separated names."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def reject_flags(reason: str, **flags: object) -> None:
+    """Raise an error for the first flag that has a value."""
+    for name, value in flags.items():
+        if value is not None:
+            raise SettingError(f"--{name} {value} {reason}; leave it out")
+
+
+def parse_overrides(**names: str | None) -> dict[str, Any]:
+    """Return the classes, or the task of a JSONL file, that replace parts of a saved run."""
+    return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}

@@ -1,0 +1,114 @@
+"""Recipes for addition, addition of several numbers, multiplication and sorting.
+
+Every table of results states the ID ranges below.
+"""
+
+from dataclasses import replace
+
+from lengthwise.encodings import Rotary
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import Coupled, MultiLevel, Predicted
+from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort
+from lengthwise.training.trainer import TrainingSettings
+
+# Enough IDs for 1,000 digits, with room.
+ADDITION_IDS = 2048
+# Gaps nearly everywhere: each example contains ten distances instead of three, and a long sum has all of them.
+ADDITION_GAPS = 10
+# IDs per level (digits and operands): up to 60 of each and their signs.
+MULTI_ADDITION_IDS = 64
+# IDs per level (digits and partial products): up to 250 digits.
+MULTIPLICATION_IDS = 256
+LEVEL_GAPS = 5
+# Enough IDs for lists much longer than the number of distinct values.
+SORT_IDS = 512
+SORT_GAPS = 10
+# Fast angles separate neighboring IDs: a carry depends on neighboring digits.
+SHARP = Rotary(base=100.0, fastest=3.0)
+
+
+def addition() -> Experiment:
+    """Addition of two numbers of up to 10 digits; PPC, no carries written."""
+    return Experiment(
+        task=Addition(),
+        scheme=Predicted(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS),
+        encoding=SHARP,
+        # A step attends to five tokens. Scores that grow with the length would change their weights, so the sharpness
+        # is fixed.
+        decoder=DecoderSettings(
+            num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
+        ),
+        training=TrainingSettings(steps=2000, batch_size=128, weight_decay=0.1),
+        train_lengths=(1, 10),
+        evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
+    )
+
+
+def addition_coupled() -> Experiment:
+    """Addition with all IDs given."""
+    return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS))
+
+
+def addition_carry() -> Experiment:
+    """Addition with the carry written next to each digit; PPC."""
+    return replace(addition(), task=Addition(scratchpad="carry"))
+
+
+def multi_addition() -> Experiment:
+    """Addition of 2 to 5 numbers of up to 5 digits; PPC predicts digit and operand on two levels."""
+    return Experiment(
+        task=MultiAddition(),
+        scheme=Predicted(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS),
+        encoding=SHARP,
+        # More operands than in training compete for attention: the log factor keeps attention sharp. A flat start would
+        # fit 5 operands equally well and fail on 10 (benchmarks/multi_addition.md).
+        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="log", temperature=3.0),
+        training=TrainingSettings(steps=3000, weight_decay=0.01),
+        train_lengths=(1, 5),
+        evaluation=EvaluationSettings(lengths=(5, 10, 15), num_examples=(256,), variants=("5 operands", "10 operands")),
+    )
+
+
+def multi_addition_given() -> Experiment:
+    """Addition of several numbers with all IDs given."""
+    return replace(multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS))
+
+
+def multiplication() -> Experiment:
+    """Multiplication of up to 10 digits by 2 digits; PPC predicts digit and partial product on two levels."""
+    return Experiment(
+        task=Multiplication(),
+        scheme=Predicted(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS),
+        encoding=SHARP,
+        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="log", temperature=3.0),
+        training=TrainingSettings(steps=2500, weight_decay=0.01),
+        train_lengths=(1, 10),
+        evaluation=EvaluationSettings(lengths=(10, 40, 100), num_examples=(256,)),
+    )
+
+
+def multiplication_given() -> Experiment:
+    """Multiplication with all IDs given."""
+    return replace(multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS))
+
+
+def sort() -> Experiment:
+    """Sorting of lists of up to 10 items; PPC finds the next item with its search head, the decoder copies it."""
+    return Experiment(
+        task=Sort(),
+        scheme=Predicted(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS),
+        encoding=SHARP,
+        # The search head is the only one that can compare two values.
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2, head="search"),
+        # Two values adjacent in a long sorted list rarely occur together in a short list: training needs many lists.
+        training=TrainingSettings(steps=2000, batch_size=256, weight_decay=0.01),
+        train_lengths=(1, 10),
+        evaluation=EvaluationSettings(lengths=(10, 20, 40, 64), num_examples=(256,)),
+    )
+
+
+def sort_given() -> Experiment:
+    """Sorting with all IDs given: the IDs contain the order, so only copying remains."""
+    return replace(sort(), scheme=Coupled(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS))

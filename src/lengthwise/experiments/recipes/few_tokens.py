@@ -1,0 +1,90 @@
+"""Recipes for tasks whose answers depend on a few tokens: planted laws, recall and sparse parity."""
+
+from dataclasses import replace
+
+from lengthwise.encodings import NoPE
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import Sequential
+from lengthwise.tasks import Planted, Recall, SparseParity
+from lengthwise.training.trainer import TrainingSettings
+
+# Numbers of flagged bits with a test variant each; some exceed those in training.
+TEST_BITS = (1, 2, 4, 6, 8, 10, 12, 16)
+
+
+def planted() -> Experiment:
+    """Planted law: two marked tokens near each other decide the label; a decoder without positions."""
+    return Experiment(
+        task=Planted(),
+        scheme=Sequential(),
+        encoding=NoPE(),
+        training=TrainingSettings(steps=2000),
+        train_lengths=(2, 16),
+        evaluation=EvaluationSettings(lengths=(16, 32, 64, 160), num_examples=(512,)),
+    )
+
+
+def recall() -> Experiment:
+    """Recall of the value of one of four keys among up to 32 items; embeddings include the previous token."""
+    return Experiment(
+        task=Recall(),
+        scheme=Sequential(),
+        encoding=NoPE(),
+        decoder=DecoderSettings(
+            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
+        ),
+        training=TrainingSettings(steps=3000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        train_lengths=(4, 32),
+        evaluation=EvaluationSettings(lengths=(32, 64, 128, 512), num_examples=(512,)),
+    )
+
+
+def sparse_parity() -> Experiment:
+    """Sparse parity: up to three flagged bits among 20 to 50."""
+    return Experiment(
+        task=SparseParity(most=3),
+        scheme=Sequential(),
+        encoding=NoPE(),
+        decoder=DecoderSettings(num_layers=2, d_model=64, num_heads=2, length_scaling="none", temperature=1.0),
+        training=TrainingSettings(steps=1500, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        train_lengths=(20, 50),
+        evaluation=EvaluationSettings(lengths=(50, 100, 200, 500), num_examples=(512,)),
+    )
+
+
+def sparse_parity_up_to(
+    most: int, *, coding: str = "flags", window: int | None = None, test_bits: tuple[int, ...] = TEST_BITS
+) -> Experiment:
+    """Return sparse parity in stages: one more flagged bit, up to ``most``, whenever the current stage is learned.
+
+    Each number in ``test_bits`` is a test variant of its own.
+    """
+    return replace(
+        sparse_parity(),
+        task=SparseParity(most=most, coding=coding, window=window, tested=test_bits),
+        # Without dilution in training, attention to the flagged bits fades from four times the training length on, for
+        # one seed in three.
+        decoder=replace(sparse_parity().decoder, d_model=128, num_heads=4, dilution=0.5),
+        # The last stage is a small share of the training examples: its loss is more informative than exact match.
+        training=TrainingSettings(
+            steps=4000,
+            learning_rate=2e-3,
+            weight_decay=0.1,
+            stage_loss=0.02,
+            fit_every=50,
+            fit_threshold=0.998,
+            cooldown_steps=800,
+        ),
+        evaluation=EvaluationSettings(
+            lengths=(50, 100, 200, 500, 5000),
+            num_examples=(512, 512, 512, 512, 16),
+            variants=tuple(f"flagged-{number}" for number in test_bits),
+        ),
+    )
+
+
+def sparse_parity_8() -> Experiment:
+    """Sparse parity in stages: up to eight flagged bits among 20 to 50."""
+    return sparse_parity_up_to(8)

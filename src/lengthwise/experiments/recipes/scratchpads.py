@@ -1,0 +1,124 @@
+"""Recipes for parity, copy, reverse and variable assignment, and parity compared with the baselines.
+
+Every table of results states the ID ranges below.
+"""
+
+from dataclasses import replace
+
+from lengthwise.encodings import FIRE, ALiBi, NoPE, Rotary
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
+from lengthwise.training.trainer import TrainingSettings
+
+# Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
+PARITY_IDS, COPY_IDS, ASSIGNMENT_IDS = 20_480, 4096, 2048
+# Gaps nearly everywhere: an example contains distances of every size. With three, 1 seed of 5 failed at 2,000 bits.
+MAX_GAPS = 10
+DEMO = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
+
+
+def parity() -> Experiment:
+    """Parity with a scratchpad, up to 20 bits; PPC predicts all IDs after the prompt."""
+    return Experiment(
+        task=Parity(),
+        scheme=Predicted(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS),
+        # Fast angles separate neighboring IDs: 8 of 8 tuning seeds fit, 4 of 8 with the published angles.
+        encoding=Rotary(base=100.0, fastest=3.0),
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
+        training=TrainingSettings(steps=1000, weight_decay=0.1),
+        train_lengths=(1, 20),
+        evaluation=EvaluationSettings(lengths=(20, 200, 2000), num_examples=(512,)),
+    )
+
+
+def parity_rank() -> Experiment:
+    """Parity with the rank head, a cheaper ID predictor."""
+    return replace(parity(), decoder=replace(parity().decoder, head="rank"))
+
+
+def parity_coupled() -> Experiment:
+    """Parity with all IDs given."""
+    return replace(parity(), scheme=Coupled(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS))
+
+
+def copy() -> Experiment:
+    """Copy of up to 20 symbols; PPC."""
+    return replace(parity(), task=Copy(), scheme=Predicted(num_position_ids=COPY_IDS, max_gaps=MAX_GAPS))
+
+
+def reverse() -> Experiment:
+    """Reversal of up to 20 symbols; PPC."""
+    return replace(copy(), task=Reverse())
+
+
+def variable_assignment() -> Experiment:
+    """Variable assignment with a scratchpad, up to 16 assignments; PPC predicts content-dependent IDs."""
+    return Experiment(
+        task=VariableAssignment(),
+        scheme=Predicted(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS),
+        encoding=Rotary(base=100.0, fastest=3.0),
+        decoder=DecoderSettings(
+            num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, tied_output=True, temperature=2.0
+        ),
+        training=TrainingSettings(steps=1500),
+        train_lengths=(1, 16),
+        evaluation=EvaluationSettings(lengths=(16, 160, 1600), num_examples=(512, 512, 64)),
+    )
+
+
+def variable_assignment_coupled() -> Experiment:
+    """Variable assignment with all IDs given."""
+    return replace(variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS))
+
+
+def with_baselines(predicted: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
+    """Return the PPC experiment, coupled IDs, and common encodings with the same task, lengths and decoder options.
+
+    Common encodings get a second layer and up to ``steps_factor`` times the steps; they stop when they fit the training
+    range. Schemes with one ID per token get an ID range ``ids_factor`` times as large.
+    """
+    assert isinstance(predicted.scheme, Predicted)
+    ids, gaps = predicted.scheme.num_position_ids, predicted.scheme.max_gaps
+    baseline = replace(
+        predicted,
+        scheme=Sequential(),
+        encoding=Rotary(),  # as published
+        decoder=replace(predicted.decoder, num_layers=2),
+        training=replace(predicted.training, steps=steps_factor * predicted.training.steps, fit_every=100),
+    )
+    return {
+        "predicted (PPC)": predicted,
+        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=ids, max_gaps=gaps)),
+        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=ids, max_gaps=0)),
+        "NoPE": replace(baseline, encoding=NoPE()),
+        "rotary": baseline,
+        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * ids)),
+        "ALiBi": replace(baseline, encoding=ALiBi()),
+        "FIRE": replace(baseline, encoding=FIRE()),
+        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * ids)),
+        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * ids)),
+    }
+
+
+def demo() -> dict[str, Experiment]:
+    """Parity: PPC, coupled IDs and common encodings with the same decoder options."""
+    tests = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
+    predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=tests)
+    experiments = with_baselines(predicted)
+    return {label: experiments[label] for label in DEMO}
+
+
+def parity_id_range() -> dict[str, Experiment]:
+    """Parity with training IDs up to 0.1, 1 and 4 times the largest ID in evaluation."""
+    tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
+    return {
+        f"IDs to {factor:g}x": replace(
+            parity(),
+            scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS),
+            evaluation=tests,
+        )
+        for factor in (0.1, 1, 4)
+    }
