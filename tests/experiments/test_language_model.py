@@ -184,10 +184,10 @@ def test_compare_shows_perplexities_and_draws_them(made, capsys):
 WRONG: list[tuple[list[str], str]] = [
     (
         ["prepare", "nowhere", "--out", "new"],
-        "nowhere does not exist; give a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
+        "nowhere does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
     ),
     (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
-    (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 has no room for every byte"),
+    (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small for all bytes"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
     (["prepare", "tales", "--held-out", "2", "--out", "new"], "held-out share 2.0 leaves nothing to train on"),
     (["prepare", "tales", "--held-out", "x", "--out", "new"], "invalid number 'x'; use a fraction such as 0.1"),

@@ -1,4 +1,4 @@
-"""Tasks as data sets: every column says of a symbol what the task and the scheme say of its token."""
+"""Tests of tasks as data sets: each column has one value per symbol, equal to that of the token."""
 
 import numpy as np
 import pytest
@@ -22,11 +22,11 @@ def lengths_of(task):
 
 @over_answered
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_symbol_of_every_task_has_a_span_and_what_is_said_of_it(scheme, task):
+def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
     if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
-    found = to_dataset(task, lengths=lengths_of(task), size=6, seed=1, scheme=small_scheme(scheme))
-    for item in found:
+    data = to_dataset(task, lengths=lengths_of(task), size=6, seed=1, scheme=small_scheme(scheme))
+    for item in data:
         text = item["prompt"] + item["response"]
         symbols = [text[first:last] for first, last in item["spans"]]
         assert " ".join(symbols) == text.replace("\n", " \n")
@@ -35,9 +35,9 @@ def test_every_symbol_of_every_task_has_a_span_and_what_is_said_of_it(scheme, ta
         for column in ("coupling", "position_ids"):
             if column in item:
                 assert np.array(item[column]).shape[-1] == len(symbols)
-    assert ("coupling" in found.column_names) == (task.sample(length=3, size=1, rng=stream(0)).coupling is not None)
-    assert set(found["length"]) <= set(lengths_of(task))
-    assert {(item["task"], item["seed"]) for item in found} == {(task.name, 1)}
+    assert ("coupling" in data.column_names) == (task.sample(length=3, size=1, rng=stream(0)).coupling is not None)
+    assert set(data["length"]) <= set(lengths_of(task))
+    assert {(item["task"], item["seed"]) for item in data} == {(task.name, 1)}
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
@@ -49,59 +49,59 @@ def test_a_larger_data_set_begins_with_the_smaller_one(task):
     assert other["prompt"] != large["prompt"] or other["response"] != large["response"]
 
 
-def test_ids_and_groups_are_those_of_evaluation():
+def test_ids_and_groups_equal_those_of_evaluation():
     task = Parity()
     (item,) = to_dataset(task, lengths=[3], size=1, scheme=Predicted())
     examples = task.from_prompt(item["prompt"])
-    assigned = Predicted().assign(examples, stream(0), training=False)
-    assert item["position_ids"] == assigned.position_ids[0, 0].tolist()
+    assignment = Predicted().assign(examples, stream(0), training=False)
+    assert item["position_ids"] == assignment.position_ids[0, 0].tolist()
     assert item["coupling"] == examples.coupling[0, 0].tolist()
     assert "position_ids" not in to_dataset(task, lengths=[3], size=1).column_names
 
 
-def test_several_levels_are_a_list_for_each():
+def test_several_levels_give_one_list_per_level():
     (item,) = to_dataset(MultiAddition(), lengths=[2], size=1, scheme=MultiLevel())
     assert np.array(item["coupling"]).shape == np.array(item["position_ids"]).shape == (2, len(item["spans"]))
 
 
-def test_no_item_is_another_one_again():
+def test_items_differ():
     assert len(set(to_dataset(Parity(), lengths=[30], size=40)["prompt"])) == 40
 
 
-class Filled(Parity):
-    """A task of one's own that fills up behind the end token."""
+class Padded(Parity):
+    """Custom task with padding after the end token."""
 
     def sample(self, *, length, size, rng):
-        """Parity, and three tokens more."""
+        """Sample parity with three more tokens."""
         examples = Parity().sample(length=length, size=size, rng=rng)
-        more = ((0, 0), (0, 3))
+        width = ((0, 0), (0, 3))
         return Examples(
-            tokens=np.pad(examples.tokens, more, constant_values=3),
+            tokens=np.pad(examples.tokens, width, constant_values=3),
             prompt_length=examples.prompt_length,
-            is_answer=np.pad(examples.is_answer, more),
-            coupling=np.pad(examples.coupling, ((0, 0), *more)),
+            is_answer=np.pad(examples.is_answer, width),
+            coupling=np.pad(examples.coupling, ((0, 0), *width)),
         )
 
 
-def test_what_fills_up_behind_the_end_token_belongs_to_no_symbol():
-    plain, filled = (to_dataset(task, lengths=[4], size=3, scheme=Predicted()) for task in (Parity(), Filled()))
-    assert filled.to_list() == plain.to_list()
+def test_padding_after_the_end_token_has_no_symbol():
+    plain, padded = (to_dataset(task, lengths=[4], size=3, scheme=Predicted()) for task in (Parity(), Padded()))
+    assert padded.to_list() == plain.to_list()
 
 
-def test_every_length_is_drawn_and_no_other():
+def test_only_the_given_lengths_are_sampled():
     assert set(to_dataset(Parity(), lengths=(2, 5), size=30)["length"]) == {2, 5}
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "message"),
+    ("arguments", "error", "message"),
     [
-        ({"task": Text()}, SettingError, r"^task text is graded by loss and asks no question; choose a task with an"),
-        ({"lengths": []}, SettingError, r"^3 examples of 0 lengths make no data set; give at least one of each$"),
-        ({"size": 0}, SettingError, r"^0 examples of 1 lengths make no data set; give at least one of each$"),
+        ({"task": Text()}, SettingError, r"^task text is graded by loss and has no prompts; use a task"),
+        ({"lengths": []}, SettingError, r"^invalid data set of 3 examples and 0 lengths; use at least one of each$"),
+        ({"size": 0}, SettingError, r"^invalid data set of 0 examples and 1 lengths; use at least one of each$"),
         (
             {"task": JSONLTask(), "lengths": [99]},
             SettingError,
-            r"has no row of length 99; use a length that it has: 1-20$",
+            r"has no records of length 99; use one of 1-20$",
         ),
         (
             {"task": Parity(coupling="none"), "scheme": Coupled()},
@@ -110,7 +110,7 @@ def test_every_length_is_drawn_and_no_other():
         ),
     ],
 )
-def test_what_makes_no_data_set_is_refused_in_one_line(asked, error, message):
-    given = {"task": Parity(), "lengths": [4], "size": 3, **asked}
+def test_invalid_data_sets_raise_a_one_line_error(arguments, error, message):
+    arguments = {"task": Parity(), "lengths": [4], "size": 3, **arguments}
     with pytest.raises(error, match=message):
-        to_dataset(given.pop("task"), **given)
+        to_dataset(arguments.pop("task"), **arguments)

@@ -24,7 +24,7 @@ from lengthwise.core.errors import (
 )
 from lengthwise.tasks.text.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer, with_digest
 from lengthwise.tasks.text.prepare import prepare_corpus, token_type
-from lengthwise.tasks.text.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, _library_of, shown
+from lengthwise.tasks.text.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, _library_tokenizer, format_piece
 
 PROSE = {
     f"tale {place}": f"Once there were {place} hens and a fox, and the fox said nothing.\n" * 9 for place in range(12)
@@ -82,11 +82,11 @@ def test_the_tokenizer_is_that_of_the_library_which_decodes_it_alike(texts):
 
 def test_every_piece_is_shown_in_its_own_way_and_the_end_as_end(texts):
     pieces = read_tokenizer(prepared()).pieces
-    assert len({shown(piece) for piece in pieces}) == len(pieces)
-    assert shown(pieces[END]) == "end"
-    assert shown(b"end") == "'end'"
-    assert shown(b"\n") == "'\\n'"
-    assert shown(b"\xe6") == "b'\\xe6'"
+    assert len({format_piece(piece) for piece in pieces}) == len(pieces)
+    assert format_piece(pieces[END]) == "end"
+    assert format_piece(b"end") == "'end'"
+    assert format_piece(b"\n") == "'\\n'"
+    assert format_piece(b"\xe6") == "b'\\xe6'"
 
 
 def test_the_splits_hold_every_document_once_and_each_kind_is_held_out_by_whole_documents(texts):
@@ -113,8 +113,8 @@ def test_no_copy_of_a_held_out_text_is_trained_on(texts):
     with pytest.warns(SkippedTextWarning) as told:
         folder = prepared(["prose", "other"])
     assert [str(each.message).partition(", such")[0] for each in told] == [
-        "36 text(s) are copies of others and were left out",
-        "12 text(s) are copies of others and were left out",
+        "skipped 36 text(s) that are copies of others",
+        "skipped 12 text(s) that are copies of others",
     ]
     splits = [list(split_texts(folder, split).values()) for split in SPLITS]
     assert not set(splits[0]) & set(splits[1])
@@ -311,16 +311,16 @@ def test_texts_that_change_while_they_are_read_are_refused(texts):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
-    "no text": ({"sources": []}, TextError, r"no text is named; give files, folders or dataset:NAME"),
-    "a kind of nothing": ({"sources": ["prose="]}, TextError, r"prose= does not exist; give a file, a folder"),
-    "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist; give a file, a folder"),
+    "no text": ({"sources": []}, TextError, r"no source of text; use files, folders or dataset:NAME"),
+    "a kind of nothing": ({"sources": ["prose="]}, TextError, r"prose= does not exist; use a file, a folder"),
+    "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist; use a file, a folder"),
     "a small vocabulary": (
         {"vocabulary_size": 256},
         SettingError,
-        r"size 256 has no room for every byte; use at least 257",
+        r"size 256 is too small for all bytes; use at least 257",
     ),
-    "a large share": ({"held_out": 1.0}, SettingError, r"held-out share 1.0 leaves nothing to train on; use 0.1"),
-    "a negative share": ({"held_out": -0.1}, SettingError, r"held-out share -0.1 leaves nothing to train on"),
+    "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use a number from 0 to below 1"),
+    "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use a number from 0"),
     "a folder that is there": ({"out": "prose"}, RunFolderError, r"prose already exists; choose another --out"),
     "a file that is there": (
         {"out": "letter/only.txt"},
@@ -335,7 +335,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     "a text too short": (
         {"sources": ["short.txt"]},
         TextError,
-        r"a text of 1 characters cannot be cut in two; give more",
+        r"a text of 1 characters is too short to split; use more",
     ),
 }
 
@@ -351,11 +351,11 @@ def test_what_cannot_be_prepared_is_refused_in_one_line_and_nothing_is_written(n
     assert tree(texts) == before
 
 
-def test_the_library_of_tokenizers_is_asked_for_where_it_is_missing(texts, monkeypatch):
+def test_the_library_tokenizer_tokenizers_is_asked_for_where_it_is_missing(texts, monkeypatch):
     folder = prepared()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     # It keeps what it read.
-    _library_of.cache_clear()
+    _library_tokenizer.cache_clear()
     text = r"text needs the tokenizers library; pip install 'lengthwise\[text\]'"
     with pytest.raises(TextError, match=text):
         prepared(out="other")
@@ -375,7 +375,7 @@ def signed_again(content: bytes) -> bytes:
 
 
 DAMAGE: dict[str, tuple[str, Any, str]] = {
-    "facts missing": ("corpus.json", None, r"is no corpus \(it has no corpus.json\); make one with lengthwise prepare"),
+    "facts missing": ("corpus.json", None, r"is not a corpus \(it has no corpus.json\); run lengthwise prepare"),
     "facts cut": (
         "corpus.json",
         lambda content: content[:99],
@@ -389,30 +389,30 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "facts edited": (
         "corpus.json",
         lambda content: re.sub(rb'"bytes": \d', b'"bytes": 9', content),
-        r"corpus.json is not what prepare wrote \(its digest differs\); prepare the corpus again",
+        r"corpus.json was modified \(its digest differs\); prepare the corpus again",
     ),
     "a list missing": ("train.jsonl", None, r"corpus corpus is damaged .*; prepare it again"),
     "a list cut": ("train.jsonl", lambda content: content[:-9], r"corpus corpus is damaged .*; prepare it again"),
     "a document lost": (
         "held_out.jsonl",
         lambda content: content[: content[:-1].rindex(b"\n") + 1],
-        r"held_out.tokens is not what corpus.json and held_out.jsonl say; prepare the corpus again",
+        r"held_out.tokens does not match corpus.json and held_out.jsonl; prepare the corpus again",
     ),
     "two tokens with each other's numbers": (
         "tokenizer.json",
         lambda content: content.replace(b'"a":65,"b":66', b'"a":66,"b":65'),
-        r"tokenizer.json is not what corpus.json says \(its digest differs\); prepare the corpus again",
+        r"tokenizer.json does not match corpus.json \(its digest differs\); prepare the corpus again",
     ),
     "a document renamed": (
         "train.jsonl",
         lambda content: content.replace(b".txt", b".tst", 1),
-        r"train.jsonl is not what corpus.json says \(its digest differs\); prepare the corpus again",
+        r"train.jsonl does not match corpus.json \(its digest differs\); prepare the corpus again",
     ),
-    "tokens missing": ("train.tokens", None, r"train.tokens is not what corpus.json and train.jsonl say; prepare"),
+    "tokens missing": ("train.tokens", None, r"train.tokens does not match corpus.json and train.jsonl; prepare"),
     "tokens cut": (
         "train.tokens",
         lambda content: content[:-2],
-        r"train.tokens is not what corpus.json and train.jsonl",
+        r"train.tokens does not match corpus.json and train.jsonl",
     ),
     "a type of objects": (
         "corpus.json",
@@ -438,7 +438,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "a token flipped": (
         "train.tokens",
         lambda content: bytes([content[0] ^ 1]) + content[1:],
-        r"train.tokens is not what corpus.json says \(its digest differs\); prepare the corpus again",
+        r"train.tokens does not match corpus.json \(its digest differs\); prepare the corpus again",
     ),
     "tokenizer missing": (
         "tokenizer.json",
@@ -453,7 +453,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "another tokenizer": (
         "tokenizer.json",
         lambda content: content.replace(b"<|end|>", b"!!"),
-        r"tokenizer.json is no tokenizer of a prepared corpus \(token 0 is not <\|end\|>\); prepare one",
+        r"tokenizer.json is not from a prepared corpus \(token 0 is not <\|end\|>\); prepare a corpus",
     ),
 }
 

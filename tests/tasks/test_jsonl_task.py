@@ -148,7 +148,8 @@ def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
     assert run is not None
     settings = replace(experiment.evaluation, lengths=(3, 4))
     with pytest.warns(
-        TrainingOverlapWarning, match=r"^rows of length 3 were trained on, some or all; name rows that were held out"
+        TrainingOverlapWarning,
+        match=r"^some or all records of length 3 were in the training data; name rows that were held out",
     ):
         rows = evaluate(run, settings)
     assert [(row["num_rows"], row["num_examples"], row["seen_in_training"]) for row in rows] == [
@@ -162,7 +163,7 @@ def test_rows_that_the_run_was_trained_on_are_told_of(file, tmp_path):
     # One row of training among others.
     mixed = [*backwards([3, 4], seed=23), *backwards(range(1, 5))[-12:-11]]
     leaking = JSONLTask(file=str(written(tmp_path / "mixed.jsonl", mixed)))
-    with pytest.warns(TrainingOverlapWarning, match=r"^rows of length 3 were trained on, some or all"):
+    with pytest.warns(TrainingOverlapWarning, match=r"^some or all records of length 3 were in the training data"):
         evaluate(load_run(tmp_path / "run", overrides={"task": leaking}, device="cpu"), settings)
     # The same file under another name is the same file.
     again = JSONLTask(file=str(written(tmp_path / "again.jsonl", backwards(range(1, 5)))))
@@ -214,7 +215,7 @@ def test_the_mark_lies_where_a_reader_arrives_that_has_read_everything(responses
 
 def test_a_length_without_rows_is_refused_with_those_that_there_are(tmp_path, rng):
     task = only(tmp_path, *uncoupled(backwards([2, 3, 4, 7, 9, 10])))
-    with pytest.raises(SettingError, match=r"only\.jsonl has no row of length 5; .* that it has: 2-4, 7, 9-10$"):
+    with pytest.raises(SettingError, match=r"only\.jsonl has no records of length 5; use one of 2-4, 7, 9-10$"):
         task.sample(length=5, size=1, rng=rng)
     many = only(tmp_path, *uncoupled(backwards(range(1, 60, 2), count=1)))
     with pytest.raises(SettingError, match=r"that it has: 1, 3, 5, 7, 9, 11, \.\.\., 49, 51, 53, 55, 57, 59$"):
@@ -226,43 +227,43 @@ def test_training_draws_the_lengths_that_there_are_and_asks_for_both_ends(tmp_pa
     sampler = Sampler(task=task, scheme=Sequential(), lengths=(2, 5), batch_size=2, seed=0)
     assert {sampler.batch(step).length for step in range(40)} == {2, 4, 5}
     for ends, missing in (((3, 4), 3), ((2, 3), 3), ((3, 3), 3), ((2, 9), 9)):
-        with pytest.raises(SettingError, match=rf"has no row of length {missing}; .* 1-2, 4-5, 8$"):
+        with pytest.raises(SettingError, match=rf"has no records of length {missing}; .* 1-2, 4-5, 8$"):
             train(replace(small_experiment(task, Sequential()), train_lengths=ends), tmp_path / "run", device="cpu")
         assert not (tmp_path / "run").exists()
 
 
 GOOD = '{"prompt": "a b", "response": "b a", "coupling": [1, 2, 2, 1]}'
 MALFORMED = {
-    "a b": r"this is no row \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
-    '{"prompt": "a b"': r"this is no row \(",
-    "[" * 100_000: r"this is no row \(",
-    '["a b", "b a"]': r"this is no row \(it is a list, not an object\); write one JSON object such as",
-    "7": r"this is no row \(it is a number, not an object\)",
-    '{"prompt": "a b"}': r'the row has no "response"; write one object such as',
-    '{"response": "a b"}': r'the row has no "prompt"; write',
-    '{"prompt": 5, "response": "a"}': r"the prompt is 5; give a list of tokens, or a text with spaces between them",
-    '{"prompt": "a", "response": null}': r"the response is null; give a list",
-    '{"prompt": ["a", 3], "response": "a"}': r"the prompt has the token 3; tokens are words, in quotes and not empty",
-    '{"prompt": ["a", ""], "response": "a"}': r'the prompt has the token ""; tokens are words',
-    '{"prompt": "a", "response": []}': r"the response is empty; give it at least one token",
+    "a b": r"invalid record \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
+    '{"prompt": "a b"': r"invalid record \(",
+    "[" * 100_000: r"invalid record \(",
+    '["a b", "b a"]': r"invalid record \(it is a list, not an object\); write one JSON object such as",
+    "7": r"invalid record \(it is a number, not an object\)",
+    '{"prompt": "a b"}': r'the record has no "response"; write one object such as',
+    '{"response": "a b"}': r'the record has no "prompt"; write',
+    '{"prompt": 5, "response": "a"}': r"invalid prompt 5; use a list of tokens, or a string of tokens and spaces",
+    '{"prompt": "a", "response": null}': r"invalid response null; use a list",
+    '{"prompt": ["a", 3], "response": "a"}': r"the prompt has the invalid token 3; use strings that are not empty",
+    '{"prompt": ["a", ""], "response": "a"}': r'the prompt has the invalid token ""; use strings',
+    '{"prompt": "a", "response": []}': r"the response is empty; write at least one token",
     '{"prompt": "a", "response": "  "}': r"the response is empty",
     '{"prompt": "", "response": "a"}': r"the prompt is empty",
     '{"prompt": "a", "response": "b", "couplng": [1, 1]}': r"unknown key 'couplng'; did you mean 'coupling'\? known: ",
-    '{"prompt": "a", "response": "b"}': r"the row has no coupling and the rows before it have one; give it in all rows",
-    '{"prompt": "a", "response": "b", "coupling": 1}': r"the coupling is 1; give a list of whole numbers",
+    '{"prompt": "a", "response": "b"}': r"the record has no coupling, unlike the records before it; add it to all records",
+    '{"prompt": "a", "response": "b", "coupling": 1}': r"invalid coupling 1; use a list of integers",
     '{"prompt": "a", "response": "b", "coupling": [1, 2, 3]}': (
-        r"the coupling has 3 numbers; give 2, one for each token of the prompt \(1\) and of the response \(1\)"
+        r"the coupling has 3 numbers; write 2, one for each token of the prompt \(1\) and of the response \(1\)"
     ),
-    '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"the coupling has 1.0; give whole numbers from 0 on",
-    '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"the coupling has true; give whole",
-    '{"prompt": "a", "response": "b", "coupling": [-1, 1]}': r"the coupling has -1; give whole",
-    '{"prompt": "a", "response": "b", "coupling": [1, 9999999999]}': r"the coupling has 9999999999; give",
-    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"length 0 is no length; give a whole number",
-    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": "1"}': r'length "1" is no length; give',
+    '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"the coupling has the invalid number 1.0; use integers from 0 on",
+    '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"the coupling has the invalid number true; use integers",
+    '{"prompt": "a", "response": "b", "coupling": [-1, 1]}': r"the coupling has the invalid number -1; use integers",
+    '{"prompt": "a", "response": "b", "coupling": [1, 9999999999]}': r"the coupling has the invalid number 9999999999; use",
+    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"invalid length 0; use a positive integer",
+    '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": "1"}': r'invalid length "1"; use',
     '{"prompt": "a end", "response": "b", "coupling": [1, 1, 1]}': (
-        r"the token 'end' is put behind every response anyway; leave it out or give it another name"
+        r"the token 'end' is added to every response; remove it or give it another name"
     ),
-    '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the token '<mark>' is put behind every prompt",
+    '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the token '<mark>' is added to every prompt",
 }
 
 
@@ -278,7 +279,7 @@ def test_a_malformed_row_is_reported_by_its_line(line, text, tmp_path, rng):
 def test_a_coupling_that_only_later_rows_have_is_reported_by_line(tmp_path):
     path = written(tmp_path / "bad.jsonl", ['{"prompt": "a", "response": "b"}', GOOD])
     with pytest.raises(
-        TaskFileError, match=r"line 2: the row has a coupling and the rows before it have none; give it in"
+        TaskFileError, match=r"line 2: the record has a coupling, unlike the records before it; add it to"
     ):
         _ = JSONLTask(file=str(path)).vocabulary
 
@@ -286,10 +287,10 @@ def test_a_coupling_that_only_later_rows_have_is_reported_by_line(tmp_path):
 def test_what_is_no_text_is_reported_by_line_and_an_empty_file_as_such(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff", "response": "a"}\n')
-    with pytest.raises(TaskFileError, match=r"line 2: this is no row \(.*can't decode byte 0xff"):
+    with pytest.raises(TaskFileError, match=r"line 2: invalid record \(.*can't decode byte 0xff"):
         _ = JSONLTask(file=str(path)).vocabulary
     path.write_bytes(b"\n \n")
-    with pytest.raises(TaskFileError, match=r"bad\.jsonl has no row; write one in each line, such as \{\"prompt\""):
+    with pytest.raises(TaskFileError, match=r"bad\.jsonl has no records; write one per line, such as \{\"prompt\""):
         _ = JSONLTask(file=str(path)).vocabulary
 
 
@@ -305,7 +306,7 @@ def test_what_is_saved_is_the_whole_path_and_the_digest_of_the_file(file, monkey
     tree_of_task = to_dict(task)
     assert tree_of_task == {"name": "rows", "file": str(file), "digest": task.digest}
     assert from_dict(to_dict(Experiment(task=task))).task == task
-    assert replace(task, kept="somewhere") == task
+    assert replace(task, run_folder="somewhere") == task
     other = written(file.parent / "other.jsonl", backwards([1]))
     assert JSONLTask(file=str(other)).digest != task.digest
 
@@ -320,7 +321,7 @@ def test_rows_that_were_read_are_not_sent_to_another_process(file, rng):
 
 def test_a_file_that_is_missing_is_refused_where_it_is_named(tmp_path):
     with pytest.raises(
-        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); name one that can be"
+        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); use a readable file"
     ):
         JSONLTask(file=str(tmp_path / "none.jsonl"))
     (tmp_path / "folder.jsonl").mkdir()
@@ -352,9 +353,7 @@ def test_the_vocabulary_is_that_of_training_and_another_token_is_refused_by_its_
     train(small_experiment(JSONLTask(file=str(file)), COUPLED, steps=1), tmp_path / "run", device="cpu")
     rows = [*backwards([2], count=3), {"prompt": "a z", "response": "z a", "coupling": [1, 2, 2, 1]}]
     test = JSONLTask(file=str(written(tmp_path / "test.jsonl", rows)))
-    with pytest.raises(
-        TaskFileError, match=r"test\.jsonl line 4: the token 'z' is none of the 3 that the run was trained on"
-    ):
+    with pytest.raises(TaskFileError, match=r"test\.jsonl line 4: the token 'z' is not one of the 3 tokens of the run"):
         load_run(tmp_path / "run", overrides={"task": test}, device="cpu")
 
 
@@ -369,7 +368,7 @@ def test_a_run_answers_prompts_without_its_file(file, tmp_path):
     assert (answer.expected, answer.right) == ([], None)
     assert 1 <= len(answer.symbols) <= 5
     with pytest.raises(
-        PromptError, match=r"'z' cannot stand in a prompt of rows; write tokens of its file with spaces"
+        PromptError, match=r"invalid symbol 'z' in a prompt of rows; write tokens of its file with spaces"
     ):
         generate_from_prompt(loaded, "a z")
     with pytest.raises(TaskFileError, match=r"rows\.jsonl cannot be read \(No such file"):
@@ -399,10 +398,10 @@ def test_a_whole_row_can_be_asked_and_its_mistakes_are_named(file, tmp_path):
     assert answer.expected == ["c", "a", "b", "a", "a", "end"]
     assert answer.right is not None
     with pytest.raises(
-        TaskFileError, match=r"^the prompt line 1: the coupling has 1 numbers; give 2, one for each token"
+        TaskFileError, match=r"^the prompt line 1: the coupling has 1 numbers; write 2, one for each token"
     ):
         generate_from_prompt(run, '{"prompt": "a", "response": "c", "coupling": [1]}')
-    with pytest.raises(PromptError, match=r"'\{' cannot stand in a prompt of rows"):
+    with pytest.raises(PromptError, match=r"invalid symbol '\{' in a prompt of rows"):
         generate_from_prompt(run, '{ "a"')
 
 
@@ -411,7 +410,7 @@ def test_rows_that_changed_since_training_are_refused(file, tmp_path):
     train(experiment, tmp_path / "run", device="cpu")
     content = file.read_text()
     written(file, backwards(range(1, 5), seed=1))
-    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed since it was named; name it anew with --task"):
+    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed; pass it again with --task"):
         evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     # Named anew, it is another file to be measured on.
     anew = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
@@ -433,7 +432,7 @@ def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
 def test_a_run_of_another_task_takes_no_rows(file, tmp_path):
     train(small_experiment(steps=1), tmp_path / "run", device="cpu")
     with pytest.raises(
-        TaskFileError, match=r"run was not trained on a file of rows \(it has no rows\.json\); name the task"
+        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use the task"
     ):
         load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
 
@@ -509,21 +508,19 @@ def test_wrong_rows_are_answered_in_one_line_with_status_2_and_nothing_is_writte
     written(tmp_path / "short.jsonl", uncoupled(backwards([1, 2])))
     before = tree(tmp_path)
     for task, flags, text in (
-        ("bad.jsonl", [], 'bad.jsonl line 2: the row has no "prompt"; write one object such as'),
-        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); name one that can be, as --task"),
+        ("bad.jsonl", [], 'bad.jsonl line 2: the record has no "prompt"; write one object such as'),
+        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); use a readable file as --task"),
         (
             "short.jsonl",
             ["--train-lengths", "1:20"],
-            "short.jsonl has no row of length 20; use a length that it has: 1-2",
+            "short.jsonl has no records of length 20; use one of 1-2",
         ),
         ("short.jsonl", [], "this task declares no coupling; use the scheme sequential"),
     ):
         assert text in refused(["train", "--task", task, "--scheme", "coupled", *flags, "--out", "run"], capsys)
         assert tree(tmp_path) == before
     flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
-    assert "has no row of length 20; use a length that it has: 1-2" in refused(
-        ["compare", *flags, "--out", "both"], capsys
-    )
+    assert "has no records of length 20; use one of 1-2" in refused(["compare", *flags, "--out", "both"], capsys)
     certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
     assert "does not say which tokens its answers depend on" in refused(certify, capsys)
     assert tree(tmp_path) == before

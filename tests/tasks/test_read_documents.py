@@ -66,7 +66,7 @@ def test_line_ends_are_kept_and_a_mark_of_the_byte_order_is_not(tmp_path):
 def test_a_file_of_a_folder_that_is_no_text_is_left_out_and_told_of_once(content, folder):
     for name in ("no_text.txt", "part/no_text.txt"):
         (folder / name).write_bytes(content)
-    with pytest.warns(SkippedTextWarning, match=r"^2 file\(s\) of .*texts cannot be read as UTF-8 text .* .*no_text"):
+    with pytest.warns(SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are not UTF-8 text, .*no_text"):
         assert len(list(read_documents([folder]))) == 4
 
 
@@ -74,12 +74,12 @@ def test_copies_of_texts_are_left_out_and_told_of_once(folder):
     (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
     known = {}
     with pytest.warns(
-        SkippedTextWarning, match=r"^1 text\(s\) are copies of others .* such as .*copy\.txt of .*b\.txt$"
+        SkippedTextWarning, match=r"^skipped 1 text\(s\) that are copies of others, such as .*copy\.txt of .*b\.txt$"
     ):
         first = list(read_documents([folder], known=known))
     assert len({each.text for each in first}) == len(first) == len(known) == 4
     (folder / "new.txt").write_text("new")
-    with pytest.warns(SkippedTextWarning, match=r"^5 text\(s\) are copies"):
+    with pytest.warns(SkippedTextWarning, match=r"^skipped 5 text\(s\) that are copies"):
         assert [each.text for each in read_documents([folder], known=known)] == ["new"]
 
 
@@ -91,25 +91,25 @@ def test_documents_are_read_one_at_a_time(folder):
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "nothing named": ([], r"^no text is named; give files, folders or dataset:NAME$"),
+    "nothing named": ([], r"^no source of text; use files, folders or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
-        r"^texts/nowhere.txt does not exist; give a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
+        r"^texts/nowhere.txt does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
     ),
     "a folder without texts": (
         ["texts/.hidden/none"],
-        r"none has no text in it; give a file with some, or a folder of",
+        r"none has no text; use a file with text, or a folder with",
     ),
-    "an empty file": (["texts/empty.txt"], r"empty.txt has no text in it; give a file with some"),
+    "an empty file": (["texts/empty.txt"], r"empty.txt has no text; use a file with text"),
     "an undecodable file": (
         ["latin.txt"],
-        r"latin.txt is no UTF-8 text \(byte 0xe9 at 3\); convert it, such as with iconv",
+        r"latin.txt is not UTF-8 text \(byte 0xe9 at 3\); convert it, for example with iconv",
     ),
     "a source that is named twice": (
         ["texts/a.md", "texts/./a.md"],
-        r"^texts/./a.md has copies of other texts alone, such as of texts/a.md; leave it out$",
+        r"^texts/./a.md has only copies of other texts, such as texts/a.md; remove it$",
     ),
-    "a binary file": (["binary.txt"], r"binary.txt is no text \(it has a zero byte at 2\); leave it out"),
+    "a binary file": (["binary.txt"], r"binary.txt is not text \(it has a zero byte at 2\); remove it"),
 }
 
 
@@ -166,7 +166,7 @@ def test_a_saved_data_set_gives_the_rows_of_all_its_splits(saved):
 def test_one_split_of_a_data_set_can_be_named(saved):
     (document,) = read_documents([f"dataset:{saved / 'saved'}:test"])
     assert document.text == "four"
-    with pytest.raises(TextError, match=r"saved has no split 'tset'; give one of train, test"):
+    with pytest.raises(TextError, match=r"saved has no split 'tset'; use one of train, test"):
         list(read_documents([f"dataset:{saved / 'saved'}:tset"]))
 
 
@@ -187,9 +187,9 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(saved, monkeypatch):
     [
         (
             "textless",
-            r"textless:rows:0 has no column 'text' but the columns label; name the one with the text as dataset:NAME",
+            r"textless:rows:0 has no column 'text' but columns label; set the text column with dataset:NAME",
         ),
-        ("numbers", r"column 'text' of .*numbers:\w+:0 holds int, no text; name another"),
+        ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a column of strings"),
     ],
 )
 def test_a_data_set_without_texts_is_refused(name, text, saved):
@@ -202,7 +202,7 @@ def test_a_data_set_that_cannot_be_loaded_is_refused_in_one_line(saved, monkeypa
         raise ConnectionError("no way to the hub\nat all")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    text = r"^data set no/such cannot be loaded \(ConnectionError: no way to the hub\); give the name of one on the hub"
+    text = r"^data set no/such cannot be loaded \(ConnectionError: no way to the hub\); use the name of a data set on the hub"
     with pytest.raises(TextError, match=text):
         list(read_documents(["dataset:no/such"]))
 
@@ -246,7 +246,7 @@ def test_a_folder_of_rows_is_read_and_json_there_that_may_be_anything_is_not(tmp
 def test_the_column_of_a_file_of_rows_can_be_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n')
-    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' but the columns body; name the one"):
+    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' but columns body; set the text"):
         list(read_documents([path]))
     assert [document.text for document in read_documents([f"dataset:{path}:::body"])] == ["one"]
 
@@ -254,11 +254,11 @@ def test_the_column_of_a_file_of_rows_can_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"plain text\n", r"rows.json holds no JSON rows \(Expecting value.*\); give one object per line, or rename"),
-        (b'{"text": "one"}\n{"text"', r"holds no JSON rows"),
+        (b"plain text\n", r"rows.json has invalid JSON \(Expecting value.*\); write one object per line, or rename"),
+        (b'{"text": "one"}\n{"text"', r"has invalid JSON"),
         (b"[1]", r"rows.json:0 has no column 'text' but int"),
-        (b"\xff\xfe", r"holds no JSON rows \('utf-8' codec"),
-        (b"", r"rows.json has no text in it"),
+        (b"\xff\xfe", r"has invalid JSON \('utf-8' codec"),
+        (b"", r"rows.json has no text"),
     ],
 )
 def test_rows_that_cannot_be_read_are_one_line(content, message, tmp_path):
@@ -287,7 +287,7 @@ def test_configuration_and_column_of_a_data_set_are_asked_for_and_the_first_docu
     assert [(each.name, each.text) for each in found] == [("allenai/c4:train:0", "one")]
     assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], most=2)] == ["one", "three"]
     assert asked == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
-    with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; give dataset:NAME:SPLIT:CONFIG:COLUMN"):
+    with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
         list(read_documents(["dataset:a:b:c:d:e"]))
-    with pytest.raises(SettingError, match=r"^0 documents of each source hold no text; use at least 1$"):
+    with pytest.raises(SettingError, match=r"^0 documents per source are too few; use at least 1$"):
         list(read_documents(["dataset:a"], most=0))

@@ -63,22 +63,22 @@ def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
         (
             [item(), item()],
             {},
-            r"^item 1 has several difficulties, num_terms, num_digits; name the one that is its len",
+            r"^item 1 has several difficulties, num_terms, num_digits; choose one as its len",
         ),
         (
             [item(difficulty={"size": (1, 5)})],
             {},
-            r"^item 1 has no whole number 'size' in its metadata; name another or",
+            r"^item 1 has no integer 'size' in its metadata; use another key, or",
         ),
-        ([item()], {"length": "terms"}, r"^item 1 has no whole number 'terms' in its metadata; name another or give"),
-        ([item(difficulty={}), {"question": "a"}], {}, r"^item 2 is of another form \(KeyError\('answer'\)\); give it"),
-        ([item(answer=None)], {"length": "num_terms"}, r"^item 1 is of another form \(TypeError.*; give items with"),
+        ([item()], {"length": "terms"}, r"^item 1 has no integer 'terms' in its metadata; use another key, or a"),
+        ([item(difficulty={}), {"question": "a"}], {}, r"^invalid item 2 \(KeyError\('answer'\)\); use it"),
+        ([item(answer=None)], {"length": "num_terms"}, r"^invalid item 1 \(TypeError.*; use items with"),
         (
             [item(answer=" ")],
             {"length": "num_terms"},
-            r"rows.jsonl, to be written, line 1: the response is empty; give",
+            r"content of .*rows.jsonl line 1: the response is empty; write",
         ),
-        ([], {}, r"rows.jsonl, to be written, has no row; write one in each line"),
+        ([], {}, r"content of .*rows.jsonl has no records; write one per line"),
     ],
 )
 def test_an_item_of_another_form_is_named_and_nothing_is_written(items, given, message, tmp_path):
@@ -89,9 +89,7 @@ def test_an_item_of_another_form_is_named_and_nothing_is_written(items, given, m
 
 
 def test_a_file_with_another_ending_is_refused(tmp_path):
-    with pytest.raises(
-        TaskFileError, match=r"rows.json does not end in .jsonl; name one that does, as --task FILE.jsonl"
-    ):
+    with pytest.raises(TaskFileError, match=r"rows.json does not end in .jsonl; use a name for --task FILE.jsonl"):
         write_reasoning_records([item()], tmp_path / "rows.json")
 
 

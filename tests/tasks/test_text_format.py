@@ -48,22 +48,22 @@ def test_a_symbol_with_white_space_is_refused(tmp_path, rng):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": ["New York"], "response": ["NY"]}))
     task = JSONLTask(file=str(file))
-    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows has white space, .*; rename it$"):
+    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows contains whitespace, .*; rename it$"):
         format_examples(task, task.sample(length=1, size=1, rng=rng))
 
 
 def test_a_task_without_a_right_answer_is_refused(rng):
-    with pytest.raises(SettingError, match=r"^task text is graded by loss and asks no question; choose a task with"):
+    with pytest.raises(SettingError, match=r"^task text is graded by loss and has no prompts; use a task with"):
         format_examples(Text(), Text().sample(length=4, size=1, rng=rng))
 
 
 def test_what_is_shown_is_never_what_is_asked():
     for seed in range(20):
-        shown = sample_shots(Parity(), 1, 4, stream(seed), tested={"0 = 0"})
+        shown = sample_shots(Parity(), 1, 4, stream(seed), excluded={"0 = 0"})
         assert [text.prompt for text in shown] == ["1 = 0"] * 4
 
 
 def test_a_length_without_another_prompt_to_show_is_refused():
-    with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts to show 4 .* or --shots 0$"):
-        sample_shots(Parity(), 1, 4, stream(0), tested={"0 = 0", "1 = 0"})
-    assert sample_shots(Parity(), 1, 0, stream(0), tested={"0 = 0", "1 = 0"}) == []
+    with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts for 4 shots .* or --shots 0$"):
+        sample_shots(Parity(), 1, 4, stream(0), excluded={"0 = 0", "1 = 0"})
+    assert sample_shots(Parity(), 1, 0, stream(0), excluded={"0 = 0", "1 = 0"}) == []

@@ -15,10 +15,9 @@ from lengthwise.core.randomness import stream
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import evaluate, load_run, train
-from lengthwise.experiments.run_folder import claim_run, read_experiment
+from lengthwise.experiments.run_folder import claim_run_folder, read_experiment
 from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_facts
-from lengthwise.tasks.text.built_in_texts import HELD_OUT as HELD_OUT_WORDS
-from lengthwise.tasks.text.built_in_texts import SEEN
+from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, open_corpus
 from lengthwise.tasks.text.tokenizer import END
 
@@ -70,7 +69,7 @@ def test_sequences_start_anywhere_from_the_first_token_to_the_last_that_leaves_r
     found = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
     assert found == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
     with pytest.raises(
-        SettingError, match=rf"length {len(whole)} takes {len(whole) + 1} tokens and .* use at most {len(whole) - 1}"
+        SettingError, match=rf"length {len(whole)} needs {len(whole) + 1} tokens and .* use at most {len(whole) - 1}"
     ):
         text.sample(length=len(whole), size=1, rng=rng)
 
@@ -97,10 +96,12 @@ def test_held_out_documents_are_those_of_the_corpus_whatever_the_split(text):
 
 def test_without_a_corpus_it_is_our_own_words_a_token_per_byte(rng):
     task = Text()
-    (tokens,) = task.sample(length=len("".join(SEEN.values()).encode()) + len(SEEN) - 1, size=1, rng=rng).tokens
-    assert bytes(token - 1 for token in tokens if token != END).decode() == "".join(SEEN.values())
-    assert {document.name for document in task.held_out()} == set(HELD_OUT_WORDS)
-    assert set(SEEN).isdisjoint(HELD_OUT_WORDS)
+    (tokens,) = task.sample(
+        length=len("".join(TRAIN_TEXTS.values()).encode()) + len(TRAIN_TEXTS) - 1, size=1, rng=rng
+    ).tokens
+    assert bytes(token - 1 for token in tokens if token != END).decode() == "".join(TRAIN_TEXTS.values())
+    assert {document.name for document in task.held_out()} == set(HELD_OUT_TEXTS)
+    assert set(TRAIN_TEXTS).isdisjoint(HELD_OUT_TEXTS)
     assert (len(task.vocabulary), task.vocabulary[0], task.vocabulary[ord("a") + 1]) == (257, "end", "'a'")
     assert task.variants() == task.run_files() == {}
 
@@ -116,13 +117,13 @@ def test_a_kind_or_a_split_that_there_is_not_is_refused(text, rng):
         UnknownNameError, match=r"unknown kind of text 'tails'; did you mean 'tales'\? known: notes, tales"
     ):
         replace(text, kind="tails").sample(length=2, size=1, rng=rng)
-    with pytest.raises(SettingError, match=r"split 'test' is unknown to text; choose one of train, held_out"):
+    with pytest.raises(SettingError, match=r"unknown split 'test' of text; use one of train, held_out"):
         Text(split="test")
 
 
 def test_the_path_of_the_run_that_keeps_the_tokenizer_is_not_saved(text):
     kept = text.from_run_folder(Path(text.corpus))
-    assert kept.kept == text.corpus
+    assert kept.run_folder == text.corpus
     assert kept == text
     assert to_dict(kept) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}
     assert from_dict(to_dict(Experiment(task=kept))).task == text
@@ -141,9 +142,7 @@ def test_a_run_folder_keeps_the_tokenizer_and_reads_text_without_the_corpus(corp
     assert loaded.experiment == experiment
     assert isinstance(loaded.experiment.task, Text)
     assert loaded.experiment.task.vocabulary == Text(corpus=str(corpora / "corpus")).vocabulary
-    with pytest.raises(
-        TextError, match=r"lost is no corpus \(it has no corpus.json\); make one with lengthwise prepare"
-    ):
+    with pytest.raises(TextError, match=r"lost is not a corpus \(it has no corpus.json\); run lengthwise prepare"):
         evaluate(loaded, experiment.evaluation)
     # Named again where it is now, it is the same.
     moved = replace(loaded.experiment, task=replace(loaded.experiment.task, corpus=str(corpora / "corpus")))
@@ -156,14 +155,12 @@ def test_another_corpus_than_the_runs_is_refused(corpora, tmp_path):
     run = train(text_experiment(Text(corpus=str(corpora / "corpus")), steps=1), tmp_path / "run", device="cpu")
     assert run is not None
     task = replace(load_run(tmp_path / "run", device="cpu").experiment.task, corpus=str(other))
-    with pytest.raises(
-        TextError, match=r"corpus .* is not the one that .*run was trained on \(its corpus.json differs\)"
-    ):
+    with pytest.raises(TextError, match=r"corpus .* is not the corpus of .*run \(its corpus.json differs\)"):
         task.held_out()
 
 
 def test_a_run_on_our_own_words_keeps_no_files(tmp_path):
-    claim_run(tmp_path / "run", text_experiment(Text()), resume=False)
+    claim_run_folder(tmp_path / "run", text_experiment(Text()), resume=False)
     assert set(tree(tmp_path / "run")) == {"experiment.json"}
     assert read_experiment(tmp_path / "run").task == Text()
 
@@ -179,9 +176,7 @@ def test_a_stopped_language_model_goes_on_to_the_same_weights(text, tmp_path):
 
 def test_nothing_is_fitted_where_there_is_no_right_answer(text, tmp_path):
     assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
-    with pytest.raises(
-        SettingError, match=r"fit_every looks for exact match, and text is graded by loss; leave it out"
-    ):
+    with pytest.raises(SettingError, match=r"fit_every needs exact match, and text is graded by loss; leave it out"):
         train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
 
@@ -194,7 +189,7 @@ def test_text_is_continued_and_called_neither_right_nor_wrong(text, tmp_path):
     assert 1 <= len(answer.symbols) <= 5
     start = len(text.tokenizer.encode("the bird "))
     assert answer.position_ids == list(range(start, start + len(answer.symbols)))
-    with pytest.raises(PromptError, match=r"the prompt is empty; text takes some words to go on from"):
+    with pytest.raises(PromptError, match=r"the prompt is empty; text needs some words to continue"):
         generate_from_prompt(run, "")
 
 

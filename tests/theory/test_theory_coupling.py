@@ -263,7 +263,7 @@ REFUSED = {
         lambda: random_attention([[1, 2]], folded, stream(0)),
         r"IDs \(1, 2\) are there twice or do not start at 0",
     ),
-    "too short": (lambda: Halves().law(1), r"length 1 has no room for 2 planted tokens"),
+    "too short": (lambda: Halves().law(1), r"length 1 is too short for 2 planted tokens"),
 }
 
 

@@ -112,7 +112,7 @@ def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_
         ({"num_outputs": 3}, (4, 8), 1, "has 4 tokens and 3 outputs"),
         ({}, (8, 4), 1, r"1 steps on lengths \(8, 4\)"),
         ({}, (4, 8), 0, r"0 steps on lengths"),
-        ({}, (1, 8), 1, "length 1 has no room for 2 planted tokens"),
+        ({}, (1, 8), 1, "length 1 is too short for 2 planted tokens"),
     ],
 )
 def test_modules_and_lengths_that_do_not_fit_the_law_are_refused(settings, lengths, steps, message):

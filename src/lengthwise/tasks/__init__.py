@@ -1,7 +1,7 @@
-"""What a sequence is: one file per task, one table of all."""
+"""Tasks, which define sequences and their coupling: one file per task, and the table ``TASKS``."""
 
 from lengthwise.tasks.addition import Addition
-from lengthwise.tasks.copy import Copy
+from lengthwise.tasks.copy_reverse import Copy, Reverse
 from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file
 from lengthwise.tasks.multi_addition import MultiAddition
@@ -10,7 +10,6 @@ from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.planted.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.tasks.recall import Recall
-from lengthwise.tasks.reverse import Reverse
 from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
@@ -18,12 +17,10 @@ from lengthwise.tasks.task import (
     HasLengths,
     HasRecords,
     HasRunFiles,
-    HasSource,
     HasStages,
     Task,
     TokenizedDocument,
     default_lengths,
-    is_graded_by_loss,
     lengths_between,
     nearest_length,
     num_shared_records,
@@ -36,20 +33,8 @@ from lengthwise.tasks.variable_assignment import VariableAssignment
 TASKS: dict[str, type[Task]] = {
     task.name: task
     for task in (
-        Parity,
-        Copy,
-        Reverse,
-        Addition,
-        MultiAddition,
-        VariableAssignment,
-        Multiplication,
-        IndexHints,
-        Text,
-        Planted,
-        SparseParity,
-        Recall,
-        JSONLTask,
-        Sort,
+        *(Parity, Copy, Reverse, Addition, MultiAddition, VariableAssignment, Multiplication, IndexHints),
+        *(Text, Planted, SparseParity, Recall, JSONLTask, Sort),
     )
 }
 
@@ -61,9 +46,10 @@ __all__ = [
     "GradedByLoss",
     "HasLengths",
     "HasRecords",
-    "HasSource",
-    "IndexHints",
     "HasRunFiles",
+    "HasStages",
+    "IndexHints",
+    "JSONLTask",
     "MultiAddition",
     "Multiplication",
     "Parity",
@@ -71,20 +57,17 @@ __all__ = [
     "Planted",
     "Recall",
     "Reverse",
-    "JSONLTask",
     "Sort",
     "SparseParity",
-    "HasStages",
     "Task",
     "Text",
     "TokenizedDocument",
     "VariableAssignment",
-    "is_graded_by_loss",
+    "default_lengths",
     "is_task_file",
     "lengths_between",
     "nearest_length",
     "num_shared_records",
     "record_facts",
-    "default_lengths",
     "task_facts",
 ]

@@ -1,4 +1,4 @@
-"""Addition of two numbers, plain or with the carry written beside each digit."""
+"""Addition of two numbers, plain or with the carry written next to each digit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_sizes, summands
+from lengthwise.tasks.task import Task
+from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry")
@@ -24,13 +25,13 @@ class Addition:
     ``order``: ``"least"`` writes every number least significant digit first, ``"most"`` most significant first,
     ``"reversed_sum"`` the operands most significant first and the sum least significant first.
     ``zero_padding`` writes all three numbers with ``length + 1`` digits, so that every carry has a place.
-    ``scratchpad="carry"`` writes each step as one symbol for (digit, carry), such as ``3c``: k = 3; the plain format
-    needs the two digits before as well: k = 5 (most significant first, the support is not bounded).
-    ``long_carry_share`` of the examples get a carry chain of random length; ``long_carry_from`` is the shortest one as
-    a share of the digits. ``unequal`` draws the shorter operand's number of digits uniformly.
+    ``scratchpad="carry"`` writes each step as one symbol for (digit, carry), such as ``3c``: k = 3. The plain format
+    also needs the two preceding digits: k = 5. Most significant digit first, the support is unbounded.
+    ``long_carry_share`` of the examples get a carry chain of random length; ``long_carry_from`` is the minimum length
+    as a share of the digits. ``unequal`` samples the number of digits of the shorter operand uniformly.
 
-    Coupling (after Cho et al. 2024): a digit's ID is its significance; a token of the sum carries the ID of the digits
-    that are needed next, the last one that of the ``+``.
+    Coupling (after Cho et al. 2024): the ID of a digit is its significance. A token of the sum has the ID of the digits
+    that are needed next, the last one the ID of the ``+``.
     """
 
     order: str = "least"
@@ -49,50 +50,48 @@ class Addition:
         check_types(self)
         for setting, value, allowed in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
             if value not in allowed:
-                raise SettingError(f"{setting} '{value}' is unknown to addition; choose one of {', '.join(allowed)}")
+                raise SettingError(f"unknown {setting} '{value}' of addition; use one of {', '.join(allowed)}")
         for setting, share in (("long_carry_share", self.long_carry_share), ("long_carry_from", self.long_carry_from)):
             if not 0 <= share <= 1:
-                raise SettingError(f"{setting} {share} is no share; use a number from 0 to 1")
+                raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
         if self.scratchpad == "carry" and self.order == "most":
-            raise SettingError("order 'most' has no carry to write before the digit; use 'least' or 'reversed_sum'")
+            raise SettingError(
+                "scratchpad 'carry' needs the carry before the digit; use order 'least' or 'reversed_sum'"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Digits, signs, end token and, with a scratchpad, the digits that carry."""
+        """Digits, signs, end token and, with a scratchpad, digits with a carry."""
         digits = tuple(str(digit) for digit in range(10))
-        carrying = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
-        return (*digits, "+", "=", "end", *carrying)
+        with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
+        return (*digits, "+", "=", "end", *with_carry)
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Two separators: first operand, second operand, sum."""
+        """Signs between first operand, second operand and sum."""
         return ("+", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw uniformly random digits, and long carry chains in a share of the examples."""
+        """Sample digits uniformly, and long carry chains in a share of the examples."""
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
         shorter = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
         for operand, count in enumerate((np.full(size, length), shorter)):
             digits[operand, np.arange(size), count - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
             digits[operand][np.arange(length) >= count[:, None]] = 0
-        chosen = rng.random(size) < self.long_carry_share
-        self._plant_carries(digits, chosen, rng)
+        has_chain = rng.random(size) < self.long_carry_share
+        self._plant_carries(digits, has_chain, rng)
         return self._lay_out(digits)
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read a sum such as ``57+68``, written the usual way, most significant digit first."""
-        parts = prompt.replace(" ", "").removesuffix("=").split("+")
-        if len(parts) != 2:
-            raise PromptError(f"'{prompt}' is no sum of two numbers; write one such as 57+68")
-        numbers = summands(prompt, parts, self.name, "57+68")
-        digits = np.zeros((2, 1, max(map(len, numbers))), dtype=np.int64)
-        for operand, number in enumerate(numbers):
-            digits[operand, 0, : len(number)] = number
-        return self._lay_out(digits)
+        """Parse a sum such as ``57+68``, most significant digit first."""
+        digits = parse_summands(prompt, self.name, "57+68")
+        if len(digits) != 2:
+            raise PromptError(f"invalid sum '{prompt}' of {len(digits)} numbers; write two numbers such as 57+68")
+        return self._lay_out(digits[:, None])
 
     def variants(self) -> Mapping[str, Task]:
-        """Uniform digits, carry chains of at least half the number, and operands of unequal length."""
+        """Return uniform digits, carry chains over at least half of the digits, and operands of unequal length."""
         return {
             "uniform": replace(self, long_carry_share=0.0, unequal=False),
             "carry": replace(self, long_carry_share=1.0, long_carry_from=0.5, unequal=False),
@@ -100,16 +99,16 @@ class Addition:
         }
 
     def _plant_carries(
-        self, digits: Int[np.ndarray, "2 batch length"], chosen: Bool[np.ndarray, " batch"], rng: np.random.Generator
+        self, digits: Int[np.ndarray, "2 batch length"], has_chain: Bool[np.ndarray, " batch"], rng: np.random.Generator
     ) -> None:
         """Rewrite the second operand so that a carry starts at a random digit and runs through a chain of nines."""
         _, size, length = digits.shape
-        shortest = max(1, int(np.ceil(self.long_carry_from * length)))
-        chain = rng.integers(shortest, length + 1, size=size)
+        min_chain = max(1, int(np.ceil(self.long_carry_from * length)))
+        chain = rng.integers(min_chain, length + 1, size=size)
         first = (rng.random(size) * (length - chain + 1)).astype(np.int64)
         significance = np.arange(length)
-        starts = chosen[:, None] & (significance == first[:, None])
-        runs = chosen[:, None] & (significance > first[:, None]) & (significance < (first + chain)[:, None])
+        starts = has_chain[:, None] & (significance == first[:, None])
+        runs = has_chain[:, None] & (significance > first[:, None]) & (significance < (first + chain)[:, None])
         a, b = digits
         a[starts] = np.maximum(a[starts], 1)
         b[starts] = 10 - a[starts] + (rng.random(int(starts.sum())) * a[starts]).astype(np.int64)
@@ -118,31 +117,31 @@ class Addition:
     def _lay_out(self, digits: Int[np.ndarray, "2 batch length"]) -> Examples:
         length = digits.shape[2]
         numbers, carries = _add(digits)
-        places = _Places(self, numbers, length)
-        tokens = np.full(places.grid, END)
-        written = numbers.copy()
+        layout = _Layout(self, numbers, length)
+        tokens = np.full(layout.shape, END)
+        symbols = numbers.copy()
         if self.scratchpad == "carry":
-            written[2] += np.where(carries, END + 1, 0)
-        for number, symbols in enumerate(written):
-            significance, inside = places.significance(number)
-            tokens = np.where(inside, np.take_along_axis(symbols, (significance - 1).clip(0, length), axis=1), tokens)
-        tokens = np.where(places.index == places.plus, PLUS, tokens)
-        tokens = np.where(places.index == places.equals, EQUALS, tokens)
-        prompt_length = places.equals + 1
+            symbols[2] += np.where(carries, END + 1, 0)
+        for number, values in enumerate(symbols):
+            significance, is_digit = layout.significance(number)
+            tokens = np.where(is_digit, np.take_along_axis(values, (significance - 1).clip(0, length), axis=1), tokens)
+        tokens = np.where(layout.index == layout.plus, PLUS, tokens)
+        tokens = np.where(layout.index == layout.equals, EQUALS, tokens)
+        prompt_length = layout.equals + 1
         return Examples(
             tokens=tokens,
             prompt_length=prompt_length[:, 0],
-            is_answer=(places.index >= prompt_length) & (places.index <= places.end),
-            coupling=places.groups()[None],
-            places=places.written(),
-            support=places.support(),
+            is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end),
+            coupling=layout.groups()[None],
+            places=layout.places(),
+            support=layout.support(),
         )
 
 
 def _add(
     digits: Int[np.ndarray, "2 batch length"],
 ) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
-    """Operands and sum with one digit more, and the carry out of each digit, least significant first."""
+    """Return operands and sum with one more digit, and the carry of each digit, least significant first."""
     _, size, length = digits.shape
     numbers = np.zeros((3, size, length + 1), dtype=np.int64)
     numbers[:2, :, :length] = digits
@@ -156,15 +155,15 @@ def _add(
     return numbers, carries
 
 
-class _Places:
-    """Where each number stands in each row, and which significance a token index has."""
+class _Layout:
+    """Token indexes of the numbers in each sequence, and the significance of each token index."""
 
     def __init__(self, task: Addition, numbers: Int[np.ndarray, "3 batch width"], length: int) -> None:
         self.task = task
         if task.zero_padding:
             counts = np.full((3, numbers.shape[1], 1), length + 1)
         else:
-            # The number of digits up to the most significant one that is not zero; a lone zero stays.
+            # Without leading zeros; a single zero stays.
             last = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
             counts = np.where((numbers != 0).any(axis=2), last, 1)[:, :, None]
         self.counts = counts
@@ -174,52 +173,52 @@ class _Places:
         self.starts = (np.zeros_like(self.plus), self.plus + 1, self.equals + 1)
         self.longest = np.maximum(counts[0], counts[1])
         self.index = np.arange(int(self.end.max()) + 1)[None]
-        self.grid = (len(self.plus), self.index.shape[1])
+        self.shape = (len(self.plus), self.index.shape[1])
 
     def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Counted from 1, and where the number stands at all."""
+        """Return the significance of each token, counted from 1, and a mask of the digits of the number."""
         place = self.index - self.starts[number]
         count = self.counts[number]
         most_first = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
         return (count - place if most_first else place + 1), (place >= 0) & (place < count)
 
-    def written(self) -> Int[np.ndarray, "batch seq"]:
-        """Each digit's place in its number, counted from the first digit written; 0 outside of numbers."""
-        counted = np.zeros(self.grid, dtype=np.int64)
+    def places(self) -> Int[np.ndarray, "batch seq"]:
+        """Return the place of each digit in its number in writing order, from 1; 0 outside of numbers."""
+        places = np.zeros(self.shape, dtype=np.int64)
         for start, count in zip(self.starts, self.counts, strict=True):
             place = self.index - start + 1
-            counted += np.where((place >= 1) & (place <= count), place, 0)
-        return counted
+            places += np.where((place >= 1) & (place <= count), place, 0)
+        return places
 
     def groups(self) -> Int[np.ndarray, "batch seq"]:
-        """A digit's significance; for the sum, the significance needed next, and the ``+`` after the last."""
+        """Return the coupling: significance in the operands, and the significance that is needed next in the sum."""
         falling = self.task.order == "most"
         plus = np.zeros_like(self.longest) if falling else self.longest + 1
         groups = np.where(self.index == self.plus, plus, self.longest + 2)
         groups = np.where(self.index == self.equals, self.longest if falling else 1, groups)
         for number in range(3):
-            group, inside = self.significance(number)
+            group, is_digit = self.significance(number)
             if number == 2:
                 group = group - 1 if falling else np.minimum(group + 1, self.longest + 1)
-            groups = np.where(inside, group, groups)
+            groups = np.where(is_digit, group, groups)
         return groups
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
-        """Token indexes of this step's digits, the symbol before and, in the plain format, the digits before."""
+        """Return the digits of this step, the preceding symbol and, in the plain format, the preceding digits."""
         if self.task.order == "most":
             return None
         significance = self.index - self.equals
-        answered = (significance >= 1) & (self.index <= self.end)
-        here = [self._digit(number, significance) for number in range(2)]
-        # Past the last digit, reaching the plus is what says so.
-        here[0] = np.where(significance > self.longest, self.plus, here[0])
-        before = [self._digit(number, significance - 1) for number in range(2)]
-        last = np.where(significance > 1, self.index - 1, -1)
-        parts = [*here, last] if self.task.scratchpad == "carry" else [*here, *before, last]
-        return np.where(answered[..., None], np.stack(np.broadcast_arrays(*parts), axis=-1), -1)
+        is_answer = (significance >= 1) & (self.index <= self.end)
+        digits = [self._digit(number, significance) for number in range(2)]
+        # The end of the sum depends on the plus, which follows the last digit.
+        digits[0] = np.where(significance > self.longest, self.plus, digits[0])
+        previous_digits = [self._digit(number, significance - 1) for number in range(2)]
+        previous = np.where(significance > 1, self.index - 1, -1)
+        parts = [*digits, previous] if self.task.scratchpad == "carry" else [*digits, *previous_digits, previous]
+        return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*parts), axis=-1), -1)
 
     def _digit(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
-        """The token index of an operand's digit, -1 where it has none of that significance."""
+        """Return the token index of the digit with this significance, or -1."""
         count = self.counts[number]
         place = significance - 1 if self.task.order == "least" else count - significance
         return np.where((significance >= 1) & (significance <= count), self.starts[number] + place, -1)

@@ -1,4 +1,4 @@
-"""Examples: what a task yields, before any position scheme has seen it."""
+"""Batches of examples that a task returns, before a position scheme assigns IDs."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,12 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """One batch of sequences with everything the task knows about them.
+    """Batch of sequences with all that the task knows about them.
 
-    ``tokens`` holds prompt, response and end token; responses may be ragged, the fill after the end token is never
-    scored. ``is_answer`` marks the response tokens, the end token included. ``coupling`` numbers the groups of tokens
-    that are computed together (one row per level). ``places`` counts the tokens of each number or string from 1, 0
-    marks those outside of one. ``support`` lists, for each answer token, the token indexes that it depends on; -1
-    fills.
+    ``tokens`` holds prompt, response and end token; responses may be ragged, and the fill after the end token is never
+    scored. ``is_answer`` marks the response tokens, including the end token. ``coupling`` gives the same number to
+    tokens that are computed together, one array per level. ``places`` numbers the tokens of each number or string from
+    1; it is 0 outside. ``support`` lists the token indexes that each answer token depends on, filled with -1.
     """
 
     tokens: Int[np.ndarray, "batch seq"]
@@ -24,23 +23,44 @@ class Examples:
     places: Int[np.ndarray, "batch seq"] | None = None
     support: Int[np.ndarray, "batch seq k"] | None = None
 
+    @classmethod
+    def with_prompt_length(
+        cls,
+        tokens: Int[np.ndarray, "batch seq"],
+        prompt_length: int,
+        *,
+        coupling: Int[np.ndarray, "level #batch seq"] | None = None,
+        places: Int[np.ndarray, "#batch seq"] | None = None,
+        support: Int[np.ndarray, "#batch seq k"] | None = None,
+    ) -> "Examples":
+        """Build a batch of prompts of one length; all other tokens are answers. Arrays broadcast over the batch."""
+        shape = tokens.shape
+        return cls(
+            tokens=tokens,
+            prompt_length=np.full(len(tokens), prompt_length),
+            is_answer=np.broadcast_to(np.arange(shape[1]) >= prompt_length, shape),
+            coupling=None if coupling is None else np.broadcast_to(coupling, (len(coupling), *shape)),
+            places=None if places is None else np.broadcast_to(places, shape),
+            support=None if support is None else np.broadcast_to(support, (*shape, support.shape[2])),
+        )
+
     def __len__(self) -> int:
-        """The number of sequences."""
+        """Return the number of sequences."""
         return len(self.tokens)
 
     @property
     def response_end(self) -> Int[np.ndarray, " batch"]:
-        """The token index of each sequence's end token."""
+        """Token index of the end token of each sequence."""
         seq = self.tokens.shape[1]
         return seq - 1 - self.is_answer[:, ::-1].argmax(axis=1)
 
-    def select(self, rows: Int[np.ndarray, " some"]) -> "Examples":
-        """Some of its sequences."""
+    def select(self, indices: Int[np.ndarray, " selected"]) -> "Examples":
+        """Return the sequences at these indices of the batch."""
         return Examples(
-            tokens=self.tokens[rows],
-            prompt_length=self.prompt_length[rows],
-            is_answer=self.is_answer[rows],
-            coupling=None if self.coupling is None else self.coupling[:, rows],
-            places=None if self.places is None else self.places[rows],
-            support=None if self.support is None else self.support[rows],
+            tokens=self.tokens[indices],
+            prompt_length=self.prompt_length[indices],
+            is_answer=self.is_answer[indices],
+            coupling=None if self.coupling is None else self.coupling[:, indices],
+            places=None if self.places is None else self.places[indices],
+            support=None if self.support is None else self.support[indices],
         )

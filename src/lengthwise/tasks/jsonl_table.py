@@ -1,4 +1,4 @@
-"""A file of rows: prompts with their responses, one JSON object per line, read once into flat arrays."""
+"""Parser of task files: one JSON object with prompt and response per line, stored in flat arrays."""
 
 import json
 from array import array
@@ -14,65 +14,65 @@ from jaxtyping import Int
 from lengthwise.core.errors import TaskFileError, unknown_name
 from lengthwise.core.json_parsing import parse_json
 
-ENDING = ".jsonl"
-# Tokens that no row has: the task puts them behind every prompt and every response.
+SUFFIX = ".jsonl"
+# Tokens that the task adds after every prompt and response, so records must not contain them.
 MARK, START, END = RESERVED = ("<mark>", "<start>", "end")
 KEYS = ("prompt", "response", "coupling", "length")
-SUCH_AS = '{"prompt": "a b", "response": "b a"}'
-# Coupling numbers stay below this, so that those of the marks fit in beside them.
-TOO_LARGE = 1 << 30
+EXAMPLE = '{"prompt": "a b", "response": "b a"}'
+# Limit of coupling numbers and lengths, with room for the numbers of the added tokens.
+NUMBER_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLTable:
-    """Every row of a file: row i is ``tokens[starts[i] : starts[i + 1]]``, its prompt and behind it its response.
+    """Records of a task file: record i is ``tokens[starts[i] : starts[i + 1]]``, its prompt and then its response.
 
-    ``symbols`` are the tokens' names. ``coupling``, where the file has one, has a number for each token.
+    ``symbols`` are the names of the tokens. ``coupling`` has a number for each token, or is None.
     """
 
     symbols: tuple[str, ...]
     tokens: Int[np.ndarray, " tokens"]
     starts: Int[np.ndarray, " starts"]
-    prompt_lengths: Int[np.ndarray, " rows"]
-    lengths: Int[np.ndarray, " rows"]
+    prompt_lengths: Int[np.ndarray, " records"]
+    lengths: Int[np.ndarray, " records"]
     coupling: Int[np.ndarray, " tokens"] | None
 
     @cached_property
-    def by_length(self) -> Mapping[int, Int[np.ndarray, " rows_of_length"]]:
-        """The rows of each length that there is, shortest first."""
+    def by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
+        """Record indexes per length, shortest length first."""
         order = np.argsort(self.lengths, kind="stable")
-        found, first = np.unique(self.lengths[order], return_index=True)
-        return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
+        lengths, first = np.unique(self.lengths[order], return_index=True)
+        return dict(zip(lengths.tolist(), np.split(order, first[1:]), strict=True))
 
     @cached_property
-    def distinct(self) -> Mapping[int, Int[np.ndarray, " rows_of_length"]]:
-        """The rows of each length without those whose prompt and response another one before them has."""
+    def distinct(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
+        """Record indexes per length without repeated pairs of prompt and response."""
         first: dict[tuple[int, int, bytes], int] = {}
-        for row, (start, end) in enumerate(pairwise(self.starts.tolist())):
-            key = (int(self.lengths[row]), int(self.prompt_lengths[row]), self.tokens[start:end].tobytes())
-            first.setdefault(key, row)
-        kept = np.fromiter(first.values(), dtype=np.int64)
-        return {length: rows[np.isin(rows, kept)] for length, rows in self.by_length.items()}
+        for record, (start, end) in enumerate(pairwise(self.starts.tolist())):
+            key = (int(self.lengths[record]), int(self.prompt_lengths[record]), self.tokens[start:end].tobytes())
+            first.setdefault(key, record)
+        unique = np.fromiter(first.values(), dtype=np.int64)
+        return {length: records[np.isin(records, unique)] for length, records in self.by_length.items()}
 
     @cached_property
-    def falls(self) -> bool:
-        """Whether responses are read off downwards: the last number of each is the smallest of its row."""
+    def is_descending(self) -> bool:
+        """True if the coupling number of the last response token is the smallest of each record."""
         if self.coupling is None:
             return False
         last, first = self.coupling[self.starts[1:] - 1], self.starts[:-1]
         smallest, largest = np.minimum.reduceat(self.coupling, first), np.maximum.reduceat(self.coupling, first)
         return bool((last == smallest).all() and (last < largest).any())
 
-    def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " rows_found"]:
-        """The rows that have this prompt."""
-        (rows,) = np.nonzero(self.prompt_lengths == len(prompt))
-        return rows[(self.tokens[self.starts[rows, None] + np.arange(len(prompt))] == prompt).all(axis=1)]
+    def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
+        """Return the indexes of the records with this prompt."""
+        (records,) = np.nonzero(self.prompt_lengths == len(prompt))
+        return records[(self.tokens[self.starts[records, None] + np.arange(len(prompt))] == prompt).all(axis=1)]
 
 
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
-    """Read rows, line by line; ``TaskFileError`` names the file and the line of the first that is none.
+    """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Tokens are numbered as they appear; with ``symbols``, those of a run, any other token is refused.
+    Tokens are numbered in order of appearance. With ``symbols``, the tokens of a run, other tokens raise an error.
     """
     reader = _Reader(symbols)
     for number, line in enumerate(lines, start=1):
@@ -80,15 +80,15 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
             continue
         try:
             reader.add(line)
-        except _MalformedError as error:
+        except _RecordError as error:
             raise TaskFileError(f"{name} line {number}: {error}") from None
     if not reader.lengths:
-        raise TaskFileError(f"{name} has no row; write one in each line, such as {SUCH_AS}")
+        raise TaskFileError(f"{name} has no records; write one per line, such as {EXAMPLE}")
     return reader.table()
 
 
 def is_record(text: str) -> bool:
-    """Whether a text is a JSON object, and no tokens."""
+    """Return True if a text is a JSON object instead of tokens."""
     try:
         parse_json(text)
     except ValueError:
@@ -96,37 +96,32 @@ def is_record(text: str) -> bool:
     return True
 
 
-class _MalformedError(Exception):
-    """What is wrong with a row, and how to mend it."""
+class _RecordError(Exception):
+    """Invalid record; the message says what to change."""
 
 
 class _Reader:
-    """Collects rows in arrays that grow."""
+    """Collector of records in arrays that grow."""
 
     def __init__(self, symbols: Sequence[str] | None) -> None:
-        self.fixed = symbols is not None
+        self.has_fixed_symbols = symbols is not None
         self.numbers = {symbol: number for number, symbol in enumerate(() if symbols is None else symbols)}
         self.tokens, self.coupling = array("i"), array("i")
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
-        self.coupled: bool | None = None
+        self.has_coupling: bool | None = None
 
     def add(self, line: bytes) -> None:
-        row = _object_of(line)
-        prompt, response = _words(row, "prompt"), _words(row, "response")
-        coupling = _coupling(row, len(prompt), len(response))
-        if self.coupled is None:
-            self.coupled = coupling is not None
-        elif self.coupled != (coupling is not None):
-            others = "have one" if self.coupled else "have none"
-            raise _MalformedError(
-                f"the row has {'no' if self.coupled else 'a'} coupling and the rows before it {others}; "
-                "give it in all rows or in none"
-            )
-        length = row.get("length", len(prompt))
-        if type(length) is not int or not 1 <= length < TOO_LARGE:
-            raise _MalformedError(
-                f"length {_shown(length)} is no length; give a whole number from 1 on, or leave it out"
-            )
+        record = _parse_record(line)
+        prompt, response = _words(record, "prompt"), _words(record, "response")
+        coupling = _coupling(record, len(prompt), len(response))
+        if self.has_coupling is None:
+            self.has_coupling = coupling is not None
+        elif self.has_coupling != (coupling is not None):
+            problem = "no coupling, unlike" if self.has_coupling else "a coupling, unlike"
+            raise _RecordError(f"the record has {problem} the records before it; add it to all records or to none")
+        length = record.get("length", len(prompt))
+        if type(length) is not int or not 1 <= length < NUMBER_LIMIT:
+            raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave it out")
         self.tokens.extend([self._number(word) for word in (*prompt, *response)])
         self.coupling.extend(coupling or ())
         self.starts.append(len(self.tokens))
@@ -137,14 +132,12 @@ class _Reader:
         number = self.numbers.get(word)
         if number is None:
             if word in RESERVED:
-                raise _MalformedError(
-                    f"the token '{word}' is put behind every {'response' if word == END else 'prompt'} anyway; "
-                    "leave it out or give it another name"
-                )
-            if self.fixed:
-                raise _MalformedError(
-                    f"the token '{word}' is none of the {len(self.numbers)} that the run was trained on; "
-                    "leave out the row, or train on a file that has it"
+                part = "response" if word == END else "prompt"
+                raise _RecordError(f"the token '{word}' is added to every {part}; remove it or give it another name")
+            if self.has_fixed_symbols:
+                raise _RecordError(
+                    f"the token '{word}' is not one of the {len(self.numbers)} tokens of the run; "
+                    "remove the record, or train on a file with this token"
                 )
             number = self.numbers[word] = len(self.numbers)
         return number
@@ -156,58 +149,54 @@ class _Reader:
             starts=np.array(self.starts, dtype=np.int64),
             prompt_lengths=np.array(self.prompt_lengths),
             lengths=np.array(self.lengths),
-            coupling=np.array(self.coupling) if self.coupled else None,
+            coupling=np.array(self.coupling) if self.has_coupling else None,
         )
 
 
-def _object_of(line: bytes) -> dict[str, Any]:
+def _parse_record(line: bytes) -> dict[str, Any]:
     try:
-        row: dict[str, Any] = parse_json(line)
+        record: dict[str, Any] = parse_json(line)
     except ValueError as error:
-        raise _MalformedError(f"this is no row ({error}); write one JSON object such as {SUCH_AS}") from None
-    for key in row:
+        raise _RecordError(f"invalid record ({error}); write one JSON object such as {EXAMPLE}") from None
+    for key in record:
         if key not in KEYS:
-            raise _MalformedError(f"{unknown_name('key', key, KEYS)}; leave it out")
-    return row
+            raise _RecordError(f"{unknown_name('key', key, KEYS)}; remove it")
+    return record
 
 
-def _words(row: Mapping[str, Any], key: str) -> list[str]:
-    """The tokens of a prompt or response: those of a list, or the words of a text."""
-    if key not in row:
-        raise _MalformedError(f'the row has no "{key}"; write one object such as {SUCH_AS}')
-    words = row[key]
+def _words(record: Mapping[str, Any], key: str) -> list[str]:
+    if key not in record:
+        raise _RecordError(f'the record has no "{key}"; write one object such as {EXAMPLE}')
+    words = record[key]
     if isinstance(words, str):
         words = words.split()
     elif not isinstance(words, list):
-        raise _MalformedError(
-            f"the {key} is {_shown(words)}; give a list of tokens, or a text with spaces between them"
-        )
+        raise _RecordError(f"invalid {key} {_excerpt(words)}; use a list of tokens, or a string of tokens and spaces")
     for word in words:
         if not isinstance(word, str) or not word:
-            raise _MalformedError(f"the {key} has the token {_shown(word)}; tokens are words, in quotes and not empty")
+            raise _RecordError(f"the {key} has the invalid token {_excerpt(word)}; use strings that are not empty")
     if not words:
-        raise _MalformedError(f"the {key} is empty; give it at least one token")
+        raise _RecordError(f"the {key} is empty; write at least one token")
     return words
 
 
-def _coupling(row: Mapping[str, Any], prompt: int, response: int) -> list[int] | None:
-    coupling = row.get("coupling")
+def _coupling(record: Mapping[str, Any], prompt: int, response: int) -> list[int] | None:
+    coupling = record.get("coupling")
     if coupling is None:
         return None
     if not isinstance(coupling, list):
-        raise _MalformedError(f"the coupling is {_shown(coupling)}; give a list of whole numbers")
+        raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
     for number in coupling:
-        if type(number) is not int or not 0 <= number < TOO_LARGE:
-            raise _MalformedError(f"the coupling has {_shown(number)}; give whole numbers from 0 on")
+        if type(number) is not int or not 0 <= number < NUMBER_LIMIT:
+            raise _RecordError(f"the coupling has the invalid number {_excerpt(number)}; use integers from 0 on")
     if len(coupling) != prompt + response:
-        raise _MalformedError(
-            f"the coupling has {len(coupling)} numbers; give {prompt + response}, one for each token of the prompt "
+        raise _RecordError(
+            f"the coupling has {len(coupling)} numbers; write {prompt + response}, one for each token of the prompt "
             f"({prompt}) and of the response ({response})"
         )
     return coupling
 
 
-def _shown(value: Any) -> str:
-    """A value as JSON writes it, or the beginning of it."""
+def _excerpt(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]}..."

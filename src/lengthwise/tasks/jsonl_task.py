@@ -1,10 +1,11 @@
-"""JSONLTask: a task that is a file of one's own, with a prompt and its response in each line."""
+"""Task from a JSONL file with a prompt and its response per line."""
 
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,36 +17,37 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_table import ENDING, MARK, RESERVED, START, TOO_LARGE, JSONLTable, is_record, read_table
-from lengthwise.tasks.task import Task, check_sizes, numbers_of
+from lengthwise.tasks.jsonl_table import MARK, NUMBER_LIMIT, RESERVED, START, SUFFIX, JSONLTable, is_record, read_table
+from lengthwise.tasks.task import Task
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
-# What a run keeps of its rows.
-KEPT = "rows.json"
-# Room behind a prompt of no row, beside as many tokens as the prompt has.
-ROOM = 64
-OWN_LENGTHS, OWN_ROWS, OWN_LETTERS = range(1, 21), 64, "abcdefgh"
+# File in the run folder with the token names.
+RUN_FILE = "rows.json"
+# Tokens for the response to an unknown prompt, in addition to the length of the prompt.
+RESPONSE_ROOM = 64
+BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdefgh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLTask:
-    """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a row of ``file``.
+    """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a record of ``file``.
 
-    A row of a length is drawn as often as any other; its length is its prompt's number of tokens unless it says
-    otherwise. Without a file the rows are some of our own, letters to be written backwards. ``digest`` is that of the
-    file's content when it was first named. ``kept``, never saved, is the folder of the run that keeps the tokens.
+    All records of a length are sampled with equal probability. The length is the number of prompt tokens unless the
+    record sets another one. Without a file, the records are built in: letters to reverse. ``digest`` is the SHA-256 of
+    the file when the task was created. ``run_folder``, never saved, is the run whose stored token names are used.
 
-    Where rows have a coupling, a response token's number is that of the prompt tokens that it comes from. The token
-    before it is the one that it is predicted from and gets that number as its ID, ``<start>`` that of the first: what
-    is needed is at ID distance 0, whatever the gaps. The last one has the ID of ``<mark>``, a number beyond all others:
-    above them, or below where responses are read off downwards.
+    With a coupling, the number of a response token is the number of the prompt tokens that it depends on. The token
+    before it gets that number as its ID, and ``<start>`` the number of the first response token, so what is needed is
+    at ID distance 0. The last token has the ID of ``<mark>``, an extra number: below all others if responses are read
+    in descending order, above them otherwise.
     """
 
     file: str | None = None
     digest: str | None = None
-    kept: str | None = field(default=None, compare=False, repr=False)
+    run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "rows"
-    summary: ClassVar[str] = "prompts and responses of your own, from a file that is named --task FILE.jsonl"
+    summary: ClassVar[str] = "prompts and responses from a custom file: --task FILE.jsonl"
     paper: ClassVar[str] = ""
     version: ClassVar[int] = 1
 
@@ -53,71 +55,71 @@ class JSONLTask:
         check_types(self)
         if self.file is None:
             return
-        # A run is used from anywhere.
+        # The run may be loaded from another working directory.
         object.__setattr__(self, "file", str(Path(self.file).absolute()))
         if self.digest is None:
             object.__setattr__(self, "digest", _digest(self.file))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process reads the file itself.
+        # Without the cached table: another process reads the file itself.
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The tokens of all rows, in the order of their first appearance, and those that stand behind them."""
+        """Tokens of all records in order of appearance, then the added tokens."""
         return (*self._symbols, *RESERVED)
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Two: the mark and the start token, side by side."""
+        """Mark and start token between prompt and response."""
         return (MARK, START)
 
     @property
     def available_lengths(self) -> tuple[int, ...]:
-        """The lengths that the file has rows of."""
+        """Lengths with records, in increasing order."""
         return tuple(self._table.by_length)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw rows uniformly, with replacement."""
+        """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
-        of_length = self._of(length, self._table.by_length)
-        return self._lay_out(self._table, of_length[rng.integers(0, len(of_length), size=size)])
+        records = self._records(length, self._table.by_length)
+        return self._lay_out(self._table, records[rng.integers(0, len(records), size=size)])
 
     def num_records(self, length: int) -> int:
-        """Return the number of different rows of a length; rows that repeat prompt and response count once."""
-        return len(self._of(length, self._table.distinct))
+        """Return the number of distinct records of a length; equal prompts with equal responses count once."""
+        return len(self._records(length, self._table.distinct))
 
-    def records_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
-        """Return different rows of a length by their place in the file."""
-        return self._lay_out(self._table, self._of(length, self._table.distinct)[places])
+    def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
+        """Return distinct records of a length by their index in file order."""
+        return self._lay_out(self._table, self._records(length, self._table.distinct)[indices])
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read tokens with spaces between them, or a whole row as its file would have it.
+        """Parse tokens with spaces between them, or a record as in the file.
 
-        Of tokens alone, the answer and the coupling are those of the row with that prompt, or else not known.
+        For tokens, answer and coupling come from the record with this prompt; otherwise they are unknown.
         """
         if is_record(prompt):
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
-        tokens = numbers_of(words, self._symbols, self.name, "tokens of its file with spaces between them")
-        # A run is used without the file, too.
+        tokens = parse_symbols(words, self._symbols, self.name, "tokens of its file with spaces between them")
+        # A run also works without the file.
         if self.file is None or Path(self.file).exists():
-            found = self._table.with_prompt(tokens)
-            if len(found):
-                return self._lay_out(self._table, found[:1])
+            records = self._table.with_prompt(tokens)
+            if len(records):
+                return self._lay_out(self._table, records[:1])
         marks, end = len(self._symbols) + np.arange(2), len(self._symbols) + 2
-        filled = np.concatenate([tokens, marks, np.full(ROOM + len(tokens), end)])[None]
+        padded = np.concatenate([tokens, marks, np.full(RESPONSE_ROOM + len(tokens), end)])[None]
         return Examples(
-            tokens=filled, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(filled.shape, dtype=bool)
+            tokens=padded, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(padded.shape, dtype=bool)
         )
 
     def variants(self) -> Mapping[str, Task]:
-        """One distribution only."""
+        """Return no variants."""
         return {}
 
     def placeholder_example(self) -> Examples:
-        """A row of one token and one more, coupled if those of the run are."""
+        """Return a record with one prompt token and one response token, with a coupling if the run has one."""
         table = JSONLTable(
             symbols=self._symbols,
             tokens=np.zeros(2, dtype=np.int64),
@@ -129,42 +131,42 @@ class JSONLTask:
         return self._lay_out(table, np.array([0]))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """The tokens' names, whether they are coupled, and in which direction."""
-        return {KEPT: json.dumps(self._facts).encode() + b"\n"}
+        """Return a file with the token names, and the presence and direction of the coupling."""
+        return {RUN_FILE: json.dumps(self._facts).encode() + b"\n"}
 
     def source(self) -> Mapping[str, str]:
         """Return the path of the file and the SHA-256 of its content."""
         return {} if self.file is None or self.digest is None else {"file": self.file, "file_sha256": self.digest}
 
     def from_run_folder(self, folder: Path) -> "JSONLTask":
-        """The same rows, their tokens numbered as those of the run."""
-        if not (folder / KEPT).is_file():
+        """Return the same task with the token IDs of a run."""
+        if not (folder / RUN_FILE).is_file():
             raise TaskFileError(
-                f"{folder} was not trained on a file of rows (it has no {KEPT}); name the task of that run"
+                f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the task of the run"
             )
-        kept = replace(self, kept=str(folder))
-        # What is damaged is told of now.
-        _ = kept._facts
-        return kept
+        task = replace(self, run_folder=str(folder))
+        # Raises an error if the stored file is damaged.
+        _ = task._facts
+        return task
 
     def read(self) -> "JSONLTask":
-        """The same rows, once their file has been read: what is wrong with it is told of now."""
+        """Parse the file and return the task; raise ``TaskFileError`` for an invalid file."""
         _ = self._table
         return self
 
     @cached_property
     def _facts(self) -> Mapping[str, Any]:
-        if self.kept is None:
+        if self.run_folder is None:
             table = self._table
-            return {"symbols": table.symbols, "coupled": table.coupling is not None, "falls": table.falls}
-        path = Path(self.kept) / KEPT
+            return {"symbols": table.symbols, "coupled": table.coupling is not None, "falls": table.is_descending}
+        path = Path(self.run_folder) / RUN_FILE
         try:
             facts = parse_json(path.read_bytes())
             symbols, coupled, falls = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
         if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
-            raise TaskFileError(f"{path} cannot be read (it holds no names of tokens); train the run again")
+            raise TaskFileError(f"{path} cannot be read (its token names are invalid); train the run again")
         return {"symbols": symbols, "coupled": coupled, "falls": falls}
 
     @property
@@ -174,47 +176,40 @@ class JSONLTask:
 
     @cached_property
     def _table(self) -> JSONLTable:
-        symbols = None if self.kept is None else self._symbols
+        symbols = None if self.run_folder is None else self._symbols
         if self.file is None:
-            return read_table(_own_rows(), self._called, symbols)
+            return read_table(_built_in_lines(), self._label, symbols)
         if _digest(self.file) != self.digest:
-            raise TaskFileError(
-                f"{self._called} has changed since it was named; name it anew with --task, or bring it back"
-            )
+            raise TaskFileError(f"{self._label} has changed; pass it again with --task, or restore it")
         with open(self.file, "rb") as lines:
-            return read_table(lines, self._called, symbols)
+            return read_table(lines, self._label, symbols)
 
-    def _of(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " rows_of_length"]:
-        found: np.ndarray | None = by_length.get(length)
-        if found is None:
-            raise SettingError(f"{self._called} has no row of length {length}; use a length that it has: {self._spans}")
-        return found
-
-    @property
-    def _called(self) -> str:
-        return "our own file of rows" if self.file is None else self.file
+    def _records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
+        records: np.ndarray | None = by_length.get(length)
+        if records is None:
+            raise SettingError(f"{self._label} has no records of length {length}; use one of {self._length_ranges}")
+        return records
 
     @property
-    def _spans(self) -> str:
-        """The lengths that there are, briefly."""
-        spans: list[list[int]] = []
-        for length in self.available_lengths:
-            if spans and length == spans[-1][-1] + 1:
-                spans[-1][1:] = [length]
-            else:
-                spans.append([length])
-        told = ["-".join(map(str, span)) for span in spans]
-        return ", ".join(told if len(told) <= 12 else [*told[:6], "...", *told[-6:]])
+    def _label(self) -> str:
+        return "the built-in task file" if self.file is None else self.file
 
-    def _lay_out(self, table: JSONLTable, rows: Int[np.ndarray, " batch"]) -> Examples:
-        first, prompt = table.starts[rows, None], table.prompt_lengths[rows, None]
-        response = table.starts[rows + 1, None] - first - prompt
+    @property
+    def _length_ranges(self) -> str:
+        groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
+        ranges = [[length for _, length in group] for _, group in groups]
+        texts = [f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges]
+        return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
+
+    def _lay_out(self, table: JSONLTable, records: Int[np.ndarray, " batch"]) -> Examples:
+        first, prompt = table.starts[records, None], table.prompt_lengths[records, None]
+        response = table.starts[records + 1, None] - first - prompt
         index = np.arange(int((prompt + response).max()) + 3)
         in_prompt, mark, last = index < prompt, prompt, prompt + response + 1
         in_response = (index > mark + 1) & (index <= last)
-        held, place = in_prompt | in_response, first + np.where(in_prompt, index, index - 2)
-        tokens = np.full(held.shape, len(table.symbols) + 2)
-        tokens[held] = table.tokens[place[held]]
+        in_record, place = in_prompt | in_response, first + np.where(in_prompt, index, index - 2)
+        tokens = np.full(in_record.shape, len(table.symbols) + 2)
+        tokens[in_record] = table.tokens[place[in_record]]
         tokens[index == mark] -= 2
         tokens[index == mark + 1] -= 1
         return Examples(
@@ -232,22 +227,22 @@ class JSONLTask:
         last: Int[np.ndarray, "batch 1"],
         index: Int[np.ndarray, " seq"],
     ) -> Int[np.ndarray, "batch seq"]:
-        """The prompt's numbers; from the start token on, each token has that of the one behind it."""
-        shown = (index != mark) & (index < last)
-        place = (first + np.where(index < mark, index, index - 1))[shown]
-        groups = np.zeros(shown.shape, dtype=np.int64)
-        # One more, so that there is room below.
-        groups[shown] = coupling[place] + 1
+        """Return the numbers of the prompt; from the start token on, each token has the number of the next one."""
+        has_number = (index != mark) & (index < last)
+        place = (first + np.where(index < mark, index, index - 1))[has_number]
+        groups = np.zeros(has_number.shape, dtype=np.int64)
+        # Shifted by one, so that the mark can have a number below.
+        groups[has_number] = coupling[place] + 1
         above = groups.max(axis=1, keepdims=True) + 1
-        below = groups.min(axis=1, keepdims=True, where=shown, initial=TOO_LARGE) - 1
-        # A reader that has read everything goes one number on.
-        passed = below if self._facts["falls"] else above
-        return np.where(shown, groups, np.where(index > last, above + 1, passed))
+        below = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
+        # The number that a reader reaches after the last prompt token.
+        mark_group = below if self._facts["falls"] else above
+        return np.where(has_number, groups, np.where(index > last, above + 1, mark_group))
 
 
 def is_task_file(name: str) -> bool:
-    """Whether what is named as a task is a file of rows."""
-    return name.endswith(ENDING)
+    """Return True if the name of a task is the path of a JSONL file."""
+    return name.endswith(SUFFIX)
 
 
 def _digest(file: str) -> str:
@@ -256,15 +251,15 @@ def _digest(file: str) -> str:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
         raise TaskFileError(
-            f"{file} cannot be read ({error.strerror}); name one that can be, as --task FILE{ENDING}"
+            f"{file} cannot be read ({error.strerror}); use a readable file as --task FILE{SUFFIX}"
         ) from None
 
 
-def _own_rows() -> Iterator[bytes]:
-    """Letters to be written backwards."""
+def _built_in_lines() -> Iterator[bytes]:
+    """Generate records of letters to reverse."""
     rng = stream(0, "own rows")
-    for length in OWN_LENGTHS:
-        for _ in range(OWN_ROWS):
-            prompt = [OWN_LETTERS[letter] for letter in rng.integers(0, len(OWN_LETTERS), size=length)]
+    for length in BUILT_IN_LENGTHS:
+        for _ in range(BUILT_IN_RECORDS):
+            prompt = [BUILT_IN_LETTERS[letter] for letter in rng.integers(0, len(BUILT_IN_LETTERS), size=length)]
             places = list(range(1, length + 1))
             yield json.dumps({"prompt": prompt, "response": prompt[::-1], "coupling": places + places[::-1]}).encode()

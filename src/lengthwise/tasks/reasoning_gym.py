@@ -1,4 +1,4 @@
-"""Items of reasoning-gym, or of anything of that form, as rows of a file that is a task."""
+"""Conversion of reasoning-gym items, or similar ones, to records of a task file."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,9 +8,8 @@ from typing import Any
 from lengthwise.core.errors import TaskFileError
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.jsonl_table import ENDING, read_table
+from lengthwise.tasks.jsonl_table import SUFFIX, read_table
 
-SUCH_AS = "reasoning_gym.create_dataset"
 Item = Mapping[str, Any]
 Length = str | Callable[[Item], int]
 
@@ -19,25 +18,25 @@ Length = str | Callable[[Item], int]
 def reasoning_records(
     items: Iterable[Item], *, length: Length | None = None, tokens: Callable[[str], Sequence[str]] = str.split
 ) -> Iterator[dict[str, Any]]:
-    """Each item's ``question`` and ``answer`` as ``prompt`` and ``response`` of a row, with its ``length``.
+    """Yield a record per item: ``question`` as ``prompt``, ``answer`` as ``response``, and ``length``.
 
-    ``length`` names what of the item's metadata is its length, such as ``"num_terms"``, or makes it of an item. By
-    default it is the one difficulty that the metadata has; without any it is the number of the prompt's tokens. A
-    difficulty that is given as a range, as reasoning-gym does, counts as what the item itself has under that name.
-    ``tokens`` cuts a text, into its words by default. ``TaskFileError`` names the first item that is of another form.
+    ``length`` is the metadata key of the length, such as ``"num_terms"``, or a function of the item. The default is the
+    only difficulty in the metadata, or without difficulties the number of prompt tokens. If a difficulty is a range,
+    the value of the item under the same key is used. ``tokens`` splits a text, by default into words. The first invalid
+    item raises ``TaskFileError``.
     """
     for number, item in enumerate(items, start=1):
         try:
-            row = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
-            found = length(item) if callable(length) else _length(item.get("metadata", {}), length)
-        except _FormError as error:
+            record = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
+            size = length(item) if callable(length) else _length(item.get("metadata", {}), length)
+        except _ItemError as error:
             raise TaskFileError(f"item {number} {error}") from None
         except (KeyError, TypeError, AttributeError) as error:
             raise TaskFileError(
-                f"item {number} is of another form ({error!r}); give items with question, answer and metadata, such as "
-                f"those of {SUCH_AS}"
+                f"invalid item {number} ({error!r}); use items with question, answer and metadata, such as those of "
+                "reasoning_gym.create_dataset"
             ) from None
-        yield row if found is None else {**row, "length": found}
+        yield record if size is None else {**record, "length": size}
 
 
 @check_arguments
@@ -48,40 +47,39 @@ def write_reasoning_records(
     length: Length | None = None,
     tokens: Callable[[str], Sequence[str]] = str.split,
 ) -> Path:
-    """Write the rows of ``reasoning_records`` to a file that any ``--task FILE.jsonl`` takes; nothing if one is none."""
+    """Write the records of ``reasoning_records`` to a task file, unless one of them is invalid."""
     file = Path(file)
-    if file.suffix != ENDING:
-        raise TaskFileError(f"{file} does not end in {ENDING}; name one that does, as --task FILE{ENDING} asks for it")
-    lines = [json.dumps(row).encode() + b"\n" for row in reasoning_records(items, length=length, tokens=tokens)]
-    # What the task would refuse is refused now.
-    read_table(lines, f"{file}, to be written,")
+    if file.suffix != SUFFIX:
+        raise TaskFileError(f"{file} does not end in {SUFFIX}; use a name for --task FILE{SUFFIX}")
+    lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
+    # Raises the errors of the task before the file is written.
+    read_table(lines, f"the content of {file}")
     write_atomically(file, b"".join(lines))
     return file
 
 
-class _FormError(Exception):
-    """What an item lacks."""
+class _ItemError(Exception):
+    """Item without a valid length."""
 
 
 def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     difficulty = metadata.get("difficulty", {})
     if name is None:
         if len(difficulty) > 1:
-            raise _FormError(f"has several difficulties, {', '.join(difficulty)}; name the one that is its length")
+            raise _ItemError(f"has several difficulties, {', '.join(difficulty)}; choose one as its length")
         if not difficulty:
             return None
         (name,) = difficulty
-    known = {**{key: _value(value) for key, value in difficulty.items()}, **metadata}
-    value = known.get(name)
+    values = {**{key: _value(value) for key, value in difficulty.items()}, **metadata}
+    value = values.get(name)
     if type(value) is not int:
-        raise _FormError(
-            f"has no whole number '{name}' in its metadata; name another or give a function of an item, "
-            "length=lambda item: ..."
+        raise _ItemError(
+            f"has no integer '{name}' in its metadata; use another key, or a function length=lambda item: ..."
         )
     return value
 
 
 def _value(difficulty: Any) -> Any:
-    """A range from a number to itself is that number."""
-    same = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
-    return difficulty[0] if same else difficulty
+    """Return the value of a range that contains only one."""
+    is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
+    return difficulty[0] if is_single else difficulty

@@ -10,20 +10,21 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_sizes, numbers_of
+from lengthwise.tasks.task import Task
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort:
     """Layout ``x_1 .. x_n = > y_1 .. y_n end`` over ``num_values`` values; the prompt ends with the ``=``.
 
-    ``repeats`` lets a value come several times, and then no head that looks at tokens alone can say which of them is
-    next; without, a list has at most ``num_values`` items.
+    ``repeats`` allows a value several times; then no position head that only reads tokens can tell which one is next.
+    Without it, a list has at most ``num_values`` items.
 
-    An item's ID is its place in the list. A response token, the ``>`` included, has the ID of the item that is written
-    next (of equal ones, the first in the list comes first), the last one that of the ``=``. The IDs of the prompt say
-    nothing about the order; those of the response do, and a decoder that has them copies. Which item is next depends on
-    all of them, so there is no bounded support and none is declared.
+    The ID of an item is its place in the list. Each response token, including the ``>``, has the ID of the item that is
+    written next (equal items in the order of the list), the last one the ID of the ``=``. The IDs of the prompt do not
+    depend on the order. The IDs of the response do, and a decoder that gets them only copies. The next item depends on
+    all items, so the task declares no support.
     """
 
     num_values: int = 64
@@ -37,60 +38,59 @@ class Sort:
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_values < 1:
-            raise SettingError(f"num_values {self.num_values} leaves nothing to sort; use at least 1")
+            raise SettingError(f"num_values {self.num_values} is too small; use at least 1")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """The values in ascending order, then the separator, the start token and the end token."""
+        """Values in ascending order, separator, start token and end token."""
         return (*(str(value) for value in range(self.num_values)), "=", ">", "end")
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """One separator: what follows it is the response."""
+        """Separator between the list and the response."""
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw uniformly random values, without repeats all different."""
+        """Sample values uniformly, without replacement unless ``repeats`` is set."""
         check_sizes(self.name, length, size)
         if self.repeats:
             return self._lay_out(rng.integers(0, self.num_values, size=(size, length)))
         if length > self.num_values:
             raise SettingError(
-                f"length {length} is more than the {self.num_values} different values of sort; "
-                "use shorter lists, raise num_values or allow repeats"
+                f"length {length} exceeds the {self.num_values} different values of sort; "
+                "use a shorter length, a larger num_values or repeats"
             )
         return self._lay_out(rng.random((size, self.num_values)).argsort(axis=1)[:, :length])
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read values such as ``17 4 33``."""
+        """Parse values such as ``17 4 33``."""
         symbols = prompt.replace("=", " ").replace(">", " ").split()
         form = f"values from 0 to {self.num_values - 1} such as 2 0 1"
-        items = numbers_of(symbols, self.vocabulary[:-3], self.name, form)
+        items = parse_symbols(symbols, self.vocabulary[:-3], self.name, form)
         counts = np.bincount(items)
         if not self.repeats and counts.max() > 1:
             raise PromptError(
-                f"'{counts.argmax()}' is there {counts.max()} times and repeats are off; write each value once"
+                f"the list has {counts.max()} items '{counts.argmax()}'; write each once or allow repeats"
             )
         return self._lay_out(items[None])
 
     def variants(self) -> Mapping[str, Task]:
-        """One distribution only."""
+        """Return no variants."""
         return {}
 
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:
         size, length = items.shape
         equals = np.full((size, 1), self.num_values)
-        # A stable sort: equal items keep their order.
+        # Stable, so that equal items keep their order.
         order = items.argsort(axis=1, kind="stable")
         ordered = np.take_along_axis(items, order, axis=1)
         tokens = np.concatenate([items, equals, equals + 1, ordered, equals + 2], axis=1)
         place = np.arange(1, length + 1)
-        given = np.broadcast_to(np.arange(1, length + 2), (size, length + 1))
-        after = np.broadcast_to([length + 1, length + 2], (size, 2))
-        return Examples(
-            tokens=tokens,
-            prompt_length=np.full(size, length + 1),
-            is_answer=np.broadcast_to(np.arange(tokens.shape[1]) > length, tokens.shape),
-            coupling=np.concatenate([given, order + 1, after], axis=1)[None],
-            places=np.broadcast_to(np.concatenate([place, [0, 0], place, [0]]), tokens.shape),
+        prompt_groups = np.broadcast_to(np.arange(1, length + 2), (size, length + 1))
+        last_groups = np.broadcast_to([length + 1, length + 2], (size, 2))
+        return Examples.with_prompt_length(
+            tokens,
+            length + 1,
+            coupling=np.concatenate([prompt_groups, order + 1, last_groups], axis=1)[None],
+            places=np.concatenate([place, [0, 0], place, [0]])[None],
         )

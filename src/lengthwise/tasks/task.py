@@ -1,4 +1,4 @@
-"""The contract of a task: what a sequence is, and which of its tokens are computed together."""
+"""Protocols of tasks, which define sequences and their coupling, and the facts and lengths of a task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,18 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Integer
 
-from lengthwise.core.devices import check_memory
-from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.tasks.examples import Examples
 
-# Lengths of a file that are measured where nobody names any.
-MOST_LENGTHS = 12
-# What an example takes of memory per token, at least: tokens, coupling, and what both are made of.
-TOKEN_BYTES = 32
+# Number of lengths in an evaluation without explicit lengths.
+MAX_LENGTHS = 12
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A family of sequences, one distribution per length.
+    """Family of sequences with one distribution per length.
 
-    ``length`` is the task's own size (bits, digits, symbols), never the number of tokens. The same generator state and
-    ``version`` give the same examples, forever. A class that inherits from this one has to have all
-    of it but a summary and a paper.
+    ``length`` is the size of the task (bits, digits, symbols), never the number of tokens. The same generator state and
+    ``version`` always give the same examples. A subclass must define every member except ``summary`` and ``paper``.
     """
 
     name: ClassVar[str]
@@ -34,39 +29,39 @@ class Task(Protocol):
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every symbol, in the order of its token number."""
+        """Symbols in the order of their token IDs."""
         ...
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """The symbols that end a segment: what follows the last of them is the response."""
+        """Symbols that end a segment; the response follows the last one."""
         ...
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw ``size`` sequences of the given length; ``SettingError`` below the task's smallest length."""
+        """Sample ``size`` sequences; raise ``SettingError`` below the smallest length of the task."""
         ...
 
     def from_prompt(self, prompt: str) -> Examples:
-        """The one example whose prompt a user wrote, with its right answer; ``PromptError`` if it is none."""
+        """Return one example with this prompt and its correct answer; raise ``PromptError`` for an invalid prompt."""
         ...
 
     def variants(self) -> Mapping[str, "Task"]:
-        """Named distributions over the same sequences, for evaluation; empty when there is one only."""
+        """Return named distributions over the same sequences for evaluation; may be empty."""
         ...
 
 
 @runtime_checkable
 class HasStages(Protocol):
-    """What a task has that can be learned step by step: easier versions of itself."""
+    """Task with easier versions for a curriculum."""
 
     def stages(self) -> Sequence[Task]:
-        """From the easiest to itself; all with the vocabulary of the last."""
+        """Return tasks of increasing difficulty that end with the task itself and share its vocabulary."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
-    """A text by its name, as token numbers: the whole of it, or a piece that begins at its token ``first``."""
+    """Token IDs of a named text, or of a part of it that starts at token index ``first``."""
 
     name: str
     tokens: Integer[np.ndarray, " seq"]
@@ -75,93 +70,88 @@ class TokenizedDocument:
 
 @runtime_checkable
 class GradedByLoss(Protocol):
-    """What a task has whose answers are not the only right ones: instead of exact match, its loss is measured."""
+    """Task with several valid answers, which is evaluated by its loss instead of exact match."""
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
-        """How many bytes of text each token stands for."""
+        """Return the number of bytes of text per token."""
         ...
 
     def held_out(self) -> Sequence[TokenizedDocument]:
-        """Documents that no training example comes from."""
+        """Return documents that are never used in training."""
         ...
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Parts of documents as examples."""
+        """Return examples with these tokens of documents."""
         ...
-
-
-def is_graded_by_loss(task: Task) -> bool:
-    """Return True for a task with several valid answers, which is graded by its loss and not by exact match."""
-    return isinstance(task, GradedByLoss)
 
 
 @runtime_checkable
 class HasRunFiles(Protocol):
-    """What a task has that reads files: a run keeps those without which nobody could use what was trained."""
+    """Task that reads files, and stores in the run folder the part of them that a trained run needs."""
 
     def run_files(self) -> Mapping[str, bytes]:
-        """Names and contents."""
+        """Return names and contents of the files to store in the run folder."""
         ...
 
     def from_run_folder(self, folder: Path) -> Task:
-        """The same task, with the files that a run folder keeps."""
+        """Return the same task, which reads the stored files of this run folder."""
         ...
 
     def placeholder_example(self) -> Examples:
-        """One example of the form that all have, made without the files: a run is loaded also where they are not."""
+        """Return one example with the format of all examples, built from the stored files alone."""
         ...
 
 
 @runtime_checkable
 class HasSource(Protocol):
-    """A task whose examples come from files that its user named."""
+    """Task with examples from files of the user."""
 
     def source(self) -> Mapping[str, str]:
-        """Return the path of what was named and the SHA-256 of its content; empty without one."""
+        """Return the path and the SHA-256 of the source; empty without one."""
         ...
 
 
 def task_facts(task: Task) -> dict[str, str]:
-    """Return a task's name and, of a task that reads files, which ones: what a result row says of its task."""
+    """Return the task fields of a result row: the name and, for a task that reads files, their path and digest."""
     return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
 
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """What a task has that has examples of some lengths only."""
+    """Task with examples of some lengths only."""
 
     @property
     def available_lengths(self) -> tuple[int, ...]:
-        """These lengths, shortest first."""
+        """Lengths with examples, in increasing order."""
         ...
 
 
 @runtime_checkable
 class HasRecords(HasLengths, Protocol):
-    """A task whose examples of a length are a list that ends: evaluation asks each of them at most once."""
+    """Task with a finite list of examples per length; evaluation uses each of them at most once."""
 
     def num_records(self, length: int) -> int:
-        """Return the number of different rows of a length; ``SettingError`` for a length without any."""
+        """Return the number of distinct records of a length; raise ``SettingError`` for a length without records."""
         ...
 
-    def records_at(self, length: int, places: Int[np.ndarray, " batch"]) -> Examples:
-        """Return the rows at these places, from 0 to ``num_rows(length)`` - 1."""
+    def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
+        """Return the distinct records of a length at these indices, from 0 to ``num_records(length) - 1``."""
         ...
 
 
 def record_facts(task: Task, length: int) -> dict[str, int]:
-    """Return what a result row says of a file: ``num_rows``, how many different rows it has of the length."""
+    """Return the field ``num_rows`` of a result row: the number of distinct records of the length in a task file."""
     return {"num_rows": task.num_records(length)} if isinstance(task, HasRecords) else {}
 
 
 def num_shared_records(task: HasRecords, other: HasRecords, length: int) -> int:
-    """Return how many different rows of a length two tasks with the same vocabulary share."""
+    """Return the number of distinct records of a length that two tasks with the same vocabulary share."""
     if length not in other.available_lengths:
         return 0
-    return len(_rows_of(task, length) & _rows_of(other, length))
+    return len(_record_keys(task, length) & _record_keys(other, length))
 
 
-def _rows_of(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
+def _record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
     ends = (examples.response_end + 1).tolist()
     return {
@@ -171,58 +161,21 @@ def _rows_of(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
 
 
 def default_lengths(task: HasLengths) -> tuple[int, ...]:
-    """Return the task's lengths or, of many, some of them at equal steps, the shortest and the longest included."""
-    known = task.available_lengths
-    places = np.linspace(0, len(known) - 1, min(len(known), MOST_LENGTHS))
-    return tuple(known[place] for place in places.round().astype(int).tolist())
+    """Return all lengths of the task, or ``MAX_LENGTHS`` of them at equal steps, with the first and the last."""
+    lengths = task.available_lengths
+    indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_LENGTHS))
+    return tuple(lengths[index] for index in indices.round().astype(int).tolist())
 
 
 def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
-    """The lengths from ``first`` to ``last`` that the task has; one that is asked for examples of others refuses."""
+    """Return the lengths of the task from ``first`` to ``last``, or ``first``, at which ``sample`` raises an error."""
     if not isinstance(task, HasLengths):
         return range(first, last + 1)
     return [length for length in task.available_lengths if first <= length <= last] or [first]
 
 
 def nearest_length(task: Task, length: int) -> int:
-    """The length itself or, where the task has no examples of it, the next shorter one, or else the shortest."""
+    """Return the longest length of the task up to ``length``, or its shortest length."""
     if not isinstance(task, HasLengths):
         return length
-    return max((shorter for shorter in task.available_lengths if shorter <= length), default=task.available_lengths[0])
-
-
-def check_sizes(task: str, length: int, size: int, smallest: int = 1) -> None:
-    """Refuse sizes that no sequence can have."""
-    if length < smallest:
-        raise SettingError(f"length {length} is too short for {task}; lengths start at {smallest}: use one of those")
-    if size < 1:
-        raise SettingError(f"size {size} asks for no sequence; ask for at least 1")
-    change = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
-    check_memory(size * length * TOKEN_BYTES, f"{task}: drawing {size:,} of length {length:,}", change)
-
-
-def distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:
-    """Different numbers below ``among`` in random order, every row its own."""
-    keys = rng.random((size, among))
-    if number == among:
-        return keys.argsort(axis=1)
-    least = keys.argpartition(number - 1, axis=1)[:, :number]
-    return np.take_along_axis(least, np.take_along_axis(keys, least, axis=1).argsort(axis=1), axis=1)
-
-
-def numbers_of(symbols: list[str], allowed: tuple[str, ...], task: str, form: str) -> Int[np.ndarray, " seq"]:
-    """The place of each symbol in ``allowed``; ``PromptError`` names the first that is not there."""
-    for symbol in symbols:
-        if symbol not in allowed:
-            raise PromptError(f"'{symbol}' cannot stand in a prompt of {task}; write {form}")
-    if not symbols:
-        raise PromptError(f"the prompt is empty; {task} takes {form}")
-    return np.array([allowed.index(symbol) for symbol in symbols])
-
-
-def summands(prompt: str, parts: list[str], task: str, form: str) -> list[Int[np.ndarray, " digits"]]:
-    """The digits of each part of a sum, least significant first; ``PromptError`` says which of them is missing."""
-    if "" in parts:
-        raise PromptError(f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {form}")
-    digits = tuple(str(digit) for digit in range(10))
-    return [numbers_of(list(part), digits, task, f"a sum such as {form}")[::-1] for part in parts]
+    return max((other for other in task.available_lengths if other <= length), default=task.available_lengths[0])

@@ -1,4 +1,4 @@
-"""A task's examples as plain text, for models and tools that know nothing of its tokens: one form for all tasks."""
+"""Plain-text format of the examples of all tasks, for models and tools without the vocabulary of the task."""
 
 import re
 from collections.abc import Collection
@@ -9,21 +9,21 @@ from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, is_graded_by_loss
+from lengthwise.tasks.task import GradedByLoss, Task
 
 END = "end"
-# Examples shown before each that is asked, where nothing else is said.
+# Default number of shots, the solved examples before each prompt.
 SHOTS = 4
-# Draws of as many examples as are wanted, before a length counts as having no other prompt.
+# Batches sampled for shots before a length counts as having no other prompts.
 TRIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample:
-    """An example such as ``0 1 0 = 0`` with the response `` 0 1 1`` and a newline; one behind the other is the text.
+    """Example such as the prompt ``0 1 0 = 0`` and the response `` 0 1 1`` with a newline.
 
-    Symbols stand with one space between them, the separator ends the prompt, and the end token is a newline. So no
-    symbol of the prompt touches one of the response, and examples behind one another are one line each.
+    Symbols are separated by one space, the separator ends the prompt, and the end token is a newline. No symbol of the
+    prompt touches the response, and concatenated examples are one line each.
     """
 
     prompt: str
@@ -31,57 +31,57 @@ class TextExample:
 
     @property
     def answer(self) -> str:
-        """The response without what surrounds it: ``0 1 1``."""
+        """Response without surrounding whitespace: ``0 1 1``."""
         return self.response.strip()
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """For each symbol of the sequence, the end token included, where it begins and ends in prompt + response."""
-        return [found.span() for found in re.finditer(r"[^ \n]+|\n", self.prompt + self.response)]
+        """Start and end of each symbol in ``prompt + response``, in characters, including the end token."""
+        return [match.span() for match in re.finditer(r"[^ \n]+|\n", self.prompt + self.response)]
 
     @property
     def symbols(self) -> list[str]:
-        """The task's symbols again, in prompt and response."""
+        """Symbols of the task in prompt and response."""
         text = self.prompt + self.response
         return [END if text[first:last] == "\n" else text[first:last] for first, last in self.spans]
 
 
 def format_examples(task: Task, examples: Examples) -> list[TextExample]:
-    """Each sequence as text; ``SettingError`` for a task that is graded by loss, or a symbol that has white space."""
-    if is_graded_by_loss(task):
-        raise SettingError(f"task {task.name} is graded by loss and asks no question; choose a task with an answer")
+    """Return each sequence as text; raise ``SettingError`` if the task is graded by loss or a symbol has a space."""
+    if isinstance(task, GradedByLoss):
+        raise SettingError(f"task {task.name} is graded by loss and has no prompts; use a task with one correct answer")
     vocabulary = task.vocabulary
-    found = []
+    texts = []
     for tokens, first, last in zip(examples.tokens, examples.prompt_length, examples.response_end, strict=True):
-        symbols = _words(task, vocabulary, tokens[:last])
+        symbols = _symbols(task, vocabulary, tokens[:last])
         response = "".join(f" {symbol}" for symbol in symbols[first:])
-        found.append(TextExample(prompt=" ".join(symbols[:first]), response=f"{response}\n"))
-    return found
+        texts.append(TextExample(prompt=" ".join(symbols[:first]), response=f"{response}\n"))
+    return texts
 
 
 def sample_shots(
-    task: Task, length: int, number: int, rng: np.random.Generator, *, tested: Collection[str]
+    task: Task, length: int, number: int, rng: np.random.Generator, *, excluded: Collection[str]
 ) -> list[TextExample]:
-    """Examples to show, none with a prompt that is tested; ``SettingError`` where the length has no other prompt."""
-    found: list[TextExample] = []
+    """Sample examples without the excluded prompts; raise ``SettingError`` if the length has no other prompts."""
+    shots: list[TextExample] = []
     for _ in range(TRIES if number else 0):
-        drawn = format_examples(task, task.sample(length=length, size=number, rng=rng))
-        found += [text for text in drawn if text.prompt not in tested]
-        if len(found) >= number:
-            return found[:number]
+        texts = format_examples(task, task.sample(length=length, size=number, rng=rng))
+        shots += [text for text in texts if text.prompt not in excluded]
+        if len(shots) >= number:
+            return shots[:number]
     if number:
         raise SettingError(
-            f"length {length} of {task.name} has too few prompts to show {number} that are not tested; "
+            f"length {length} of {task.name} has too few prompts for {number} shots that differ from the tested ones; "
             "use a longer length, fewer examples, or --shots 0"
         )
     return []
 
 
-def _words(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " seq"]) -> list[str]:
-    words = [vocabulary[token] for token in tokens]
-    for word in words:
-        if word.split() != [word]:
+def _symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " seq"]) -> list[str]:
+    symbols = [vocabulary[token] for token in tokens]
+    for symbol in symbols:
+        if symbol.split() != [symbol]:
             raise SettingError(
-                f"the symbol {word!r} of {task.name} has white space, which in text is between symbols; rename it"
+                f"the symbol {symbol!r} of {task.name} contains whitespace, which separates symbols; rename it"
             )
-    return words
+    return symbols

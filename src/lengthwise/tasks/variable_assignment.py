@@ -1,4 +1,4 @@
-"""Variable assignment: chains of variables in any order, followed from one of them down to its value."""
+"""Variable assignment: follow a chain of assignments in random order from a variable to its value."""
 
 import math
 from collections.abc import Mapping
@@ -11,26 +11,27 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_sizes, distinct, numbers_of
+from lengthwise.tasks.task import Task
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_distinct
 
 SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableAssignment:
-    """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: length assignments in random order, and a question.
+    """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: ``length`` assignments in random order, and a query.
 
-    The response is a scratchpad: the variable asked for, each variable that it leads to, and the value at the end.
-    The chain asked for takes a share of the assignments that is uniform within ``depth_shares``, or ``depth`` of them;
-    the others make up to ``num_chains - 1`` chains that nobody asks for. Every variable is assigned once.
+    The response is a scratchpad: the queried variable, each variable that it leads to, and the value at the end. The
+    queried chain has a share of the assignments that is uniform within ``depth_shares``, or ``depth`` of them. The
+    others form up to ``num_chains - 1`` distractor chains. Each variable is assigned once.
 
-    With more ``operands`` an assignment adds constants to its variable, ``a = b v1 v7``, and behind every variable of
-    the response stands the sum of all constants so far, modulo ``num_values``; the last sum has the value in it and is
-    the answer: ``a = b v1  b = v3 v2 ? a > a v1 b v6 end``. A variable depends on the one before, and on the assignment
-    of that: k = 3; a sum on the operands and on the sum before: k is one more than ``operands``.
+    With more ``operands``, an assignment adds constants to its variable, ``a = b v1 v7``. Each variable of the response
+    is followed by the sum of all constants so far, modulo ``num_values``. The last sum includes the value and is the
+    answer: ``a = b v1  b = v3 v2 ? a > a v1 b v6 end``. A variable depends on the previous variable and its assignment:
+    k = 3. A sum depends on the operands and the previous sum: k is ``operands + 1``.
 
-    The tokens of an assignment share an ID. A variable of the response has the ID of its own assignment, which tells
-    what comes next and depends on the content; a sum keeps the ID before it, a value has that of the question.
+    The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, so this ID depends
+    on the content. A sum has the ID of the token before it, a value the ID of the query.
     """
 
     num_chains: int = 4
@@ -49,74 +50,74 @@ class VariableAssignment:
         check_types(self)
         for setting in ("num_chains", "operands", "num_names", "num_values"):
             if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} leaves nothing to assign; use at least 1")
+                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
         shallowest, deepest = self.depth_shares
         if not 0 < shallowest <= deepest <= 1:
-            raise SettingError(f"depth_shares {shallowest} to {deepest} are no range within 0 and 1; use 0.25 and 1.0")
+            raise SettingError(f"invalid depth_shares {shallowest} to {deepest}; use a range within 0 and 1")
         if self.depth is not None and self.depth < 1:
-            raise SettingError(f"a depth of {self.depth} leads nowhere; use at least 1, or None for a share")
+            raise SettingError(f"depth {self.depth} is too small; use at least 1, or None for a share")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Variables, values, the sign of assignment, the question mark, the start token and the end token."""
+        """Variables, values, assignment sign, question mark, start token and end token."""
         names = (f"x{number}" for number in range(self.num_names))
         values = (f"v{number}" for number in range(self.num_values))
         return (*names, *values, "=", "?", ">", "end")
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Two: the assignments, the question, the scratchpad."""
+        """Signs between assignments, query and scratchpad."""
         return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw how deep the chain is, where the others end, names, values, constants and the order of assignments."""
+        """Sample the depth, names, values, constants, ends of distractor chains, and the order of assignments."""
         check_sizes(self.name, length, size)
         if length > self.num_names:
             raise SettingError(
-                f"{length} assignments need as many variables and num_names is {self.num_names}; "
-                f"set it to at least {length} or use shorter lengths"
+                f"num_names {self.num_names} is too small for {length} assignments; "
+                f"use at least {length}, or a shorter length"
             )
         depth = self._depths(length, size, rng)
-        names = distinct(length, self.num_names, size, rng)
+        names = sample_distinct(length, self.num_names, size, rng)
         values = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
-        # In the order of the chains: a variable leads to the next one, or to a value.
-        follows = np.append(names[:, 1:], names[:, :1], axis=1)
-        values[:, :, 0] = np.where(self._is_last(depth, length, rng), values[:, :, 0], follows)
-        order = distinct(length, length, size, rng)
-        row = np.arange(size)[:, None]
-        assigned, operands = np.empty_like(names), np.empty_like(values)
-        assigned[row, order], operands[row, order] = names, values
-        return self._lay_out(assigned, operands, order[:, : depth.max()], depth)
+        # In chain order, each variable leads to the next variable or to a value.
+        successors = np.append(names[:, 1:], names[:, :1], axis=1)
+        values[:, :, 0] = np.where(self._is_last(depth, length, rng), values[:, :, 0], successors)
+        order = sample_distinct(length, length, size, rng)
+        batch = np.arange(size)[:, None]
+        variables, operands = np.empty_like(names), np.empty_like(values)
+        variables[batch, order], operands[batch, order] = names, values
+        return self._lay_out(variables, operands, order[:, : depth.max()], depth)
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read assignments and a question such as ``x1 = x2 x2 = v3 ? x1``; the order is up to the user."""
+        """Parse assignments in any order and a query, such as ``x1 = x2 x2 = v3 ? x1``."""
         constants = "".join(f" v{number}" for number in range(1, self.operands))
-        form = f"assignments and a question such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
+        form = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
         parts = prompt.replace(">", " ").split("?")
         width = self.operands + 2
         if len(parts) != 2 or len(parts[1].split()) != 1:
-            raise PromptError(f"'{prompt}' asks for no variable, or for several; write {form}")
-        given = numbers_of(parts[0].split(), self.vocabulary[:-3], self.name, form)
-        (asked,) = numbers_of(parts[1].split(), self.vocabulary[: self.num_names], self.name, form)
-        blocks = given.reshape(-1, width) if len(given) % width == 0 else np.zeros((1, width), dtype=np.int64)
+            raise PromptError(f"'{prompt}' does not query exactly one variable; write {form}")
+        symbols = parse_symbols(parts[0].split(), self.vocabulary[:-3], self.name, form)
+        (query,) = parse_symbols(parts[1].split(), self.vocabulary[: self.num_names], self.name, form)
+        blocks = symbols.reshape(-1, width) if len(symbols) % width == 0 else np.zeros((1, width), dtype=np.int64)
         is_value = (blocks >= self.num_names) & (blocks < self.num_names + self.num_values)
         signs = blocks[:, 1] == len(self.vocabulary) - 4
         if not signs.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
-            raise PromptError(f"'{prompt}' is no list of assignments with {self.operands} operands each; write {form}")
+            raise PromptError(f"'{prompt}' is not a list of assignments of {self.operands} operands; write {form}")
         place = {int(variable): index for index, variable in enumerate(blocks[:, 0])}
         if len(place) < len(blocks):
-            raise PromptError(f"'{prompt}' assigns a variable twice; assign each once")
-        path, variable = [], int(asked)
+            raise PromptError(f"'{prompt}' assigns a variable twice; assign each variable once")
+        path, variable = [], int(query)
         while variable < self.num_names:
             if variable not in place or place[variable] in path:
-                why = "leads back to itself" if variable in place else "is not assigned"
-                raise PromptError(f"x{variable} is needed and {why}; every chain has to end with a value")
+                problem = "leads back to itself" if variable in place else "is not assigned"
+                raise PromptError(f"x{variable} {problem}; end the chain with a value")
             path.append(place[variable])
             variable = int(blocks[path[-1], 2])
         return self._lay_out(blocks[None, :, 0], blocks[None, :, 2:], np.array([path]), np.array([len(path)]))
 
     def variants(self) -> Mapping[str, Task]:
-        """Chains of a quarter, of half and of all assignments, where there may be several."""
+        """Return queried chains of a quarter, half and all of the assignments, if there are several chains."""
         if self.num_chains == 1:
             return {}
         return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in SHARES.items()}
@@ -132,7 +133,7 @@ class VariableAssignment:
     def _is_last(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
-        """Which assignments end a chain: that of the asked one, the very last, and some between them."""
+        """Return a mask of the last assignments of chains: of the queried chain, the final one, and random ones."""
         index, size = np.arange(length), len(depth)
         free = (index >= depth[:, None]) & (index < length - 1)
         cuts = rng.integers(0, max(1, self.num_chains - 1), size=size)[:, None]
@@ -141,27 +142,29 @@ class VariableAssignment:
 
     def _lay_out(
         self,
-        assigned: Int[np.ndarray, "batch length"],
+        variables: Int[np.ndarray, "batch length"],
         operands: Int[np.ndarray, "batch length operands"],
         path: Int[np.ndarray, "batch deepest"],
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
-        """``path``: which assignments are followed, one after the other; beyond ``depth`` of them it is fill."""
-        size, length = assigned.shape
+        """Build examples; ``path`` lists the assignments of the queried chain, filled beyond its ``depth``."""
+        size, length = variables.shape
         sign, question, start = (len(self.vocabulary) - place for place in (4, 3, 2))
-        blocks = np.concatenate([assigned[..., None], np.full((size, length, 1), sign), operands], axis=2)
-        asked = assigned[np.arange(size), path[:, 0]][:, None]
-        column = np.ones_like(asked)
-        prompt = np.concatenate([blocks.reshape(size, -1), question * column, asked, start * column], axis=1)
+        blocks = np.concatenate([variables[..., None], np.full((size, length, 1), sign), operands], axis=2)
+        query = variables[np.arange(size), path[:, 0]][:, None]
+        column = np.ones_like(query)
+        prompt = np.concatenate([blocks.reshape(size, -1), question * column, query, start * column], axis=1)
         prompt_length = prompt.shape[1]
         response = self._response(blocks, path, depth, prompt_length)
-        given = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), [length + 1, length + 2, length + 2])
-        index = np.arange(prompt_length + response.written.shape[1])
+        prompt_groups = np.append(
+            np.repeat(np.arange(length) + 1, blocks.shape[2]), [length + 1, length + 2, length + 2]
+        )
+        index = np.arange(prompt_length + response.tokens.shape[1])
         return Examples(
-            tokens=np.concatenate([prompt, response.written], axis=1),
+            tokens=np.concatenate([prompt, response.tokens], axis=1),
             prompt_length=np.full(size, prompt_length),
             is_answer=(index >= prompt_length) & (index <= prompt_length + response.end[:, None]),
-            coupling=np.concatenate([np.tile(given, (size, 1)), response.groups], axis=1)[None],
+            coupling=np.concatenate([np.tile(prompt_groups, (size, 1)), response.groups], axis=1)[None],
             support=np.pad(response.support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
         )
 
@@ -172,42 +175,42 @@ class VariableAssignment:
         depth: Int[np.ndarray, " batch"],
         prompt_length: int,
     ) -> "_Response":
-        (size, length, width), row, last = blocks.shape, np.arange(len(path)), depth - 1
-        followed = blocks[row[:, None], path]
-        # A variable stands where its step begins; where there are sums, one follows it.
+        (size, length, width), batch, last = blocks.shape, np.arange(len(path)), depth - 1
+        chain = blocks[batch[:, None], path]
+        # Each step is a variable, with several operands followed by a sum.
         stride = 1 if self.operands == 1 else 2
         steps = stride * np.arange(path.shape[1])
-        written = np.full((size, steps[-1] + 3), len(self.vocabulary) - 1)
-        groups = np.full_like(written, length + 3)
-        support = np.full((*written.shape, max(3, self.operands + 1)), -1)
-        written[:, steps], groups[:, steps] = followed[:, :, 0], path + 1
+        tokens = np.full((size, steps[-1] + 3), len(self.vocabulary) - 1)
+        groups = np.full_like(tokens, length + 3)
+        support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
+        tokens[:, steps], groups[:, steps] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
-        # What comes after a variable: it, and of its assignment the variable and the first operand.
-        leads = [np.broadcast_to(prompt_length + steps, path.shape), path * width, path * width + 2]
-        leading = np.stack(leads, axis=2)
-        support[:, steps[1:], :3] = leading[:, :-1]
+        # The token after a variable depends on it, and on the variable and the first operand of its assignment.
+        sources = [np.broadcast_to(prompt_length + steps, path.shape), path * width, path * width + 2]
+        needs = np.stack(sources, axis=2)
+        support[:, steps[1:], :3] = needs[:, :-1]
         if self.operands == 1:
-            written[row, depth], groups[row, depth] = followed[row, last, 2], length + 2
-            support[row, depth, :3] = leading[row, last]
-            end, needed = depth + 1, prompt_length + depth
+            tokens[batch, depth], groups[batch, depth] = chain[batch, last, 2], length + 2
+            support[batch, depth, :3] = needs[batch, last]
+            end, end_source = depth + 1, prompt_length + depth
         else:
-            constants = np.where(followed[:, :, 2:] < self.num_names, 0, followed[:, :, 2:] - self.num_names)
-            written[:, steps + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
+            constants = np.where(chain[:, :, 2:] < self.num_names, 0, chain[:, :, 2:] - self.num_names)
+            tokens[:, steps + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
             groups[:, steps + 1] = path + 1
-            support[:, steps + 1, : self.operands] = leading[:, :, 2:] + np.arange(self.operands)
+            support[:, steps + 1, : self.operands] = needs[:, :, 2:] + np.arange(self.operands)
             support[:, steps[1:] + 1, self.operands] = prompt_length + steps[:-1] + 1
-            end, needed = 2 * depth, leading[row, last, 2]
-        over = np.arange(written.shape[1]) >= end[:, None]
-        written[over], groups[over], support[over] = len(self.vocabulary) - 1, length + 3, -1
-        support[row, end, 0] = needed
-        return _Response(written=written, groups=groups, support=support, end=end)
+            end, end_source = 2 * depth, needs[batch, last, 2]
+        is_fill = np.arange(tokens.shape[1]) >= end[:, None]
+        tokens[is_fill], groups[is_fill], support[is_fill] = len(self.vocabulary) - 1, length + 3, -1
+        support[batch, end, 0] = end_source
+        return _Response(tokens=tokens, groups=groups, support=support, end=end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Response:
-    """Tokens, groups and support, and at which index of the response it ends; behind that it is fill."""
+    """Tokens, groups, support and index of the end token of the responses; tokens after the end token are fill."""
 
-    written: Int[np.ndarray, "batch response"]
+    tokens: Int[np.ndarray, "batch response"]
     groups: Int[np.ndarray, "batch response"]
     support: Int[np.ndarray, "batch response k"]
     end: Int[np.ndarray, " batch"]

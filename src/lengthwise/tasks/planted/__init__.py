@@ -1,1 +1,1 @@
-"""Planted distributions (paper, Section 3): tasks whose support and law are known exactly."""
+"""Planted distributions (paper, Section 3): tasks with exactly known support and probabilities."""

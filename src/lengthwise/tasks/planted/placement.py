@@ -1,4 +1,4 @@
-"""Where the planted tokens of a sequence stand: laws over sets of k token indexes, one law per length."""
+"""Placements of planted tokens: one distribution over sets of k token indexes per length."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from lengthwise.tasks.planted.distribution import check_distribution, check_list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeLaw:
-    """A law over sets ``c + shape`` at one length: ``probability[o, c]`` of shape ``o`` with its first token at ``c``.
+    """Distribution over sets ``c + shape`` at one length; ``probability[o, c]`` is that of shape ``o`` at index ``c``.
 
-    A shape holds the distances from the first token, 0 first; where a shape does not fit, its probability is 0.
+    A shape lists the distances from its first token, starting with 0. The probability is 0 where a shape does not fit.
     """
 
     shapes: Int[np.ndarray, "shapes k"]
@@ -26,56 +26,51 @@ class ShapeLaw:
 
     @property
     def length(self) -> int:
-        """The number of tokens."""
+        """Number of tokens of a sequence."""
         return self.probability.shape[1]
 
     def sets(self) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, " sets"]]:
-        """All sets of positive probability, token indexes from 0, and their probabilities."""
+        """Return all sets of positive probability, as token indexes from 0, and their probabilities."""
         shape, start = self.probability.nonzero()
         return start[:, None] + self.shapes[shape], self.probability[shape, start]
 
 
 @runtime_checkable
 class Placement(Protocol):
-    """Which tokens are planted.
-
-    ``span``: no set reaches over more tokens than this at any length, the first and the last counted (``max S - min S +
-    1``); None where there is no such bound. Lengths below ``smallest`` have no set.
-    """
+    """Distribution over sets of planted tokens, for every length."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
 
     @property
     def k(self) -> int:
-        """How many tokens are planted."""
+        """Number of planted tokens."""
         ...
 
     @property
     def span(self) -> int | None:
-        """The largest number of tokens that a set reaches over."""
+        """Maximum of ``max S - min S + 1`` over all sets and lengths, or None if it is unbounded."""
         ...
 
     @property
     def min_length(self) -> int:
-        """The smallest length that has a set."""
+        """Smallest length with a set."""
         ...
 
     def law(self, length: int) -> ShapeLaw:
-        """The exact law; ``SettingError`` where no set fits, or where there are too many to list."""
+        """Return the exact distribution; raise ``SettingError`` if no set fits or there are too many to enumerate."""
         ...
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Draw sets, token indexes in increasing order."""
+        """Sample sets as increasing token indexes."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """A shape drawn by its weight among those that fit, then its place, uniform among those where it fits.
+    """Random shape by weight among those that fit, at a uniform place.
 
-    Uniform location given the shape: in the words of ``docs/theory.md``, regular with constant 1. ``widest``, where
-    given, is the span that is promised; a shape beyond it is refused.
+    This placement is regular with constant 1 (``docs/theory.md``). ``widest`` is an optional upper bound of the span.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2))
@@ -83,39 +78,39 @@ class Local:
     widest: int | None = None
 
     name: ClassVar[str] = "local"
-    summary: ClassVar[str] = "given shapes with given weights, at a uniform place"
+    summary: ClassVar[str] = "shapes with weights, at a uniform place"
 
     def __post_init__(self) -> None:
         check_types(self)
         check_shapes(self.shapes, self.widest)
         if len(self.weights) != len(self.shapes):
-            raise SettingError(f"{len(self.shapes)} shapes have {len(self.weights)} weights; give one weight for each")
+            raise SettingError(f"{len(self.shapes)} shapes have {len(self.weights)} weights; use one weight per shape")
         check_distribution(self.weights, [f"shape {shape}" for shape in self.shapes], "the weights of the shapes")
 
     @property
     def k(self) -> int:
-        """The number of tokens of every shape."""
+        """Number of tokens of each shape."""
         return len(self.shapes[0])
 
     @property
     def span(self) -> int:
-        """That of the widest shape that has any weight."""
+        """Span of the widest shape with a positive weight."""
         return 1 + max(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
     @property
     def min_length(self) -> int:
-        """The span of the narrowest shape that has any weight."""
+        """Span of the narrowest shape with a positive weight."""
         return 1 + min(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
     def law(self, length: int) -> ShapeLaw:
-        """Weights of shapes that do not fit go to the others in proportion."""
+        """Return the distribution; the weights of shapes that do not fit go to the others in proportion."""
         shapes, weights = np.array(self.shapes), self._weights(length)
         places = np.maximum(length - shapes[:, -1], 0)
         fits = np.arange(length) < places[:, None]
         return ShapeLaw(shapes=shapes, probability=np.where(fits, (weights / np.maximum(places, 1))[:, None], 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Shape, then start."""
+        """Sample a shape, then the index of its first token."""
         shapes = np.array(self.shapes)[rng.choice(len(self.shapes), size=size, p=self._weights(length))]
         return rng.integers(0, length - shapes[:, -1])[:, None] + shapes
 
@@ -127,57 +122,59 @@ class Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformShapes:
-    """Every shape of k tokens within a span is as likely as any other that fits, at a uniform place."""
+    """Uniform distribution over the shapes of k tokens that fit into a span, at a uniform place."""
 
     num_planted: int = 2
     widest: int = 3
 
     name: ClassVar[str] = "uniform_shape"
-    summary: ClassVar[str] = "all shapes within a span alike, at a uniform place"
+    summary: ClassVar[str] = "all shapes within a span with equal weight, at a uniform place"
 
     def __post_init__(self) -> None:
         check_types(self)
         check_num_planted(self.num_planted)
         if self.widest < self.num_planted:
-            raise SettingError(f"{self.num_planted} tokens do not fit a span of {self.widest}; use a larger one")
+            raise SettingError(
+                f"widest {self.widest} is too small for {self.num_planted} tokens; use at least {self.num_planted}"
+            )
         check_listed(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
 
     @property
     def k(self) -> int:
-        """The number of tokens of every shape."""
+        """Number of tokens of each shape."""
         return self.num_planted
 
     @property
     def span(self) -> int:
-        """As given; with one token, 1."""
+        """Largest span, or 1 for single tokens."""
         return self.widest if self.num_planted > 1 else 1
 
     @property
     def min_length(self) -> int:
-        """Room for k tokens side by side."""
+        """Number of planted tokens, the shortest span."""
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
-        """That of the shapes within the span."""
-        return self._all().law(length)
+        """Return the distribution over the shapes within the span."""
+        return self._local().law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """As ``Local`` does."""
-        return self._all().sample(length, size, rng)
+        """Sample a shape, then the index of its first token."""
+        return self._local().sample(length, size, rng)
 
-    def _all(self) -> Local:
+    def _local(self) -> Local:
         shapes = tuple((0, *rest) for rest in combinations(range(1, self.span), self.num_planted - 1))
         return Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subsets:
-    """Every set of k tokens is as likely as any other: no locality (sparse parity)."""
+    """Uniform distribution over all sets of k tokens, without locality (sparse parity)."""
 
     num_planted: int = 2
 
     name: ClassVar[str] = "subsets"
-    summary: ClassVar[str] = "all sets of k tokens alike, however far apart"
+    summary: ClassVar[str] = "all sets of k tokens with equal probability, at any distance"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -185,21 +182,21 @@ class Subsets:
 
     @property
     def k(self) -> int:
-        """The size of a set."""
+        """Number of tokens of each set."""
         return self.num_planted
 
     @property
     def span(self) -> int | None:
-        """None, but for single tokens."""
+        """Unbounded, except 1 for single tokens."""
         return 1 if self.num_planted == 1 else None
 
     @property
     def min_length(self) -> int:
-        """Room for k tokens."""
+        """Number of planted tokens."""
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
-        """One probability for all; ``SettingError`` where there are too many sets to list."""
+        """Return equal probabilities; raise ``SettingError`` for too many sets to enumerate."""
         check_fits(self, length)
         check_listed(comb(length - 1, self.k - 1), f"length {length}")
         shapes = np.array([(0, *rest) for rest in combinations(range(1, length), self.k - 1)])
@@ -207,63 +204,66 @@ class Subsets:
         return ShapeLaw(shapes=shapes, probability=np.where(fits, 1 / comb(length, self.k), 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """The places of the k smallest of uniform draws."""
+        """Sample the indexes of the k smallest of ``length`` uniform numbers."""
         check_fits(self, length)
-        chosen = np.argpartition(rng.random((size, length)), self.k - 1, axis=1)[:, : self.k]
-        return np.sort(chosen, axis=1)
+        return np.sort(np.argpartition(rng.random((size, length)), self.k - 1, axis=1)[:, : self.k], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLength:
-    """A law that changes with the length: ``laws[i]`` up to and with ``until[i]``, the last one beyond."""
+    """Placement that depends on the length: ``laws[i]`` up to and including ``until[i]``, the last one beyond."""
 
     until: tuple[int, ...] = (16,)
     laws: tuple[Local, ...] = (Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
 
     name: ClassVar[str] = "by_length"
-    summary: ClassVar[str] = "given shapes whose weights change with the length"
+    summary: ClassVar[str] = "shapes and weights that depend on the length"
 
     def __post_init__(self) -> None:
         check_types(self)
         if list(self.until) != sorted(set(self.until)):
-            raise SettingError(f"lengths {self.until} of a law by length do not increase; write them in order")
+            raise SettingError(f"the lengths until {self.until} do not increase; use increasing lengths")
         if len(self.laws) != len(self.until) + 1:
-            raise SettingError(f"{len(self.until)} lengths part {len(self.until) + 1} laws, not {len(self.laws)}")
+            raise SettingError(
+                f"{len(self.until)} lengths separate {len(self.laws)} laws; use {len(self.until) + 1} laws"
+            )
         if len({law.k for law in self.laws}) > 1:
-            raise SettingError(f"laws of {sorted({law.k for law in self.laws})} tokens cannot follow one another")
+            raise SettingError(
+                f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same number in all laws"
+            )
         first, *later = self.laws
         if self.until and first.min_length > self.until[0]:
             raise SettingError(
-                f"the law up to length {self.until[0]} has no room below {first.min_length}; leave it out or end it later"
+                f"the law up to length {self.until[0]} needs length {first.min_length}; remove it or end it later"
             )
         for last, law in zip(self.until, later, strict=True):
             if law.min_length > last + 1:
                 raise SettingError(
-                    f"the law from length {last + 1} on has no room below {law.min_length}; "
-                    f"give it a narrower shape or begin it at {law.min_length}"
+                    f"the law from length {last + 1} on needs length {law.min_length}; "
+                    f"use a narrower shape or start it at {law.min_length}"
                 )
 
     @property
     def k(self) -> int:
-        """The same at every length."""
+        """Number of planted tokens at every length."""
         return self.laws[0].k
 
     @property
     def span(self) -> int:
-        """The widest of all lengths."""
+        """Largest span over all lengths."""
         return max(law.span for law in self.laws)
 
     @property
     def min_length(self) -> int:
-        """That of the law of short lengths."""
-        return self.laws[0].smallest
+        """Smallest length of the first law."""
+        return self.laws[0].min_length
 
     def law(self, length: int) -> ShapeLaw:
-        """The law for this length."""
+        """Return the distribution of the law for this length."""
         return self._at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Draw by the law for this length."""
+        """Sample from the law for this length."""
         return self._at(length).sample(length, size, rng)
 
     def _at(self, length: int) -> Local:
@@ -274,9 +274,8 @@ PLACEMENTS: dict[str, type[Placement]] = {law.name: law for law in (Local, Unifo
 
 
 def check_fits(placement: Placement, length: int) -> None:
-    """Refuse a length that has no set."""
+    """Raise ``SettingError`` for a length without a set."""
     if length < placement.min_length:
         raise SettingError(
-            f"length {length} has no room for {placement.k} planted tokens; the shortest that has is "
-            f"{placement.min_length}"
+            f"length {length} is too short for {placement.k} planted tokens; use at least {placement.min_length}"
         )

@@ -1,1 +1,1 @@
-"""Language modelling: documents, tokenizers, prepared corpora and the text task."""
+"""Language modeling: documents, tokenizers, prepared corpora and the text task."""

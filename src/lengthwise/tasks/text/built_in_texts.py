@@ -1,6 +1,6 @@
-"""A few pages of our own about long texts: enough to show that a language model trains, too little to make one."""
+"""A few built-in pages about long texts, enough to test training, not enough for a useful language model."""
 
-SEEN = {
+TRAIN_TEXTS = {
     "the ferry": """\
 The ferry leaves the village at seven. It is a small boat with a green roof, and in winter it carries more parcels than
 people. Marta has steered it for nineteen years. She knows where the water is shallow, where the wind comes round the
@@ -87,7 +87,7 @@ the second.
 """,
 }
 
-HELD_OUT = {
+HELD_OUT_TEXTS = {
     "the clock tower": """\
 There are four clocks on the tower, one on each side, and no two of them agree. The north clock is slow because the wind
 leans on its hands. The south clock is fast because the sun warms its wheels. The east clock stopped in the year of the

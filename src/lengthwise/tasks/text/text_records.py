@@ -1,4 +1,4 @@
-"""Texts in rows: files of JSON lines, compressed or not, and data sets of the datasets library."""
+"""Texts from records: JSON lines, compressed or not, and data sets of the datasets library."""
 
 import gzip
 import zlib
@@ -12,106 +12,107 @@ from lengthwise.core.json_parsing import parse_json
 
 DATASET, TEXT = "dataset:", "text"
 FORM = f"{DATASET}NAME:SPLIT:CONFIG:COLUMN"
-# Files of one JSON object per line, or of a list of them. In a folder the last is no text: it may hold anything.
-ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
+# Files with one JSON object per line, or a list of objects.
+RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowSource:
-    """A data set or a file of rows; what is empty is the only split, the only configuration, and ``TEXT``."""
+class RecordSource:
+    """Data set or file of records; an empty ``split`` means all splits, an empty ``config`` the default one."""
 
     name: str
     split: str = ""
     config: str = ""
     column: str = TEXT
 
-    @property
-    def is_file(self) -> bool:
-        """Whether rows are lines of a file."""
-        return has_rows(Path(self.name)) and Path(self.name).is_file()
 
-
-def row_source(source: str) -> RowSource:
-    """Read ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; ``TextError`` for more parts than these."""
+def parse_source(source: str) -> RecordSource:
+    """Parse ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; raise ``TextError`` for more parts."""
     if Path(source).exists():
-        return RowSource(name=source)
+        return RecordSource(name=source)
     name, *parts = source.split(":")
     if len(parts) > 3:
-        raise TextError(f"{DATASET}{source} has {len(parts) + 1} parts; give {FORM}, of which parts may be empty")
+        raise TextError(f"{DATASET}{source} has {len(parts) + 1} parts; use {FORM}, whose parts may be empty")
     split, config, column = parts + [""] * (3 - len(parts))
-    return RowSource(name=name, split=split, config=config, column=column if column else TEXT)
+    return RecordSource(name=name, split=split, config=config, column=column if column else TEXT)
 
 
-def has_rows(path: Path) -> bool:
-    """Whether a file of this name holds rows and not one text."""
-    return path.name.lower().endswith(ROW_SUFFIXES)
+def has_records(path: Path) -> bool:
+    """Return True if the suffix of a file is that of records and not of a text."""
+    return path.name.lower().endswith(RECORD_SUFFIXES)
 
 
-def rows_of(source: RowSource, *, streamed: bool = False) -> Iterator[tuple[str, str]]:
-    """The name and the text of each row, "" for null; ``streamed``: a data set of the hub is not downloaded first."""
-    rows = _lines(source) if source.is_file else _dataset_rows(source, streamed=streamed)
-    for name, row in rows:
-        if not isinstance(row, Mapping) or source.column not in row:
-            found = f"the columns {', '.join(map(str, row))}" if isinstance(row, Mapping) else type(row).__name__
+def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each record, "" for null; ``is_streamed`` reads hub data sets without a full download."""
+    path = Path(source.name)
+    records = (
+        _file_records(path)
+        if has_records(path) and path.is_file()
+        else _dataset_records(source, is_streamed=is_streamed)
+    )
+    for name, record in records:
+        if not isinstance(record, Mapping) or source.column not in record:
+            content = f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
             raise TextError(
-                f"{name} has no column '{source.column}' but {found}; name the one with the text as {FORM}, such as "
+                f"{name} has no column '{source.column}' but {content}; set the text column with {FORM}, such as "
                 f"{DATASET}{source.name}:{source.split}:{source.config}:content"
             )
-        text = row[source.column]
+        text = record[source.column]
         if not isinstance(text, str | None):
-            raise TextError(f"column '{source.column}' of {name} holds {type(text).__name__}, no text; name another")
+            raise TextError(
+                f"column '{source.column}' of {name} has type {type(text).__name__}; use a column of strings"
+            )
         yield name, "" if text is None else text
 
 
-def _lines(source: RowSource) -> Iterator[tuple[str, Any]]:
-    path = Path(source.name)
+def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            listed = file.read(1) == "["
+            is_list = file.read(1) == "["
             file.seek(0)
-            if listed:
-                yield from ((f"{path}:{number}", row) for number, row in enumerate(parse_json(file.read(), list)))
+            if is_list:
+                records = parse_json(file.read(), list)
+                yield from ((f"{path}:{number}", record) for number, record in enumerate(records))
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, object)
     except (OSError, EOFError, zlib.error) as error:
-        raise TextError(f"{path} cannot be read ({error}); give one that can, or leave it out") from None
+        raise TextError(f"{path} cannot be read ({error}); use a readable file, or remove it") from None
     except ValueError as error:
         raise TextError(
-            f"{path} holds no JSON rows ({error}); give one object per line, or rename a file of plain text to .txt"
+            f"{path} has invalid JSON ({error}); write one object per line, or rename a plain text file to .txt"
         ) from None
 
 
-def _dataset_rows(source: RowSource, *, streamed: bool) -> Iterator[tuple[str, Any]]:
-    for split, rows in _splits(source, streamed=streamed).items():
-        if getattr(rows, "column_names", None) and source.column in rows.column_names:
-            # Other columns may hold what is slow to decode.
-            rows = rows.select_columns([source.column])  # noqa: PLW2901
-        for number, row in enumerate(rows):
-            yield f"{source.name}:{split}:{number}", row
+def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tuple[str, Any]]:
+    for split, records in _splits(source, is_streamed=is_streamed).items():
+        if getattr(records, "column_names", None) and source.column in records.column_names:
+            # Other columns may be slow to decode.
+            records = records.select_columns([source.column])  # noqa: PLW2901
+        for number, record in enumerate(records):
+            yield f"{source.name}:{split}:{number}", record
 
 
-def _splits(source: RowSource, *, streamed: bool) -> Mapping[str, Any]:
-    """The splits of a data set, all or the one that is asked for."""
+def _splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:
     try:
-        import datasets  # noqa: PLC0415  (it takes a second, and few need it)
+        import datasets  # noqa: PLC0415  (a slow import that few users need)
     except ImportError:
         raise TextError("data sets need the datasets library; pip install 'lengthwise[hf]'") from None
     name, split = source.name, source.split
     try:
         if Path(name).is_dir():
-            found = datasets.load_from_disk(name)
+            loaded = datasets.load_from_disk(name)
         else:
             config = [source.config] if source.config else []
-            found = datasets.load_dataset(name, *config, **({"streaming": True} if streamed else {}))
-    except Exception as error:  # whatever the library, the hub or the data set's own files say
+            loaded = datasets.load_dataset(name, *config, **({"streaming": True} if is_streamed else {}))
+    except Exception as error:  # any error of the library, the hub or the files of the data set
         lines = str(error).splitlines()
         raise TextError(
             f"data set {name} cannot be loaded ({type(error).__name__}: {lines[0] if lines else 'no message'}); "
-            f"give the name of one on the hub ({FORM}), or a folder that save_to_disk made"
+            f"use the name of a data set on the hub ({FORM}), or a folder of save_to_disk"
         ) from None
-    splits = dict(found) if isinstance(found, Mapping) else {str(found.split or "rows"): found}
+    splits = dict(loaded) if isinstance(loaded, Mapping) else {str(loaded.split or "rows"): loaded}
     if split and split not in splits:
-        raise TextError(f"data set {name} has no split '{split}'; give one of {', '.join(map(str, splits))}")
+        raise TextError(f"data set {name} has no split '{split}'; use one of {', '.join(map(str, splits))}")
     return {split: splits[split]} if split else splits

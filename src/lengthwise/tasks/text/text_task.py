@@ -1,4 +1,4 @@
-"""Text: tokens in a row from anywhere in a corpus, each to be predicted from those before it."""
+"""Text task: predict each token of consecutive tokens of a corpus from the preceding ones."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError, TextError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, TokenizedDocument, check_sizes
-from lengthwise.tasks.text.built_in_texts import HELD_OUT as HELD_OUT_WORDS
-from lengthwise.tasks.text.built_in_texts import SEEN
+from lengthwise.tasks.task import Task, TokenizedDocument
+from lengthwise.tasks.task_inputs import check_sizes
+from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
 from lengthwise.tasks.text.corpus import (
     FACTS,
     HELD_OUT,
@@ -27,130 +27,130 @@ from lengthwise.tasks.text.corpus import (
     open_corpus,
     read_tokenizer,
 )
-from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, shown
+from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
-# Room behind a prompt: as many tokens can be written.
-ROOM = 64
+# Tokens for the continuation of a prompt.
+CONTINUATION_ROOM = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
     """Layout ``t_0 t_1 .. t_n`` with n the length; every token but the first is an answer.
 
-    A sequence starts anywhere, and an end token stands where one document ends and the next begins. ``corpus`` is a
-    folder that ``prepare_corpus`` made; without one it is a few pages of our own, a token per byte. ``split`` is what
-    sequences are drawn from, ``kind`` one kind of text in it. There is no one right answer: what is measured is the
-    loss on held-out documents. ``kept``, never saved, is the folder of the run that keeps the tokenizer.
+    A sequence starts at a random token; an end token separates documents. ``corpus`` is a folder of ``prepare_corpus``;
+    the default is a few built-in pages with one token per byte. Sequences are sampled from ``split``, and only from
+    ``kind`` if it is set. There are several valid answers, so evaluation measures the loss on held-out documents.
+    ``run_folder``, never saved, is the run whose stored tokenizer is used.
     """
 
     corpus: str | None = None
     split: str = TRAIN
     kind: str | None = None
-    kept: str | None = field(default=None, compare=False, repr=False)
+    run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "running text, every token predicted from those before it; graded by loss"
+    summary: ClassVar[str] = "running text, each token predicted from the preceding ones; graded by loss"
     paper: ClassVar[str] = "Bengio et al. 2003, A Neural Probabilistic Language Model"
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.split not in SPLITS:
-            raise SettingError(f"split '{self.split}' is unknown to text; choose one of {', '.join(SPLITS)}")
+            raise SettingError(f"unknown split '{self.split}' of text; use one of {', '.join(SPLITS)}")
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
-        """The end token, then every piece of text in quotes."""
-        return tuple(map(shown, self.tokenizer.pieces))
+        """End token, then the quoted text of each token."""
+        return tuple(map(format_piece, self.tokenizer.pieces))
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """None: text has no prompt to be told from a response."""
+        """No separators, because a text has no prompt and response."""
         return ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Draw places of the text uniformly."""
+        """Sample the first tokens uniformly."""
         check_sizes(self.name, length, size)
-        stream = self._texts.stream(self.split, self.kind)
+        stream = self._corpus.stream(self.split, self.kind)
         if len(stream) <= length:
             raise SettingError(
-                f"length {length} takes {length + 1} tokens and this {self.split} text has {len(stream)}; "
-                f"use at most {max(0, len(stream) - 1)}, or a corpus with more text"
+                f"length {length} needs {length + 1} tokens and this {self.split} text has {len(stream)}; "
+                f"use at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
         starts = rng.integers(0, len(stream) - length, size=size)
         return self.lay_out(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Read the beginning of a text; what follows is room to write in, no answer is known."""
+        """Tokenize the beginning of a text and append room for a continuation, without a known answer."""
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
-            raise PromptError("the prompt is empty; text takes some words to go on from")
-        filled = np.concatenate([tokens, np.full(ROOM, END)])[None]
+            raise PromptError("the prompt is empty; text needs some words to continue")
+        padded = np.concatenate([tokens, np.full(CONTINUATION_ROOM, END)])[None]
         return Examples(
-            tokens=filled, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(filled.shape, dtype=bool)
+            tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, dtype=bool)
         )
 
     def variants(self) -> Mapping[str, Task]:
-        """One for each kind of text, where there are several."""
-        kinds = () if self.corpus is None or self.kind is not None else self._texts.kinds
+        """Return one variant per kind of text, if there are several."""
+        kinds = () if self.corpus is None or self.kind is not None else self._corpus.kinds
         return {kind: replace(self, kind=kind) for kind in kinds} if len(kinds) > 1 else {}
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Tokens in a row as examples."""
+        """Return consecutive tokens as examples."""
         is_answer = np.ones(tokens.shape, dtype=bool)
         is_answer[:, 0] = False
         return Examples(tokens=tokens, prompt_length=np.ones(len(tokens), dtype=np.int64), is_answer=is_answer)
 
     def held_out(self) -> list[TokenizedDocument]:
-        """The documents that training never shows, of the kind that is asked for."""
-        named = self._texts.texts(HELD_OUT, self.kind)
-        return [TokenizedDocument(name=name, tokens=tokens) for name, tokens in named]
+        """Return the held-out documents of the kind."""
+        texts = self._corpus.texts(HELD_OUT, self.kind)
+        return [TokenizedDocument(name=name, tokens=tokens) for name, tokens in texts]
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
-        """How many bytes of text each token stands for."""
+        """Return the number of bytes of text per token."""
         return np.array([len(piece) for piece in self.tokenizer.pieces])
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What makes tokens of text: that of the run, where one keeps it, or of the corpus."""
+        """Tokenizer of the run if it is loaded from one, otherwise of the corpus."""
         if self.corpus is None:
             return ByteTokenizer()
-        return read_tokenizer(Path(self.corpus if self.kept is None else self.kept))
+        return read_tokenizer(Path(self.corpus if self.run_folder is None else self.run_folder))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """The corpus's tokenizer, and the facts that it is known again by."""
+        """Return the tokenizer of the corpus, and the facts that identify the corpus."""
         if self.corpus is None:
             return {}
         open_corpus(Path(self.corpus))
         return {name: (Path(self.corpus) / name).read_bytes() for name in (TOKENIZER, FACTS)}
 
     def source(self) -> Mapping[str, str]:
-        """Return the folder of the corpus and the SHA-256 of its facts, which hold those of its tokens."""
+        """Return the folder of the corpus and the SHA-256 of its facts, which include the digests of its tokens."""
         if self.corpus is None:
             return {}
-        facts = _facts(self.corpus if self.kept is None else self.kept)
+        facts = _facts(self.corpus if self.run_folder is None else self.run_folder)
         return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(facts).hexdigest()}
 
     def from_run_folder(self, folder: Path) -> "Text":
-        """The same text, with the tokenizer that a run keeps."""
-        return self if self.corpus is None else replace(self, kept=str(folder))
+        """Return the same task with the tokenizer of a run."""
+        return self if self.corpus is None else replace(self, run_folder=str(folder))
 
     def placeholder_example(self) -> Examples:
-        """Any two tokens."""
+        """Return two tokens."""
         return self.lay_out(np.zeros((1, 2), dtype=np.int64))
 
     @cached_property
-    def _texts(self) -> Corpus:
+    def _corpus(self) -> Corpus:
         if self.corpus is None:
-            return byte_corpus({TRAIN: SEEN, HELD_OUT: HELD_OUT_WORDS})
-        opened = open_corpus(Path(self.corpus))
-        if self.kept is not None and _facts(self.kept) != _facts(self.corpus):
-            # Its tokens would be others, or its held-out documents among those that were trained on.
+            return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
+        corpus = open_corpus(Path(self.corpus))
+        if self.run_folder is not None and _facts(self.run_folder) != _facts(self.corpus):
+            # Another corpus can have other tokens, or held-out documents that the run was trained on.
             raise TextError(
-                f"corpus {self.corpus} is not the one that {self.kept} was trained on (its {FACTS} differs); "
-                "name that one with --corpus"
+                f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {FACTS} differs); "
+                "use the corpus of the run with --corpus"
             )
-        return opened
+        return corpus
 
 
 def _facts(folder: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Tokenizers: text to token numbers, and what each of them stands for."""
+"""Tokenizers that map text to token IDs, and the bytes of each token."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,79 +7,79 @@ from typing import Any, Protocol, runtime_checkable
 from lengthwise.core.errors import TextError
 from lengthwise.core.json_parsing import parse_json
 
-# The token after a document: the first one, whatever the tokenizer.
+# ID of the end token after each document, for all tokenizers.
 END = 0
-# How the file of a tokenizer writes it. Text that looks like it is text.
+# End token in a tokenizer file. The same characters in a text are not an end token.
 END_TEXT = "<|end|>"
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Token numbers from 0 to those of ``pieces``; no text is unknown to it, and none is changed."""
+    """Lossless tokenizer of any text, with token IDs from 0 to ``len(pieces) - 1``."""
 
     name: str
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """The bytes that each token stands for, none for the end token."""
+        """Bytes of each token; empty for the end token."""
         ...
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text, no end token among them."""
+        """Return the token IDs of a text, without an end token."""
         ...
 
 
 class ByteTokenizer:
-    """Every byte of the text in UTF-8 is a token."""
+    """Tokenizer with one token per byte of UTF-8."""
 
     name = "bytes"
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """The end token, then the bytes in order."""
+        """End token, then the bytes in order."""
         return (b"", *(bytes([value]) for value in range(256)))
 
     def encode(self, text: str) -> Sequence[int]:
-        """The bytes, counted from 1."""
+        """Return the bytes, counted from 1."""
         return [value + 1 for value in text.encode()]
 
 
 class BytePairTokenizer:
-    """Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909) over bytes, from a file of the tokenizers library.
+    """Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909) from a file of the tokenizers library.
 
-    The pieces are known without the library; ``encode`` needs it. ``TextError`` for content that is no such file.
+    ``encode`` needs the library, ``pieces`` does not. Raises ``TextError`` for invalid content.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name = name
         self.content = content
         try:
-            numbers: dict[str, int] = parse_json(content)["model"]["vocab"]
-            by_number = sorted(numbers, key=numbers.__getitem__)
-            self.pieces = tuple(b"" if piece == END_TEXT else _bytes(piece) for piece in by_number)
-            known = sorted(numbers.values()) == list(range(len(numbers))) and by_number[END] == END_TEXT
+            ids: dict[str, int] = parse_json(content)["model"]["vocab"]
+            texts = sorted(ids, key=ids.__getitem__)
+            self.pieces = tuple(b"" if text == END_TEXT else _piece_bytes(text) for text in texts)
+            is_valid = sorted(ids.values()) == list(range(len(ids))) and texts[END] == END_TEXT
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
-        if not known:
-            raise TextError(f"{name} is no tokenizer of a prepared corpus (token 0 is not {END_TEXT}); prepare one")
+        if not is_valid:
+            raise TextError(f"{name} is not from a prepared corpus (token 0 is not {END_TEXT}); prepare a corpus")
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of the text; ``TextError`` when the library is missing."""
-        found: list[int] = _library_of(self.content).encode(text, add_special_tokens=False).ids
-        return found
+        """Return the token IDs of a text; raise ``TextError`` without the tokenizers library."""
+        ids: list[int] = _library_tokenizer(self.content).encode(text, add_special_tokens=False).ids
+        return ids
 
 
 def tokenizers_library() -> Any:
-    """The tokenizers library, or the error that says how to install it."""
+    """Return the tokenizers library; raise ``TextError`` with the install command if it is missing."""
     try:
-        import tokenizers  # noqa: PLC0415  (few need it)
+        import tokenizers  # noqa: PLC0415  (few users need it)
     except ImportError:
         raise TextError("text needs the tokenizers library; pip install 'lengthwise[text]'") from None
     return tokenizers
 
 
-def shown(piece: bytes) -> str:
-    """A token for people: its text in quotes, or its bytes where they are no whole characters; the end is ``end``."""
+def format_piece(piece: bytes) -> str:
+    """Return a token as quoted text, as quoted bytes if it is not valid UTF-8, or as ``end``."""
     if not piece:
         return "end"
     try:
@@ -88,25 +88,25 @@ def shown(piece: bytes) -> str:
         return repr(piece)
 
 
-def _bytes(piece: str) -> bytes:
-    """What a file writes a piece as: a printable character for each byte (Radford et al. 2019, GPT-2)."""
-    return bytes(_BYTE_OF[character] for character in piece)
+def _piece_bytes(text: str) -> bytes:
+    """Decode a token of the file, which has a printable character per byte (Radford et al. 2019, GPT-2)."""
+    return bytes(_BYTES[character] for character in text)
 
 
-def _byte_of_character() -> dict[str, int]:
+def _byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [value for value in range(256) if value not in printable]
-    # Bytes that are no printable character of Latin-1 are written as those from 256 on.
+    # Other bytes are written as characters from 256 on.
     return {chr(value): value for value in printable} | {chr(256 + place): other for place, other in enumerate(others)}
 
 
-_BYTE_OF = _byte_of_character()
+_BYTES = _byte_table()
 
 
 @lru_cache(maxsize=8)
-def _library_of(content: bytes) -> Any:
-    """The library's tokenizer, one for the same content: it keeps the memory of its caches when it is dropped."""
-    made = tokenizers_library().Tokenizer.from_buffer(content)
-    # Text that looks like the end token is no end.
-    made.encode_special_tokens = True
-    return made
+def _library_tokenizer(content: bytes) -> Any:
+    """Return the tokenizer of the library, cached because the library never frees its memory."""
+    tokenizer = tokenizers_library().Tokenizer.from_buffer(content)
+    # Encode text that looks like the end token as text.
+    tokenizer.encode_special_tokens = True
+    return tokenizer

@@ -1,0 +1,101 @@
+"""Copy and reverse: repeat a string of symbols in the same or the opposite order."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import Int
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.task import Task
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SymbolString:
+    """Prompt of symbols and the ``=``, start token ``>``, then the symbols in some order.
+
+    Each response token has the ID of the symbol that is written next, the last one the ID of the ``=``. Each answer
+    depends on one token: k = 1.
+    """
+
+    num_symbols: int = 10
+
+    name: ClassVar[str]
+    is_reversed: ClassVar[bool]
+    paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling after Cho et al. 2024 (arXiv 2405.20671)"
+    version: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.num_symbols < 1:
+            raise SettingError(f"num_symbols {self.num_symbols} is too small; use at least 1")
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Symbols, separator, start token and end token."""
+        return (*(str(symbol) for symbol in range(self.num_symbols)), "=", ">", "end")
+
+    @property
+    def separators(self) -> tuple[str, ...]:
+        """Start token, which precedes the response."""
+        return (">",)
+
+    def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
+        """Sample symbols uniformly."""
+        check_sizes(self.name, length, size)
+        return self._lay_out(rng.integers(0, self.num_symbols, size=(size, length)))
+
+    def from_prompt(self, prompt: str) -> Examples:
+        """Parse symbols such as ``3 1 4``; symbols of one digit need no spaces."""
+        text = prompt.replace("=", " ").replace(">", " ")
+        symbols = text.split() if " " in text.strip() or self.num_symbols > 10 else list(text.strip())
+        form = f"symbols from 0 to {self.num_symbols - 1} such as 0 0 0"
+        return self._lay_out(parse_symbols(symbols, self.vocabulary[:-3], self.name, form)[None])
+
+    def variants(self) -> Mapping[str, Task]:
+        """Return no variants."""
+        return {}
+
+    def _lay_out(self, symbols: Int[np.ndarray, "batch length"]) -> Examples:
+        length = symbols.shape[1]
+        equals = np.full((len(symbols), 1), self.num_symbols)
+        index = np.arange(length)
+        order = index[::-1] if self.is_reversed else index
+        # The = stands where a reader arrives after the last symbol.
+        prompt = [equals, symbols] if self.is_reversed else [symbols, equals]
+        first_symbol = 1 if self.is_reversed else 0
+        tokens = np.concatenate([*prompt, equals + 1, symbols[:, order], equals + 2], axis=1)
+        sources = np.append(order + first_symbol, 0 if self.is_reversed else length)
+        place = index + 1
+        prompt_places = [[0], place] if self.is_reversed else [place, [0]]
+        support = np.full((tokens.shape[1], 1), -1)
+        support[length + 2 :, 0] = sources
+        return Examples.with_prompt_length(
+            tokens,
+            length + 2,
+            coupling=np.concatenate([np.arange(length + 1), sources, [length + 1]])[None, None] + 1,
+            places=np.concatenate([*prompt_places, [0], place, [0]])[None],
+            support=support[None],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy(_SymbolString):
+    """Layout ``x_1 .. x_n = > x_1 .. x_n end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
+
+    name: ClassVar[str] = "copy"
+    summary: ClassVar[str] = "a string of symbols, written again"
+    is_reversed: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reverse(_SymbolString):
+    """Layout ``= x_1 .. x_n > x_n .. x_1 end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
+
+    name: ClassVar[str] = "reverse"
+    summary: ClassVar[str] = "a string of symbols, written backwards"
+    is_reversed: ClassVar[bool] = True
