@@ -1,4 +1,4 @@
-"""The command line: every verb at its smallest, and one line with status 2 for every input that is wrong."""
+"""The command line: every command at its smallest size, and a one-line error with status 2 for invalid input."""
 
 import io
 import json
@@ -32,7 +32,7 @@ QUICK = ["--quick", "--device", "cpu"]
 
 
 class Uncoupled(Parity):
-    """A task of one's own: parities that declare no coupling."""
+    """Custom task: parity without a coupling."""
 
     name = "uncoupled"
 
@@ -41,53 +41,53 @@ class Uncoupled(Parity):
 
 
 class Borrowed(Sequential):
-    """A scheme of one's own with the name of another one."""
+    """Custom scheme with the name of a built-in scheme."""
 
 
 class NoDataclass(PositionScheme):
-    """A scheme of one's own whose settings nobody can list."""
+    """Custom scheme that is not a dataclass."""
 
     name = "no_dataclass"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """The token index."""
+        """Return token indices."""
         return Sequential().assign(examples, rng, training=training)
 
 
 @dataclass(frozen=True)
 class AssignsNothing(PositionScheme):
-    """A scheme of one's own without the one thing that makes it one."""
+    """Custom scheme without ``assign``."""
 
     name = "assigns_nothing"
 
 
 @dataclass(frozen=True)
-class SaysLittle:
-    """A scheme of one's own that inherits nothing, and does not say what it is."""
+class OnlyAssign:
+    """Custom scheme without base class that has only ``assign``."""
 
-    name = "says_little"
+    name = "only_assign"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """The token index."""
+        """Return token indices."""
         return Sequential().assign(examples, rng, training=training)
 
 
 @dataclass(frozen=True)
-class Counted(Sequential):
-    """A scheme of one's own."""
+class CustomScheme(Sequential):
+    """Custom scheme equal to sequential."""
 
-    name = "counted"
+    name = "custom_scheme"
 
 
 @dataclass(frozen=True)
 class OwnNoPE(NoPE):
-    """An encoding of one's own."""
+    """Custom encoding equal to NoPE."""
 
     name = "own_nope"
 
 
 class NeedsArguments(Parity):
-    """A task of one's own that cannot be built from nothing."""
+    """Custom task with a required argument."""
 
     def __init__(self, bits: int) -> None:
         super().__init__()
@@ -95,13 +95,13 @@ class NeedsArguments(Parity):
 
 @pytest.fixture(autouse=True)
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads on busy cores wait for each other for seconds."""
+    """Use one thread, because threads on busy cores wait for each other."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Quick runs to copy: of PPC, of learned positions, of one that was stopped, and a comparison."""
+    """Return a folder with quick runs (PPC, learned positions, unfinished) and a comparison."""
     folder = tmp_path_factory.mktemp("trained")
     cli.main(["train", "parity", *QUICK, "--out", str(folder / "run")])
     cli.main(["train", "addition", *QUICK, "--out", str(folder / "addition")])
@@ -120,35 +120,35 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the quick runs, which is the working folder."""
+    """Copy the quick runs and make the copy the working folder."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def asked(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """What a command that succeeds prints to standard output and standard error."""
+def output_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Return standard output and standard error of a successful command."""
     capsys.readouterr()
     cli.main(list(arguments))
     printed = capsys.readouterr()
     return printed.out, printed.err
 
 
-def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a command leaves with status 2."""
+def error_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one-line error of a command that exits with status 2."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(list(arguments))
     printed = capsys.readouterr()
-    assert left.value.code == 2
+    assert exit_info.value.code == 2
     assert printed.out == ""
     assert printed.err.count("\n") == 1, printed.err
     assert printed.err.startswith("error: ")
     return printed.err.removeprefix("error: ").strip()
 
 
-def test_list_shows_every_entry_of_every_table(capsys):
-    out, err = asked(["list"], capsys)
+def test_list_prints_every_entry_of_every_table(capsys):
+    out, err = output_of(["list"], capsys)
     for name in (*TASKS, *SCHEMES, *ENCODINGS, *RECIPES, *COMPARISONS):
         assert name in out
     assert err == ""
@@ -163,17 +163,17 @@ TABLES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_list_shows_one_kind_with_a_line_for_each(kind, capsys):
-    (document,) = json.loads(asked(["list", kind, "--json"], capsys)[0]).items()
+def test_list_of_one_table_has_one_summary_line_per_entry(kind, capsys):
+    (document,) = json.loads(output_of(["list", kind, "--json"], capsys)[0]).items()
     assert document[0] == kind
     assert [entry["name"] for entry in document[1]] == list(TABLES[kind])
     assert all(entry["summary"] and "\n" not in entry["summary"] for entry in document[1])
-    shown = asked(["list", kind], capsys)[0]
-    assert all(name in shown for name in TABLES[kind])
+    table = output_of(["list", kind], capsys)[0]
+    assert all(name in table for name in TABLES[kind])
 
 
-def test_train_tells_what_it_did_and_where_it_saved(runs, capsys):
-    out, _ = asked(["train", "parity", *QUICK, "--seed", "3", "--out", "new"], capsys)
+def test_train_prints_one_line_with_steps_exact_match_and_folder(runs, capsys):
+    out, _ = output_of(["train", "parity", *QUICK, "--seed", "3", "--out", "new"], capsys)
     run = load_run(Path("new"), device="cpu")
     assert out.count("\n") == 1
     assert out.startswith("20 steps in ")
@@ -182,10 +182,10 @@ def test_train_tells_what_it_did_and_where_it_saved(runs, capsys):
     assert run.experiment.seed == 3
 
 
-def test_train_takes_a_task_a_scheme_and_an_encoding_and_every_flag(runs, capsys):
+def test_train_flags_set_the_experiment(runs, capsys):
     flags = "--task copy --scheme predicted --encoding alibi --head rank --steps 3 --batch-size 5"
     ranges = "--num-position-ids 60 --train-lengths 2:6 --seed 1 --device cpu --out new --json"
-    document = json.loads(asked(["train", *flags.split(), *ranges.split()], capsys)[0])
+    document = json.loads(output_of(["train", *flags.split(), *ranges.split()], capsys)[0])
     run = load_run(Path("new"), device="cpu")
     experiment = run.experiment
     assert document == {"folder": "new", **run.facts}
@@ -194,126 +194,122 @@ def test_train_takes_a_task_a_scheme_and_an_encoding_and_every_flag(runs, capsys
     assert (experiment.scheme.num_position_ids, experiment.train_lengths, experiment.seed) == (60, (2, 6), 1)
 
 
-def test_train_without_out_writes_below_runs(runs, capsys):
-    asked(["train", "parity", *QUICK], capsys)
+def test_train_without_out_writes_into_runs(runs, capsys):
+    output_of(["train", "parity", *QUICK], capsys)
     (folder,) = (runs / "runs").iterdir()
     assert (folder / "model.safetensors").is_file()
 
 
-def test_a_flag_goes_before_what_quick_would_set(runs, capsys):
-    asked(["train", "parity", *QUICK, "--steps", "3", "--train-lengths", "1:2", "--out", "new"], capsys)
+def test_flags_override_the_quick_size(runs, capsys):
+    output_of(["train", "parity", *QUICK, "--steps", "3", "--train-lengths", "1:2", "--out", "new"], capsys)
     experiment = load_run(Path("new"), device="cpu").experiment
     assert (experiment.training.steps, experiment.train_lengths) == (3, (1, 2))
 
 
-def test_a_task_of_ones_own_is_trained_and_evaluated_by_its_name(runs, capsys):
-    own = ["--task", "test_cli:Uncoupled"]
-    asked(["train", *own, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)
-    document = json.loads(asked(["evaluate", "new", *own, "--device", "cpu", "--json"], capsys)[0])
+def test_a_run_of_a_custom_task_needs_the_task_flag_in_every_command(runs, capsys):
+    custom = ["--task", "test_cli:Uncoupled"]
+    output_of(["train", *custom, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)
+    document = json.loads(output_of(["evaluate", "new", *custom, "--device", "cpu", "--json"], capsys)[0])
     assert {row["task"] for row in document["results"]} == {"uncoupled"}
     for verb in (["evaluate"], ["diagnose", "--length", "8"], ["certify"], ["export", "--format", "hf", "--out", "hf"]):
         named = [verb[0], "new", *verb[1:]]
-        assert "unknown saved task 'uncoupled'; if it is custom, pass --task" in refused(
-            named, capsys
-        )
-    # Every verb that says so has the flag.
-    document = json.loads(asked(["diagnose", "new", "--length", "8", "--num-examples", "4", *own, "--json"], capsys)[0])
+        assert "unknown saved task 'uncoupled'; if it is custom, pass --task" in error_of(named, capsys)
+    # Every command that asks for the flag accepts it.
+    document = json.loads(
+        output_of(["diagnose", "new", "--length", "8", "--num-examples", "4", *custom, "--json"], capsys)[0]
+    )
     assert (document["task"], document["num_examples"]) == ("uncoupled", 4)
-    asked(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+    output_of(["export", "new", *custom, "--format", "hf", "--out", "hf"], capsys)
     assert (runs / "hf" / "config.json").is_file()
-    assert "verdict" in asked(["certify", "new", *own, "--lengths", "8", "--json"], capsys)[0]
+    assert "verdict" in output_of(["certify", "new", *custom, "--lengths", "8", "--json"], capsys)[0]
 
 
-def test_flags_of_a_run_are_refused_where_no_run_is_asked(runs, capsys):
-    own = ["--task", "test_cli:Uncoupled"]
-    refusal = "--task test_cli:Uncoupled needs a run folder; leave it out"
-    assert refusal in refused(["certify", "parity", *own], capsys)
-    refusal = "--task test_cli:Uncoupled needs a run and --format hf; leave it out"
-    assert refusal in refused(["export", "parity", *own, "--format", "lm-eval", "--out", "new"], capsys)
+def test_flags_for_runs_raise_an_error_without_a_run(runs, capsys):
+    custom = ["--task", "test_cli:Uncoupled"]
+    message = "--task test_cli:Uncoupled needs a run folder; leave it out"
+    assert message in error_of(["certify", "parity", *custom], capsys)
+    message = "--task test_cli:Uncoupled needs a run and --format hf; leave it out"
+    assert message in error_of(["export", "parity", *custom, "--format", "lm-eval", "--out", "new"], capsys)
 
 
-def test_an_encoding_of_ones_own_is_not_exported(runs, capsys):
-    own = ["--encoding", "test_cli:OwnNoPE"]
-    asked(["train", "--task", "parity", "--scheme", "sequential", *own, *QUICK, "--out", "new"], capsys)
-    refusal = "the encoding own_nope is a class of your own, which no folder for transformers can hold; export a run"
-    assert refusal in refused(["export", "new", *own, "--format", "hf", "--out", "hf"], capsys)
+def test_exporting_a_custom_encoding_raises_an_error(runs, capsys):
+    custom = ["--encoding", "test_cli:OwnNoPE"]
+    output_of(["train", "--task", "parity", "--scheme", "sequential", *custom, *QUICK, "--out", "new"], capsys)
+    message = "the custom encoding own_nope cannot be exported; export a run with one of: "
+    assert message in error_of(["export", "new", *custom, "--format", "hf", "--out", "hf"], capsys)
     assert not (runs / "hf").exists()
 
 
 def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C when a training step is reported."""
+    """Press Ctrl-C at the report of a training step."""
 
     def report(self: ProgressLine, row: dict[str, Any]) -> None:
         if row["step"] == step:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ProgressLine, "trained", report)
+    monkeypatch.setattr(ProgressLine, "show_training", report)
 
 
 @pytest.mark.parametrize("task", ["copy", "test_cli:Uncoupled"])
-def test_a_run_with_classes_of_ones_own_is_gone_on_with_by_the_command_that_it_was_left_with(
-    task, runs, capsys, monkeypatch
-):
-    own = ["--scheme", "test_cli:Counted", "--encoding", "test_cli:OwnNoPE"]
+def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(task, runs, capsys, monkeypatch):
+    custom = ["--scheme", "test_cli:CustomScheme", "--encoding", "test_cli:OwnNoPE"]
     settings = ["--train-lengths", "2:3", "--seed", "5"]
-    flags = ["train", "--task", task, *own, *settings, *QUICK, "--out"]
-    asked([*flags, "whole"], capsys)
+    flags = ["train", "--task", task, *custom, *settings, *QUICK, "--out"]
+    output_of([*flags, "whole"], capsys)
     with monkeypatch.context() as patch:
         interrupt_at(10, patch)
         with pytest.raises(SystemExit):
             cli.main([*flags, "stopped"])
     command = capsys.readouterr().err.splitlines()[-1].split("lengthwise ")[1]
     named = [] if task == "copy" else ["--task", task]
-    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *own]
-    asked([*command.split(), "--device", "cpu"], capsys)
+    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *custom]
+    output_of([*command.split(), "--device", "cpu"], capsys)
     assert same_tensors(weights(runs / "stopped"), weights(runs / "whole"))
-    # Without them, the line says which are missing.
-    assert "; if it is custom, pass --" in refused(
-        ["train", "--resume", "--out", "stopped"], capsys
-    )
+    # Without the custom classes, the error names them.
+    assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
 
 
-def test_a_run_that_is_resumed_by_its_first_command_keeps_what_other_flags_had_settled(runs, capsys):
+def test_resuming_with_the_task_flags_keeps_the_other_saved_settings(runs, capsys):
     flags = ["train", "--task", "parity", "--scheme", "sequential", "--encoding", "nope"]
-    asked([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
+    output_of([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
     before = tree(runs)
-    asked([*flags, "--resume", "--out", "new"], capsys)
+    output_of([*flags, "--resume", "--out", "new"], capsys)
     assert tree(runs) == before
 
 
-def test_resuming_a_finished_run_says_the_same_again(runs, capsys):
+def test_resuming_a_finished_run_changes_nothing(runs, capsys):
     before = tree(runs)
-    document = json.loads(asked(["train", "--resume", "--out", "run", "--json"], capsys)[0])
+    document = json.loads(output_of(["train", "--resume", "--out", "run", "--json"], capsys)[0])
     assert document["steps"] == 20
     assert tree(runs) == before
 
 
-def test_resuming_an_unfinished_run_ends_it(runs, capsys):
-    asked(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
+def test_resuming_an_unfinished_run_finishes_it(runs, capsys):
+    output_of(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
     assert same_tensors(weights(runs / "unfinished"), weights(runs / "run"))
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-200], lambda content: b""], ids=["truncated", "emptied"])
-def test_resuming_a_run_with_a_damaged_model_mends_it_as_its_error_says(damage, runs, capsys):
+def test_resuming_a_run_with_a_damaged_model_restores_it(damage, runs, capsys):
     model = runs / "run" / "model.safetensors"
-    whole, told = weights(runs / "run"), facts(runs / "run")
+    whole, saved_facts = weights(runs / "run"), facts(runs / "run")
     model.write_bytes(damage(model.read_bytes()))
-    assert "--resume" in refused(["evaluate", "run"], capsys)
-    asked(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
+    assert "--resume" in error_of(["evaluate", "run"], capsys)
+    output_of(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
     assert same_tensors(weights(runs / "run"), whole)
-    assert facts(runs / "run") == told
+    assert facts(runs / "run") == saved_facts
 
 
-def test_evaluate_shows_a_row_per_length_and_adds_them_to_the_results(runs, capsys):
-    out, _ = asked(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+def test_evaluate_prints_a_row_per_length_and_appends_it_to_the_results(runs, capsys):
+    out, _ = output_of(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
     rows = [json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()]
     assert [(row["length"], row["num_examples"], row["decode"]) for row in rows] == [(2, 5, "forced"), (8, 7, "forced")]
     assert all(f"{row['exact_match']:.3f}" in out for row in rows)
 
 
-def test_evaluate_prints_one_json_document_and_nothing_else(runs, capsys):
+def test_evaluate_json_is_one_document_with_the_result_rows(runs, capsys):
     flags = ["--lengths", "2,3", "--num-examples", "4", "--decode", "free", "--seed", "9", "--device", "cpu", "--json"]
-    out, _ = asked(["evaluate", "run", *flags], capsys)
+    out, _ = output_of(["evaluate", "run", *flags], capsys)
     document = json.loads(out)
     assert [row["length"] for row in document["results"]] == [2, 3]
     assert {row["decode"] for row in document["results"]} == {"free"}
@@ -322,17 +318,17 @@ def test_evaluate_prints_one_json_document_and_nothing_else(runs, capsys):
     ]
 
 
-def test_evaluate_measures_the_variants_of_a_task_one_by_one(runs, capsys):
+def test_evaluate_measures_each_variant(runs, capsys):
     flags = ["--variants", "uniform,carry", "--num-examples", "4", "--device", "cpu", "--json"]
-    document = json.loads(asked(["evaluate", "addition", *flags], capsys)[0])
+    document = json.loads(output_of(["evaluate", "addition", *flags], capsys)[0])
     cells = [(row["variant"], row["length"]) for row in document["results"]]
     assert cells == [("uniform", 4), ("uniform", 8), ("carry", 4), ("carry", 8)]
 
 
 @pytest.mark.filterwarnings("always::lengthwise.core.errors.UntrainedDistanceWarning")
-def test_untrained_distances_are_warned_of_on_standard_error_in_one_line(runs, capsys):
+def test_untrained_distances_cause_a_one_line_warning_on_standard_error(runs, capsys):
     flags = ["--lengths", "4,8", "--num-examples", "2", "--device", "cpu", "--json"]
-    out, err = asked(["evaluate", "learned", *flags], capsys)
+    out, err = output_of(["evaluate", "learned", *flags], capsys)
     json.loads(out)
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert warnings == [
@@ -342,30 +338,30 @@ def test_untrained_distances_are_warned_of_on_standard_error_in_one_line(runs, c
     assert issubclass(UntrainedDistanceWarning, UserWarning)
 
 
-def test_generate_shows_each_token_with_its_id(runs, capsys):
+def test_generate_prints_each_token_with_its_id(runs, capsys):
     flags = ["generate", "run", "--prompt", "0110", "--device", "cpu"]
-    document = json.loads(asked([*flags, "--json"], capsys)[0])
+    document = json.loads(output_of([*flags, "--json"], capsys)[0])
     assert len(document["tokens"]) == len(document["position_ids"])
     assert set(document) == {"tokens", "position_ids", "right", "expected"}
     assert document["expected"] == ["0", "1", "0", "0", "end"]
-    lines = asked(flags, capsys)[0].splitlines()
-    shown = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.count("│") == 3]
-    assert shown == [list(pair) for pair in zip(document["tokens"], map(str, document["position_ids"]), strict=True)]
-    assert lines[-1] == ("right" if document["right"] else "wrong; the answer is 0 1 0 0 end")
+    lines = output_of(flags, capsys)[0].splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.count("│") == 3]
+    assert cells == [list(pair) for pair in zip(document["tokens"], map(str, document["position_ids"]), strict=True)]
+    assert lines[-1] == ("correct" if document["right"] else "incorrect; expected 0 1 0 0 end")
 
 
-def test_generate_writes_no_more_than_it_is_asked_for(runs, capsys):
+def test_generate_stops_at_max_new_tokens(runs, capsys):
     flags = ["--prompt", "011", "--max-new-tokens", "1", "--device", "cpu", "--json"]
-    document = json.loads(asked(["generate", "run", *flags], capsys)[0])
+    document = json.loads(output_of(["generate", "run", *flags], capsys)[0])
     assert len(document["tokens"]) == 1
     assert document["right"] is (None if document["tokens"] == ["0"] else False)
-    last = asked(["generate", "run", *flags[:-1]], capsys)[0].splitlines()[-1]
-    assert last == f"{'wrong' if document['right'] is False else 'right so far'}; the answer is 0 1 0 end"
+    last = output_of(["generate", "run", *flags[:-1]], capsys)[0].splitlines()[-1]
+    assert last == f"{'incorrect' if document['right'] is False else 'correct so far'}; expected 0 1 0 end"
 
 
-def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):
+def test_compare_json_is_one_document_with_results_and_figure(runs, capsys):
     flags = ["--task", "parity", "--rows", "predicted/rotary, sequential/nope", "--jobs", "1", "--lengths", "3"]
-    out, _ = asked(["compare", *flags, "--num-examples", "4", *QUICK, "--out", "new", "--json"], capsys)
+    out, _ = output_of(["compare", *flags, "--num-examples", "4", *QUICK, "--out", "new", "--json"], capsys)
     document = json.loads(out)
     assert [row["row"] for row in document["results"]] == ["predicted/rotary", "sequential/nope"]
     assert {row["length"] for row in document["results"]} == {3}
@@ -373,15 +369,15 @@ def test_compare_prints_one_json_document_and_nothing_else(runs, capsys):
 
 
 @pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate", "certify", "diagnose"])
-def test_every_verb_explains_itself(verb, capsys):
-    out, err = asked([verb, "--help"], capsys)
+def test_every_command_has_help(verb, capsys):
+    out, err = output_of([verb, "--help"], capsys)
     assert "Usage" in out
     assert err == ""
 
 
 TRAIN = ["train", "--task", "parity"]
-# What is asked for, and what the line has to say: the value that came, the limit and the way out.
-WRONG: list[tuple[list[str], str]] = [
+# Arguments, and a part of the error: the value, the limit and the advice.
+INVALID: list[tuple[list[str], str]] = [
     (["train", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition, copy"),
     (
         [*TRAIN, "--scheme", "couple"],
@@ -397,7 +393,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use"),
     (["train"], "nothing to train; name a recipe (parity"),
     (["train", "demo"], "compare demo"),
-    (["train", "parity", "--task", "parity"], "recipe 'parity' has its own task, scheme and encoding; leave out"),
+    (["train", "parity", "--task", "parity"], "recipe 'parity' sets task, scheme and encoding; leave out"),
     ([*TRAIN, "--train-lengths", "0:4"], "training length 0 is too small; lengths start at 1"),
     ([*TRAIN, "--train-lengths=-3:4"], "training length -3 is too small; lengths start at 1"),
     ([*TRAIN, "--train-lengths", "4:1"], "training lengths 4:1 are reversed; put the smaller one first"),
@@ -411,10 +407,10 @@ WRONG: list[tuple[list[str], str]] = [
         [*TRAIN, "--num-position-ids", "5"],
         "has ID 22 but the largest ID of the scheme is 4; set num_position_ids to at least 23",
     ),
-    ([*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"], "sequential has no range of IDs; leave out --num"),
+    ([*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
     (
         [*TRAIN, "--scheme", "sequential", "--encoding", "learned", "--train-lengths", "1:300"],
-        "IDs up to 602 but the encoding learned holds 512; set its num_position_ids to at least 603",
+        "IDs up to 602 but encoding learned has only 512 IDs; set its num_position_ids to at least 603",
     ),
     (["train", "--task", "test_cli:Uncoupled"], "this task declares no coupling; use the scheme sequential"),
     (["train", "--task", "no_such_module:Task"], "task 'no_such_module:Task' cannot be imported (No module named"),
@@ -430,12 +426,12 @@ WRONG: list[tuple[list[str], str]] = [
     (
         ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
         "scheme 'test_cli:OwnNoPE' lacks needs, predicts_ids, random_at_evaluation, assign; "
-        "use a class with all of PositionScheme",
+        "use a class with all members of PositionScheme",
     ),
     (
         ["train", "--task", "copy", "--encoding", "test_cli:AssignsNothing"],
         "encoding 'test_cli:AssignsNothing' lacks shift_invariant, reads_order, build; "
-        "use a class with all of EncodingSettings",
+        "use a class with all members of EncodingSettings",
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
@@ -446,12 +442,12 @@ WRONG: list[tuple[list[str], str]] = [
         "scheme 'test_cli:AssignsNothing' lacks assign; use a class with all",
     ),
     (
-        ["train", "--task", "copy", "--scheme", "test_cli:SaysLittle"],
-        "scheme 'test_cli:SaysLittle' lacks needs, real_valued, predicts_ids, ",
+        ["train", "--task", "copy", "--scheme", "test_cli:OnlyAssign"],
+        "scheme 'test_cli:OnlyAssign' lacks needs, real_valued, predicts_ids, ",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:NoDataclass"],
-        "scheme 'test_cli:NoDataclass' is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)",
+        "scheme 'test_cli:NoDataclass' is not a dataclass, so its settings cannot be saved; add @dataclass",
     ),
     (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' lacks needs, "),
     (
@@ -479,29 +475,38 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "--resume", "--out", "run", "--seed", "99"], "run contains another run: different "),
     (["train", "parity", *QUICK, "--out", "run"], "run already contains a run; add --resume to continue it, or choose"),
     (["train", "copy", *QUICK, "--resume", "--out", "run"], "run contains another run: different "),
-    (["train", "parity", *QUICK, "--out", "comparison"], "comparison already contains a comparison; choose another --out"),
+    (
+        ["train", "parity", *QUICK, "--out", "comparison"],
+        "comparison already contains a comparison; choose another --out",
+    ),
     (["train", "parity", *QUICK, "--out", "file"], "file is a file, but a run needs a folder; choose another --out"),
     (["train", "parity", *QUICK, "--out", "file/below"], "cannot write file/below/experiment.json (Not a directory);"),
-    (["evaluate", "nowhere"], "nowhere is not a run folder (it has no experiment.json), and of a model it is not known"),
-    (["evaluate", "empty"], "empty is not a run folder (it has no experiment.json), and of a model it is not known what"),
-    (["evaluate", "file"], "give a folder that train --out made, or a --task such as parity"),
+    (["evaluate", "nowhere"], "nowhere is not a run folder (it has no experiment.json), and a model needs a task"),
+    (["evaluate", "empty"], "empty is not a run folder (it has no experiment.json), and a model needs a task"),
+    (["evaluate", "file"], "give a folder written by train --out, or add --task, such as --task parity"),
     (
         ["evaluate", "empty", "--task", "parity"],
-        "empty holds no model (it has no config.json); give a folder that save",
+        "empty contains no model (no config.json); use a folder written by save",
     ),
     (["evaluate", "run", "--shots", "4"], "--shots 4 needs a model, not a run; leave it out"),
     (["evaluate", "run", "--out", "new"], "--out new needs a model, not a run; leave it out"),
     (["evaluate", "unfinished"], "because training is unfinished; run train --resume --out unfinished"),
     (["evaluate", "run", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
     (["evaluate", "run", "--lengths", "-4"], "length -4 is no length; lengths start at 1"),
-    (["evaluate", "run", "--lengths", "8:4"], "invalid --lengths '8:4'; use whole numbers separated by commas, such as 20,200"),
-    (["evaluate", "run", "--lengths", "x"], "invalid --lengths 'x'; use whole numbers separated by commas, such as 20,200"),
+    (
+        ["evaluate", "run", "--lengths", "8:4"],
+        "invalid --lengths '8:4'; use whole numbers separated by commas, such as 20,200",
+    ),
+    (
+        ["evaluate", "run", "--lengths", "x"],
+        "invalid --lengths 'x'; use whole numbers separated by commas, such as 20,200",
+    ),
     (["evaluate", "run", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
     (["evaluate", "run", "--num-examples", "4.5"], "invalid --num-examples '4.5'; use whole numbers"),
     (["evaluate", "run", "--num-examples", "1,2,3"], "3 numbers of examples for 2 lengths; give one for all or one"),
     (["evaluate", "run", "--decode", "fre"], "decode 'fre' is unknown; choose one of forced, free"),
     (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
-    (["evaluate", "run", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
+    (["evaluate", "run", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
     (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
     (["evaluate", "run", "--task", "copy"], "the weights in run do not fit the new task"),
     (
@@ -518,7 +523,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; parity needs bits such as 0110"),
     (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
-    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "max-new-tokens 0 writes nothing; use at least 1"),
+    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "invalid --max-new-tokens 0; use at least 1"),
     (["compare"], "nothing to compare; name recipes (parity"),
     (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),
     (["compare", "demo", "parity"], "comparison 'demo'"),
@@ -550,12 +555,15 @@ WRONG: list[tuple[list[str], str]] = [
     (["compare", "parity", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
     (["compare", "parity", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
     (["compare", "parity", "--variants", "carry"], "'carry'"),
-    (["compare", "parity", "--device", "cuda"], "torch sees no CUDA device; use --device cpu or auto"),
+    (["compare", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
     (
         ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--jobs", "1"],
         "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
     ),
-    (["compare", "parity", *QUICK, "--out", "run"], "run already contains a run; choose another --out for the comparison"),
+    (
+        ["compare", "parity", *QUICK, "--out", "run"],
+        "run already contains a run; choose another --out for the comparison",
+    ),
     (
         ["compare", "parity", *QUICK, "--out", "comparison"],
         "comparison contains another comparison: different",
@@ -572,7 +580,7 @@ WRONG: list[tuple[list[str], str]] = [
         ["list", "taks"],
         "unknown list 'taks'; did you mean 'tasks'? known: claims, encodings, measures, recipes, schemes, tasks",
     ),
-    # The parser's own.
+    # Errors of the argument parser.
     ([*TRAIN, "--steps", "x"], "'x'"),
     ([*TRAIN, "--seed", "1.5"], "'1.5'"),
     (["compare", "parity", "--seeds", "many"], "'many'"),
@@ -589,16 +597,16 @@ WRONG: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_wrong_input_is_answered_in_one_line_and_changes_nothing(arguments, text, runs, capsys, monkeypatch):
+@pytest.mark.parametrize(("arguments", "text"), INVALID, ids=[" ".join(arguments) for arguments, _ in INVALID])
+def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, runs, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = tree(runs)
-    assert text in refused(arguments, capsys)
+    assert text in error_of(arguments, capsys)
     assert tree(runs) == before
 
 
 def header_end(content: bytes) -> int:
-    """Where the tensors of a safetensors file begin."""
+    """Return the offset of the tensors in a safetensors file."""
     return 8 + int.from_bytes(content[:8], "little")
 
 
@@ -626,19 +634,19 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize(
     "verb", [["evaluate", "run"], ["generate", "run", "--prompt", "01"]], ids=["evaluate", "generate"]
 )
-def test_a_damaged_model_is_refused_by_name(verb, damage, runs, capsys):
+def test_a_damaged_model_is_named_in_the_error(verb, damage, runs, capsys):
     model = runs / "run" / "model.safetensors"
     content = DAMAGE[damage](model.read_bytes())
     assert content != model.read_bytes()
     model.write_bytes(content)
     before = tree(runs)
-    line = refused(verb, capsys)
-    assert line.startswith("run/model.safetensors is ")
+    line = error_of(verb, capsys)
+    assert line.startswith("run/model.safetensors ")
     assert "--resume" in line
     assert tree(runs) == before
 
 
-def test_a_model_with_any_byte_of_its_header_altered_is_refused(runs):
+def test_a_changed_byte_in_the_header_of_a_model_raises_an_error(runs):
     model = runs / "run" / "model.safetensors"
     content = model.read_bytes()
     places = range(0, header_end(content), 13)
@@ -672,18 +680,18 @@ EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("damage", EXPERIMENT_DAMAGE)
-def test_a_damaged_experiment_is_refused(damage, runs, capsys):
+def test_a_damaged_experiment_raises_an_error(damage, runs, capsys):
     change, text = EXPERIMENT_DAMAGE[damage]
     path = runs / "run" / "experiment.json"
     changed = change(path.read_text())
     assert changed != path.read_text()
     path.write_text(changed)
     before = tree(runs)
-    assert text in refused(["evaluate", "run"], capsys)
+    assert text in error_of(["evaluate", "run"], capsys)
     assert tree(runs) == before
 
 
-def test_an_own_task_is_a_task():
+def test_a_custom_task_satisfies_the_protocol():
     assert isinstance(Uncoupled(), Task)
 
 
@@ -692,20 +700,20 @@ def test_the_package_runs_as_a_module():
     assert b"parity" in ran.stdout
 
 
-def test_the_line_shown_while_training_has_means_and_the_length_of_its_exact_match():
-    written = io.StringIO()
-    # The numbers of the last batch alone are not shown.
+def test_the_training_progress_shows_means_and_the_latest_exact_match():
+    output = io.StringIO()
+    # Values of the last batch are not shown.
     batch = {"loss": 0.5, "token_accuracy": 0.25, "id_accuracy": 0.125}
     means = {"mean_loss": 1.5, "mean_token_accuracy": 0.75, "mean_id_accuracy": 0.625}
-    with ProgressLine(Console(file=written, width=200), 9, longest=20) as progress:
-        progress.trained({"step": 8, **batch, **means, "exact_match": 0.375})
-        progress.trained({"step": 9, **batch, **means})
-    assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in written.getvalue()
+    with ProgressLine(Console(file=output, width=200), 9, longest=20) as progress:
+        progress.show_training({"step": 8, **batch, **means, "exact_match": 0.375})
+        progress.show_training({"step": 9, **batch, **means})
+    assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in output.getvalue()
 
 
-def test_in_a_file_a_finished_bar_ends_its_line():
-    written = io.StringIO()
-    with ProgressLine(Console(file=written)) as progress:
-        progress.measured(5, 5)
-    assert written.getvalue().endswith("\n")
-    assert "5/5" in written.getvalue()
+def test_a_finished_progress_bar_in_a_file_ends_with_a_line_break():
+    output = io.StringIO()
+    with ProgressLine(Console(file=output)) as progress:
+        progress.show_targets(5, 5)
+    assert output.getvalue().endswith("\n")
+    assert "5/5" in output.getvalue()

@@ -170,8 +170,8 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
     except RuntimeError:
         if overrides:
             raise RunFolderError(
-                f"the weights in {folder} are not those of the {' and '.join(overrides)} overrides to it; "
-                "only what has the same weights can take a place"
+                f"the weights in {folder} do not fit the new {' and '.join(overrides)}; "
+                "only a part with the same weights can replace a saved one"
             ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its {EXPERIMENT}; train the run again") from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
