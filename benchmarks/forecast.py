@@ -24,11 +24,11 @@ from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lengthwise.core.intervals import student, wilson_interval
+from lengthwise.core.intervals import t_critical_value, wilson_interval
 from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import KERPLELog, Rotary
-from lengthwise.evaluation.forecast.verdict import run_verdict
+from lengthwise.evaluation.forecast.certificate import run_verdict
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
@@ -139,7 +139,7 @@ def straight_line(lengths: list[int], shares: list[float], length: int) -> tuple
     freedom = len(sizes) - 2
     residual = float(((values - design @ solution) ** 2).sum()) / freedom
     at = np.array([1.0, length])
-    half = student(freedom, LEVEL) * np.sqrt(residual * (1 + at @ np.linalg.inv(design.T @ design) @ at))
+    half = t_critical_value(freedom, LEVEL) * np.sqrt(residual * (1 + at @ np.linalg.inv(design.T @ design) @ at))
     middle = float(at @ solution)
     return float(np.clip(middle - half, 0, 1)), float(np.clip(middle + half, 0, 1))
 

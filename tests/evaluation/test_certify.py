@@ -238,10 +238,10 @@ def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
         ("law.json", "{", "cannot be read as JSON"),
         ("law.json", "[]", "it is a list, not an object"),
         ("law.json", '{"background": [0.5, 0.6]}', "add up to 1.1, not to 1"),
-        ("law.json", '{"colour": 1}', "this is no task"),
-        ("law.json", '{"placement": {"name": "nowhere"}}', "'nowhere' is in no table"),
+        ("law.json", '{"colour": 1}', "invalid task ("),
+        ("law.json", '{"placement": {"name": "nowhere"}}', "unknown saved placement 'nowhere'"),
         ("missing.json", None, "cannot be read as JSON"),
-        ("", None, "is no run folder"),
+        ("", None, "is not a run folder"),
         ("pariti", None, "did you mean 'parity'"),
     ],
 )

@@ -3,24 +3,21 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.core.randomness import stream
 from lengthwise.evaluation.diagnosis.attribution import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
 from lengthwise.evaluation.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
 from lengthwise.evaluation.diagnosis.interventions import ask_again, reader_of
 from lengthwise.evaluation.diagnosis.range_shift import Shown, compare_with_training
-from lengthwise.evaluation.diagnosis.support_mass import support_mass
-from lengthwise.evaluation.exact_match import drawn, num_tested
+from lengthwise.evaluation.diagnosis.support_mass import mass_at_errors, mass_at_length
+from lengthwise.evaluation.exact_match import num_tested
 from lengthwise.evaluation.forecast.assumptions import REACHED
 from lengthwise.evaluation.forecast.probed_model import Subject
-from lengthwise.evaluation.forecast.sparse_queries import random_answers
-from lengthwise.tasks import HasLengths, Task, graded_by_loss, nearest_length
+from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
 
-# Examples by default; first errors that are asked again; answers whose attention is looked at.
-EXAMPLES, ASKED, LOOKED_AT = 256, 128, 64
+# Examples by default; first errors that are asked again.
+EXAMPLES, ASKED = 256, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +75,7 @@ def diagnose(subject: Subject, length: int, *, num_examples: int = EXAMPLES) -> 
         lengths.append(nearest_length(subject.task, following))
         following *= 2
     lengths = sorted({*lengths, length})
-    mass = {each: _mass(subject, each) for each in lengths}
+    mass = {each: mass_at_length(subject, each) for each in lengths}
     home = mass[subject.longest]
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
     by_length, tested = [], Tested(failed=[], right=[])
@@ -111,46 +108,19 @@ def diagnose(subject: Subject, length: int, *, num_examples: int = EXAMPLES) -> 
 
 def check_diagnosis(task: Task, longest: int, length: int, num_examples: int) -> None:
     """Raise ``SettingError`` for a task graded by loss, and for a length that is not beyond training."""
-    if graded_by_loss(task):
+    if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no wrong answers; use lengthwise evaluate")
     if length <= longest:
         raise SettingError(
             f"length {length} is no longer than the {longest} of training; use a larger one, or lengthwise evaluate"
         )
-    if isinstance(task, HasLengths) and longest not in task.known_lengths:
+    if isinstance(task, HasLengths) and longest not in task.available_lengths:
         raise SettingError(
             f"the rows have none of length {longest}, the longest of training, which a diagnosis begins with; "
             "add some of that length"
         )
     if num_examples < 1:
         raise SettingError(f"{num_examples} examples tell nothing; use at least 1")
-
-
-def _mass(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
-    """The mean over some answers; 0 without support."""
-    rng = stream(subject.seed, "diagnosis attention", length)
-    end = subject.task.vocabulary.index("end")
-    found = []
-    for examples, batch in drawn(subject.task, subject.scheme, length, LOOKED_AT, subject.seed):
-        if examples.support is not None:
-            found.append(support_mass(subject.decoder, batch, random_answers(batch, end, rng), examples.support))
-    return _mean(subject, found)
-
-
-def _mass_at_errors(subject: Subject, failed: list[Answers]) -> Float[np.ndarray, "layers heads"]:
-    found, left = [], LOOKED_AT
-    for part in failed:
-        some = part.rows(np.arange(min(left, len(part.answer))))
-        if some.examples.support is not None and len(some.answer):
-            found.append(support_mass(subject.decoder, some.batch, some.answer, some.examples.support))
-        left -= len(some.answer)
-    return _mean(subject, found)
-
-
-def _mean(subject: Subject, found: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
-    settings = subject.decoder.settings
-    whole = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *found])
-    return np.asarray(whole.mean(axis=0)) if len(whole) else np.zeros(whole.shape[1:])
 
 
 def _explained(found: Diagnosis, subject: Subject, tested: Tested) -> Diagnosis:
@@ -168,7 +138,7 @@ def _explained(found: Diagnosis, subject: Subject, tested: Tested) -> Diagnosis:
         control = ask_again(reader, right, ASKED) if right else None
         beyond = any(each.beyond > 0 for each in shown)
         of_readings = tuple(causes_of_readings(readings, control, found.length, beyond=beyond))
-    at_errors = _mass_at_errors(subject, first)
+    at_errors = mass_at_errors(subject, first)
     return replace(
         found,
         mass_at_errors=tuple(float(at_errors[head]) for head in found.heads),

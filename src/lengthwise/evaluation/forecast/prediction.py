@@ -6,10 +6,11 @@ import numpy as np
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.evaluation.forecast.attainable_accuracy import knowable_accuracy
 from lengthwise.evaluation.forecast.probed_model import QUESTIONS, Fidelity, Subject
 from lengthwise.evaluation.forecast.sparse_queries import Questions
 from lengthwise.evaluation.forecast.subsampling import crowd
+from lengthwise.tasks import Planted, Task
+from lengthwise.theory.risk.bayes import BayesPredictor
 
 # Added to both ends of an interval: this, and so many times the error of thinning at the longest trained length.
 # Tuned on other runs than those of benchmarks/forecast.md.
@@ -18,6 +19,8 @@ SLACK, PER_DIFFERENCE = 0.03, 3.0
 MOST_PIECES, COVERED = 64, 0.9
 # An interval wider than this predicts nothing.
 WIDEST = 0.5
+# Two samples of a share differ by at most so many standard deviations of one in 95% of cases.
+APART = 2.77
 
 
 class CannotTellError(LengthwiseError):
@@ -121,3 +124,17 @@ def _ends(subject: Subject, length: int, room: int) -> float:
         return 1.0
     pieces = subject.pieces(questions, length, room, MOST_PIECES)
     return float(np.mean(subject.ask(questions, pieces.thinned.alone()).single.all(axis=1)))
+
+
+def knowable_accuracy(task: Task, questions: Questions) -> float:
+    """Return the highest accuracy that as many other questions may show of the best predictor; 1 for an unknown law.
+
+    The best predictor of a planted law answers with the most probable label given the whole prompt. A class derived
+    from ``Planted`` may draw otherwise, and sets without a span are too many to sum over: 1 for both.
+    """
+    if type(task) is not Planted or task.placement.span is None:
+        return 1.0
+    tokens = questions.batch.tokens[:, : questions.batch.length].numpy()
+    best = BayesPredictor(task).predict(tokens).max(axis=1)
+    _, high = wilson_interval(float(best.sum()), len(best), APART)
+    return high
