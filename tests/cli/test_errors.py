@@ -295,12 +295,12 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
         SettingError,
-        r"shape \(0, 1, 2\) has 3 tokens and the first has 2; use the same k",
+        r"shape \(0, 1, 2\) has 3 tokens; use 2 like the first",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
         SettingError,
-        r"shape \(0, 4\) spans 5 tokens, more than widest 4; remove it",
+        r"shape \(0, 4\) spans 5 tokens; use at most widest 4",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
@@ -335,16 +335,16 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"the lengths until \(8, 4\) do not increase; use increasing lengths",
     ),
-    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths separate 1 laws; use 2 laws"),
+    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths separate 1 laws; use 2"),
     (
         lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
         SettingError,
-        r"the laws plant \[1, 2\] tokens; use the same number in all laws",
+        r"the laws plant \[1, 2\] tokens; use the same number",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
         SettingError,
-        r"the law up to length 4 needs length 7; remove it or end it later",
+        r"the law up to length 4 needs length 7; end it later",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
@@ -390,7 +390,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: SparseParity(fewest=5), SettingError, r"invalid range fewest 5 to most 4; use 1 <= fewest <= most"),
     (lambda: SparseParity(num_letters=0), SettingError, r"invalid num_letters 0; use 1 to 26"),
-    (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 flagged bits; use at least 4"),
+    (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 bits; use at least 4"),
     (lambda: SparseParity(tested=(2, 0)), SettingError, r"invalid number 0 of flagged bits in tested; use at least 1"),
     (
         lambda: SparseParity().from_prompt("0110"),
@@ -444,7 +444,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Sort().from_prompt("3 17 2 17"),
         PromptError,
-        r"the list has 2 items '17'; write each once or allow repeats",
+        r"the list has 2 items '17'; write each once or set repeats",
     ),
     (
         lambda: Sort().from_prompt("3 64"),
@@ -470,7 +470,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Addition(order="most", scratchpad="carry"),
         SettingError,
-        r"scratchpad 'carry' needs the carry before .*; use order 'least' or 'reversed_sum'",
+        r"order 'most' has no scratchpad 'carry'; use order 'least' or 'reversed_sum'",
     ),
     (
         lambda: Parity().from_prompt("0120"),
@@ -600,7 +600,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
         SettingError,
-        r"d_head 3 is odd, .* choose d_model / num_heads even",
+        r"d_head 3 is odd .* choose d_model / num_heads even",
     ),
     *(
         (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 is below 1; use 1 for plain rotary or more for longer")
@@ -626,7 +626,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s: s().build(EncodingSize(d_model=10, num_heads=2, d_head=5)),
             SettingError,
-            r"d_head 5 is odd, .* choose d_model / num_heads even",
+            r"d_head 5 is odd .* choose d_model / num_heads even",
         )
         for s in (LinearInterpolation, YaRN, Weave)
     ),
@@ -652,7 +652,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda share=share: PartialRotary(share=share).build(EncodingSize(d_model=16, num_heads=2, d_head=8)),
             SettingError,
-            rf"share {share} of d_head 8 is {turning} components, .* choose share \* d_head even and at least 2",
+            rf"share {share} of d_head 8 is {turning} components .* choose share \* d_head even and at least 2",
         )
         for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
     ),
@@ -796,7 +796,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: IndexHints(task=IndexHints()).from_prompt("01"),
         UnsupportedTaskError,
-        r"task index_hints declares no places; use index hints with a task such as parity",
+        r"task index_hints declares no places; use a task such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"unknown split 'test' of text; use one of train, held_out"),
     (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; text needs some words to continue"),
@@ -818,12 +818,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: JSONLTask(file="nowhere.jsonl"),
         TaskFileError,
-        r"nowhere.jsonl cannot be read \(No such file or directory\); use a readable file as --task FILE.jsonl$",
+        r"nowhere.jsonl cannot be read \(No such file or directory\); use a readable --task FILE.jsonl$",
     ),
     (
         lambda: JSONLTask().from_run_folder(Path("nowhere")),
         TaskFileError,
-        r"^nowhere was not trained on a task file \(it has no rows.json\); use the task of the run$",
+        r"^nowhere was not trained on a task file \(it has no rows.json\); use its own task$",
     ),
     (
         lambda: keep_damaged_rows("[]"),

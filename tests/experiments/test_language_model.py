@@ -187,7 +187,7 @@ WRONG: list[tuple[list[str], str]] = [
         "nowhere does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
     ),
     (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
-    (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small for all bytes"),
+    (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small; use"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
     (["prepare", "tales", "--held-out", "2", "--out", "new"], "held-out share 2.0 leaves nothing to train on"),
     (["prepare", "tales", "--held-out", "x", "--out", "new"], "invalid number 'x'; use a fraction such as 0.1"),
@@ -202,7 +202,7 @@ WRONG: list[tuple[list[str], str]] = [
         "length 99999 takes 100000 tokens and this train text has",
     ),
     (["train", "--task", "text", "--scheme", "predicted"], "this task declares no coupling; use the scheme sequential"),
-    (["train", "language_model", "--num-position-ids", "9"], "sequential has no range of IDs; leave out --num"),
+    (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
     (
         ["evaluate", "run", "--lengths", "90000"],
         "length 90000 takes 90001 tokens and the longest held-out document has",

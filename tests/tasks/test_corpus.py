@@ -317,7 +317,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     "a small vocabulary": (
         {"vocabulary_size": 256},
         SettingError,
-        r"size 256 is too small for all bytes; use at least 257",
+        r"size 256 is too small; use at least 257",
     ),
     "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use a number from 0 to below 1"),
     "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use a number from 0"),
@@ -479,7 +479,7 @@ def test_tokens_beyond_the_tokenizer_are_refused_whatever_their_digest(texts):
     facts = json.loads((folder / "corpus.json").read_text())
     facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "corpus.json").write_text(json.dumps(with_digest(facts)))
-    with pytest.raises(TextError, match=r"train.tokens has token 65535 and its tokenizer \d+ tokens; prepare"):
+    with pytest.raises(TextError, match=r"train.tokens has token 65535 of a vocabulary of \d+; prepare"):
         open_corpus(folder).stream(TRAIN)
 
 

@@ -321,7 +321,7 @@ def test_rows_that_were_read_are_not_sent_to_another_process(file, rng):
 
 def test_a_file_that_is_missing_is_refused_where_it_is_named(tmp_path):
     with pytest.raises(
-        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); use a readable file"
+        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); use a readable --task"
     ):
         JSONLTask(file=str(tmp_path / "none.jsonl"))
     (tmp_path / "folder.jsonl").mkdir()
@@ -432,7 +432,7 @@ def test_a_stopped_run_on_rows_goes_on_to_the_same_weights(file, tmp_path):
 def test_a_run_of_another_task_takes_no_rows(file, tmp_path):
     train(small_experiment(steps=1), tmp_path / "run", device="cpu")
     with pytest.raises(
-        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use the task"
+        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use its own task"
     ):
         load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
 
@@ -509,7 +509,7 @@ def test_wrong_rows_are_answered_in_one_line_with_status_2_and_nothing_is_writte
     before = tree(tmp_path)
     for task, flags, text in (
         ("bad.jsonl", [], 'bad.jsonl line 2: the record has no "prompt"; write one object such as'),
-        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); use a readable file as --task"),
+        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); use a readable --task"),
         (
             "short.jsonl",
             ["--train-lengths", "1:20"],

@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "a folder without texts": (
         ["texts/.hidden/none"],
-        r"none has no text; use a file with text, or a folder with",
+        r"none has no text; use a file with text, or a folder of",
     ),
     "an empty file": (["texts/empty.txt"], r"empty.txt has no text; use a file with text"),
     "an undecodable file": (
@@ -189,7 +189,7 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(saved, monkeypatch):
             "textless",
             r"textless:rows:0 has no column 'text' but columns label; set the text column with dataset:NAME",
         ),
-        ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a column of strings"),
+        ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a string column"),
     ],
 )
 def test_a_data_set_without_texts_is_refused(name, text, saved):

@@ -70,7 +70,7 @@ def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
             {},
             r"^item 1 has no integer 'size' in its metadata; use another key, or",
         ),
-        ([item()], {"length": "terms"}, r"^item 1 has no integer 'terms' in its metadata; use another key, or a"),
+        ([item()], {"length": "terms"}, r"^item 1 has no integer 'terms' in its metadata; use another key, or length"),
         ([item(difficulty={}), {"question": "a"}], {}, r"^invalid item 2 \(KeyError\('answer'\)\); use it"),
         ([item(answer=None)], {"length": "num_terms"}, r"^invalid item 1 \(TypeError.*; use items with"),
         (

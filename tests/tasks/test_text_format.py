@@ -48,7 +48,7 @@ def test_a_symbol_with_white_space_is_refused(tmp_path, rng):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": ["New York"], "response": ["NY"]}))
     task = JSONLTask(file=str(file))
-    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows contains whitespace, .*; rename it$"):
+    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows contains whitespace; rename it$"):
         format_examples(task, task.sample(length=1, size=1, rng=rng))
 
 

@@ -40,9 +40,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
-        raise RunFolderError(
-            f"{path} was modified after training (its digest differs); train or --resume the run again"
-        )
+        raise RunFolderError(f"{path} was modified after training (its digest differs); train or --resume the run")
     try:
         return tensors, parse_json(text)
     except ValueError as error:

@@ -40,12 +40,10 @@ def forward_token_budget(device: torch.device, width: int, num_heads: int) -> in
 
 def check_memory(num_bytes: int, what: str, change: str) -> None:
     """Raise ``SettingError`` if ``what`` needs more memory than the machine has, before it is allocated."""
-    available = machine_memory()
-    if available is not None and num_bytes > available:
+    memory = machine_memory()
+    if memory is not None and num_bytes > memory:
         needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
-        raise SettingError(
-            f"{what} needs at least {needed} GiB, and this machine has {available / 2**30:,.0f}; {change}"
-        )
+        raise SettingError(f"{what} needs at least {needed} GiB, and this machine has {memory / 2**30:,.0f}; {change}")
 
 
 @cache

@@ -108,10 +108,8 @@ def _is_instance(value: Any, declared: Any) -> bool:
     if origin is collections.abc.Callable:
         return callable(value)
     if origin in ITERABLES:
-        is_iterable = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
-        return is_iterable and all(
-            _fits(each, parts[0], _is_instance) for each in value if isinstance(value, list | tuple)
-        )
+        fits = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
+        return fits and all(_fits(each, parts[0], _is_instance) for each in value if isinstance(value, list | tuple))
     if origin is collections.abc.Mapping:
         return isinstance(value, Mapping) and all(_fit_each(item, parts, _is_instance) for item in value.items())
     plain = origin or declared

@@ -55,9 +55,7 @@ class Addition:
             if not 0 <= share <= 1:
                 raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
         if self.scratchpad == "carry" and self.order == "most":
-            raise SettingError(
-                "scratchpad 'carry' needs the carry before the digit; use order 'least' or 'reversed_sum'"
-            )
+            raise SettingError("order 'most' has no scratchpad 'carry'; use order 'least' or 'reversed_sum'")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

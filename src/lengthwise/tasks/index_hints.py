@@ -68,9 +68,7 @@ class IndexHints:
 
     def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
         if examples.places is None:
-            raise UnsupportedTaskError(
-                f"task {self.task.name} declares no places; use index hints with a task such as parity"
-            )
+            raise UnsupportedTaskError(f"task {self.task.name} declares no places; use a task such as parity")
         largest = int(examples.places.max())
         if largest > self.num_hints:
             raise SettingError(

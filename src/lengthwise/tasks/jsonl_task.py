@@ -141,9 +141,7 @@ class JSONLTask:
     def from_run_folder(self, folder: Path) -> "JSONLTask":
         """Return the same task with the token IDs of a run."""
         if not (folder / RUN_FILE).is_file():
-            raise TaskFileError(
-                f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the task of the run"
-            )
+            raise TaskFileError(f"{folder} was not trained on a task file (it has no {RUN_FILE}); use its own task")
         task = replace(self, run_folder=str(folder))
         # Raises an error if the stored file is damaged.
         _ = task._facts
@@ -250,9 +248,7 @@ def _digest(file: str) -> str:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
-        raise TaskFileError(
-            f"{file} cannot be read ({error.strerror}); use a readable file as --task FILE{SUFFIX}"
-        ) from None
+        raise TaskFileError(f"{file} cannot be read ({error.strerror}); use a readable --task FILE{SUFFIX}") from None
 
 
 def _built_in_lines() -> Iterator[bytes]:

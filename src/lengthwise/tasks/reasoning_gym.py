@@ -73,9 +73,7 @@ def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     values = {**{key: _value(value) for key, value in difficulty.items()}, **metadata}
     value = values.get(name)
     if type(value) is not int:
-        raise _ItemError(
-            f"has no integer '{name}' in its metadata; use another key, or a function length=lambda item: ..."
-        )
+        raise _ItemError(f"has no integer '{name}' in its metadata; use another key, or length=lambda item: ...")
     return value
 
 

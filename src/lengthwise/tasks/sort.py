@@ -69,9 +69,7 @@ class Sort:
         items = parse_symbols(symbols, self.vocabulary[:-3], self.name, form)
         counts = np.bincount(items)
         if not self.repeats and counts.max() > 1:
-            raise PromptError(
-                f"the list has {counts.max()} items '{counts.argmax()}'; write each once or allow repeats"
-            )
+            raise PromptError(f"the list has {counts.max()} items '{counts.argmax()}'; write each once or set repeats")
         return self._lay_out(items[None])
 
     def variants(self) -> Mapping[str, Task]:

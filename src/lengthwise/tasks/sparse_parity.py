@@ -49,9 +49,7 @@ class SparseParity:
         if not 1 <= self.num_letters <= len(ascii_lowercase):
             raise SettingError(f"invalid num_letters {self.num_letters}; use 1 to {len(ascii_lowercase)}")
         if self.window is not None and self.window < self.most:
-            raise SettingError(
-                f"window {self.window} is too small for {self.most} flagged bits; use at least {self.most}"
-            )
+            raise SettingError(f"window {self.window} is too small for {self.most} bits; use at least {self.most}")
         if min(self.tested, default=1) < 1:
             raise SettingError(f"invalid number {min(self.tested)} of flagged bits in tested; use at least 1")
 

@@ -81,7 +81,5 @@ def _symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " 
     symbols = [vocabulary[token] for token in tokens]
     for symbol in symbols:
         if symbol.split() != [symbol]:
-            raise SettingError(
-                f"the symbol {symbol!r} of {task.name} contains whitespace, which separates symbols; rename it"
-            )
+            raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename it")
     return symbols

@@ -156,9 +156,7 @@ class VariableAssignment:
         prompt = np.concatenate([blocks.reshape(size, -1), question * column, query, start * column], axis=1)
         prompt_length = prompt.shape[1]
         response = self._response(blocks, path, depth, prompt_length)
-        prompt_groups = np.append(
-            np.repeat(np.arange(length) + 1, blocks.shape[2]), [length + 1, length + 2, length + 2]
-        )
+        prompt_groups = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), length + np.array([1, 2, 2]))
         index = np.arange(prompt_length + response.tokens.shape[1])
         return Examples(
             tokens=np.concatenate([prompt, response.tokens], axis=1),

@@ -35,13 +35,9 @@ def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
         if shape[0] != 0 or any(later <= earlier for earlier, later in pairwise(shape)):
             raise SettingError(f"invalid shape {tuple(shape)}; use distances from the first token such as (0, 1, 4)")
         if len(shape) != len(shapes[0]):
-            raise SettingError(
-                f"shape {tuple(shape)} has {len(shape)} tokens and the first has {len(shapes[0])}; use the same k"
-            )
+            raise SettingError(f"shape {tuple(shape)} has {len(shape)} tokens; use {len(shapes[0])} like the first")
         if max_span is not None and shape[-1] + 1 > max_span:
-            raise SettingError(
-                f"shape {tuple(shape)} spans {shape[-1] + 1} tokens, more than widest {max_span}; remove it"
-            )
+            raise SettingError(f"shape {tuple(shape)} spans {shape[-1] + 1} tokens; use at most widest {max_span}")
     if len({tuple(shape) for shape in shapes}) < len(shapes):
         raise SettingError(f"shapes {shapes} contain a shape twice; use each once with its total weight")
 

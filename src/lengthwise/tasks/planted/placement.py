@@ -224,18 +224,12 @@ class ByLength:
         if list(self.until) != sorted(set(self.until)):
             raise SettingError(f"the lengths until {self.until} do not increase; use increasing lengths")
         if len(self.laws) != len(self.until) + 1:
-            raise SettingError(
-                f"{len(self.until)} lengths separate {len(self.laws)} laws; use {len(self.until) + 1} laws"
-            )
+            raise SettingError(f"{len(self.until)} lengths separate {len(self.laws)} laws; use {len(self.until) + 1}")
         if len({law.k for law in self.laws}) > 1:
-            raise SettingError(
-                f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same number in all laws"
-            )
+            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same number")
         first, *later = self.laws
         if self.until and first.min_length > self.until[0]:
-            raise SettingError(
-                f"the law up to length {self.until[0]} needs length {first.min_length}; remove it or end it later"
-            )
+            raise SettingError(f"the law up to length {self.until[0]} needs length {first.min_length}; end it later")
         for last, law in zip(self.until, later, strict=True):
             if law.min_length > last + 1:
                 raise SettingError(

@@ -59,9 +59,7 @@ class Planted:
     def _check_tuples(self) -> None:
         for each, label_probabilities in zip(self.tuples, self.labels, strict=True):
             if len(each) != self.placement.k:
-                raise SettingError(
-                    f"planted tuple {each} has {len(each)} tokens; use {self.placement.k} like the placement"
-                )
+                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k} like the placement")
             if not all(0 <= token < len(self.background) for token in each):
                 raise SettingError(f"planted tuple {each} has an invalid token; use 0 to {len(self.background) - 1}")
             if len(label_probabilities) != len(self.labels[0]):

@@ -194,6 +194,4 @@ def _verify(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> No
     if actual.hexdigest() != digest:
         raise TextError(f"{path} does not match {FACTS} (its digest differs); prepare the corpus again")
     if largest >= vocabulary_size:
-        raise TextError(
-            f"{path} has token {largest} and its tokenizer {vocabulary_size} tokens; prepare the corpus again"
-        )
+        raise TextError(f"{path} has token {largest} of a vocabulary of {vocabulary_size}; prepare the corpus again")

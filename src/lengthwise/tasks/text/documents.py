@@ -87,9 +87,7 @@ class _CopyFilter:
             return
         if len(self.copies) > num_copies:
             raise TextError(f"{source} has only copies of other texts, such as {self.copies[-1][1]}; remove it")
-        raise TextError(
-            f"{source} has no text; use a file with text, or a folder with {', '.join(SUFFIXES[:4])}... files"
-        )
+        raise TextError(f"{source} has no text; use a file with text, or a folder of {', '.join(SUFFIXES[:4])}...")
 
     def warn(self) -> None:
         if not self.copies:

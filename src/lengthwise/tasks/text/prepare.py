@@ -63,9 +63,7 @@ def prepare_corpus(
     """
     out = Path(out)
     if vocabulary_size < MIN_VOCABULARY:
-        raise SettingError(
-            f"vocabulary size {vocabulary_size} is too small for all bytes; use at least {MIN_VOCABULARY}"
-        )
+        raise SettingError(f"vocabulary size {vocabulary_size} is too small; use at least {MIN_VOCABULARY}")
     if vocabulary_size > MAX_VOCABULARY:
         raise SettingError(f"vocabulary size {vocabulary_size} is too large; use at most {MAX_VOCABULARY}")
     if not 0 <= held_out < 1:

@@ -59,9 +59,7 @@ def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[t
             )
         text = record[source.column]
         if not isinstance(text, str | None):
-            raise TextError(
-                f"column '{source.column}' of {name} has type {type(text).__name__}; use a column of strings"
-            )
+            raise TextError(f"column '{source.column}' of {name} has type {type(text).__name__}; use a string column")
         yield name, "" if text is None else text
 
 

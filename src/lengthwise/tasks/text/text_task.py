@@ -86,9 +86,7 @@ class Text:
         if not len(tokens):
             raise PromptError("the prompt is empty; text needs some words to continue")
         padded = np.concatenate([tokens, np.full(CONTINUATION_ROOM, END)])[None]
-        return Examples(
-            tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, dtype=bool)
-        )
+        return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per kind of text, if there are several."""
