@@ -117,7 +117,7 @@ def test_an_id_is_graded_right_where_it_is_on_both_levels():
         ("free", written.position_ids),
     ):
         first, second = named == ids[:, :, length:]
-        assert torch.equal(grade(decoder, batch, end=NEVER, decode=decode).id_right, first & second)
+        assert torch.equal(grade(decoder, batch, end=NEVER, decode=decode).id_correct, first & second)
         assert (first != second).any()
 
 

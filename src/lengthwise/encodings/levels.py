@@ -24,21 +24,9 @@ class LevelEncoding(nn.Module):
             raise SettingError(f"d_head {size.d_head} is not a multiple of {num_levels} levels; choose a multiple")
         part = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
         self.levels = nn.ModuleList(_build_level(settings, part) for _ in range(num_levels))
-
-    @property
-    def reads_ids(self) -> bool:
-        """True if any level reads the IDs."""
-        return any(level.reads_ids for level in self._encodings())
-
-    @property
-    def has_bias(self) -> bool:
-        """True if any level has an additive bias."""
-        return any(level.has_bias for level in self._encodings())
-
-    @property
-    def has_scores(self) -> bool:
-        """True if any level computes or changes scores."""
-        return any(level.has_scores for level in self._encodings())
+        self.reads_ids = any(level.reads_ids for level in self._encodings())
+        self.has_bias = any(level.has_bias for level in self._encodings())
+        self.has_scores = any(level.has_scores for level in self._encodings())
 
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "level batch seq"]

@@ -1,14 +1,18 @@
 """Shared parts of the rotary scalings, which run a model on longer sequences with other angles than in training."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.encodings.encoding import Encoding
-from lengthwise.encodings.rotary import check_rotary_base, rotate_pairs
+from lengthwise.core.type_checks import check_types
+from lengthwise.encodings.encoding import Encoding, EncodingSettings
+from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
 # Function from a device to the radians per ID of every pair of components, in double precision.
 Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
@@ -56,3 +60,29 @@ def check_two_pairs(d_head: int) -> None:
             f"d_head {d_head} is not two or more pairs and a scaled base needs these; "
             "choose d_model / num_heads even and at least 4"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledRotary(EncodingSettings):
+    """Abstract settings of a rotary scaling by ``factor``, for a model trained with plain rotary.
+
+    Scaling is active at evaluation, and with ``in_training`` also in training.
+    """
+
+    factor: float = 8.0
+    base: float = 10_000.0
+    fastest: float = 1.0
+    in_training: bool = False
+
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_scaling(self.base, self.fastest, self.factor)
+
+    def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
+        """Return a module, without parameters, that scales plain rotary to ``base`` and ``fastest``."""
+        plain = partial(rotary_frequencies, d_head, self.base, self.fastest)
+        scaled = partial(rotary_frequencies, d_head, base, fastest)
+        return ScaledRotaryEncoding(plain, scaled, in_training=self.in_training)

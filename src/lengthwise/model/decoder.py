@@ -141,7 +141,8 @@ class Decoder(nn.Module):
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
         self.encoding = LevelEncoding(encoding, size, num_levels)
-        self.reads_ids = num_predicted_ids is not None or self.encoding.reads_ids
+        self.predicts_ids = num_predicted_ids is not None
+        self.reads_ids = self.predicts_ids or self.encoding.reads_ids
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
         self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)
@@ -159,7 +160,7 @@ class Decoder(nn.Module):
         *,
         query_start: int = 0,
         hooks: AttentionHooks = NO_HOOKS,
-        keep_indices: Int[Tensor, "entries kept"] | None = None,
+        keep_indices: Int[Tensor, "entries new_seq"] | None = None,
     ) -> tuple[Float[Tensor, "entries query d_model"], Cache]:
         """Return the hidden states of ``tokens``, which follow those in ``cache``, and the extended cache.
 
@@ -185,11 +186,6 @@ class Decoder(nn.Module):
         """Return the logits of the token after each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
-
-    @property
-    def predicts_ids(self) -> bool:
-        """True if the decoder has position heads, one per level."""
-        return len(self.heads) > 0
 
     def read_prompt(
         self,

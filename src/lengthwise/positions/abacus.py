@@ -5,20 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.core.type_checks import check_types
-from lengthwise.positions.scheme import (
-    Assignment,
-    PositionScheme,
-    check_num_position_ids,
-    largest_shift,
-    require_places,
-    score_all_answers,
-)
+from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_places, score_all_answers
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abacus(PositionScheme):
+class Abacus(RangedScheme):
     """Place of a digit in its number, from 1 in writing order; in training plus one random offset per sequence.
 
     Tokens outside numbers have ID 0. Digits of equal significance have equal IDs if numbers are written with the least
@@ -31,10 +23,6 @@ class Abacus(PositionScheme):
     summary: ClassVar[str] = "the digit's place in its number, with a random offset in training"
     paper: ClassVar[str] = "McLeish et al. 2024 (arXiv 2405.17399)"
     needs: ClassVar[str | None] = "places"
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return each token's place, shifted by the offset in training."""

@@ -6,31 +6,21 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.positions.scheme import (
-    Assignment,
-    PositionScheme,
-    check_num_position_ids,
-    largest_shift,
-    require_coupling,
-    score_all_answers,
-)
+from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_coupling, score_all_answers
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GappedScheme(PositionScheme):
+class GappedScheme(RangedScheme):
     """Abstract scheme that opens random gaps between groups of tokens in training (PoSE, Zhu et al. 2024).
 
     At evaluation the groups are the IDs, without gaps. ``max_gaps=0`` shifts each level as one block in training.
     """
 
-    num_position_ids: int = 20_480
     max_gaps: int = 3
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_num_position_ids(self.num_position_ids)
+        RangedScheme.__post_init__(self)
         if self.max_gaps < 0:
             raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 for no gaps")
 

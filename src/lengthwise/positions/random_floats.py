@@ -5,13 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.core.type_checks import check_types
-from lengthwise.positions.scheme import Assignment, PositionScheme, check_num_position_ids, score_all_answers
+from lengthwise.positions.scheme import Assignment, RangedScheme, score_all_answers
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomFloats(PositionScheme):
+class RandomFloats(RangedScheme):
     """Sorted uniform real numbers from 0 to ``num_position_ids``, in training and at evaluation.
 
     The range is the same for every length: IDs of longer sequences are closer, and all are within the training range.
@@ -24,10 +23,6 @@ class RandomFloats(PositionScheme):
     paper: ClassVar[str] = "Shimizu et al. 2026, Random Float Sampling (arXiv 2602.14050)"
     real_valued: ClassVar[bool] = True
     random_at_evaluation: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return new sorted random IDs for every sequence."""

@@ -5,34 +5,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.core.type_checks import check_types
-from lengthwise.positions.scheme import (
-    Assignment,
-    PositionScheme,
-    check_num_position_ids,
-    largest_shift,
-    score_all_answers,
-    token_indexes,
-)
+from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, score_all_answers, token_indexes
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomStart(PositionScheme):
+class RandomStart(RangedScheme):
     """Consecutive IDs, in training from a random start per sequence, at evaluation from 0.
 
     Training covers every ID below ``num_position_ids``, but no distance beyond the training length.
     """
 
-    num_position_ids: int = 20_480
-
     name: ClassVar[str] = "random_start"
     summary: ClassVar[str] = "consecutive IDs from a random start"
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return the token index, in training plus one random shift per sequence."""

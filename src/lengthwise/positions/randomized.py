@@ -6,35 +6,21 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.type_checks import check_types
-from lengthwise.positions.scheme import (
-    Assignment,
-    PositionScheme,
-    check_num_position_ids,
-    largest_shift,
-    score_all_answers,
-    token_indexes,
-)
+from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, score_all_answers, token_indexes
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Randomized(PositionScheme):
+class Randomized(RangedScheme):
     """Sorted random subset of the IDs below ``num_position_ids``, in training and at evaluation.
 
     Each sequence has its own subset, and all subsets are equally likely. A sequence cannot be longer than the range.
     """
 
-    num_position_ids: int = 20_480
-
     name: ClassVar[str] = "randomized"
     summary: ClassVar[str] = "an ordered random subset of the IDs, at evaluation too"
     paper: ClassVar[str] = "Ruoss et al. 2023 (arXiv 2305.16843)"
     random_at_evaluation: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_num_position_ids(self.num_position_ids)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return one random subset per sequence; raise ``PositionRangeError`` if a sequence is too long."""

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Real
 
 from lengthwise.core.errors import PositionRangeError, SettingError, UnsupportedTaskError
+from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 
 # Schemes that read only the number of tokens, and so serve every task.
@@ -50,6 +51,18 @@ class PositionScheme(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangedScheme(PositionScheme):
+    """Abstract scheme with training IDs below ``num_position_ids``; a range without IDs raises ``SettingError``."""
+
+    num_position_ids: int = 20_480
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.num_position_ids < 1:
+            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1")
+
+
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
     """Return an assignment that scores every answer token, and every response ID except the end token's."""
     precedes_answer = np.zeros_like(examples.is_answer)
@@ -91,9 +104,3 @@ def largest_shift(groups: Int[np.ndarray, "*level batch seq"], num_position_ids:
             f"set num_position_ids to at least {largest + 1}"
         )
     return shift
-
-
-def check_num_position_ids(num_position_ids: int) -> None:
-    """Raise ``SettingError`` for a range without IDs."""
-    if num_position_ids < 1:
-        raise SettingError(f"num_position_ids {num_position_ids} is too small; use at least 1")
