@@ -101,7 +101,7 @@ def measure() -> dict[str, Any]:
     model = lw.load_language_model("run", device="cpu")
     texts = [lw.Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
     settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, block=4)
-    tokenized = list(lw.tokenized(model.codec, texts, model.model.vocabulary_size))
+    tokenized = list(lw.tokenize_documents(model.codec, texts, model.model.vocabulary_size))
     study = lw.InfluenceStudy(model=model.model, codec=model.codec, texts=tokenized, settings=settings)
     lw.measure_influence(study, "study", resume=Path("study").exists())
     return {"rows": read_rows(Path("study/influence.jsonl"))}

@@ -1,4 +1,4 @@
-"""The answer of a study on models built by hand: none where far tokens are not used, the number where they are."""
+"""Answers of studies on models built by hand that use a known number of far tokens."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence
-from lengthwise.influence.targets import Rule
+from lengthwise.influence.targets import GapRule
 from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
@@ -22,64 +22,64 @@ SETTINGS = InfluenceSettings(
     objectives=("prediction",),
     num_targets=60,
     background_fraction=1.0,
-    rule=Rule(gap=0.1),
+    rule=GapRule(gap=0.1),
     seed=1,
 )
 
 
 class Numbers:
-    """Tokens are their own texts."""
+    """Tokenizer of whole numbers."""
 
     name, start = "numbers", ()
 
     def encode(self, text: str) -> list[int]:
-        """Numbers with spaces between them."""
+        """Parse numbers separated by spaces."""
         return [int(each) for each in text.split()]
 
     def token_text(self, token: int) -> str:
-        """The number."""
+        """Return the number."""
         return f" {token}"
 
 
 class Votes(PlantedModel):
-    """The tokens at some far places vote for what comes next, each for itself, and so does the last token."""
+    """Model in which the tokens at some far indexes, and the last token, raise their own logits for the next token."""
 
-    def __init__(self, places: tuple[int, ...], weight: float = 1.0) -> None:
+    def __init__(self, indexes: tuple[int, ...], weight: float = 1.0) -> None:
         super().__init__(additive({}), FAR)
-        self.places, self.weight = places, weight
+        self.indexes, self.weight = indexes, weight
 
     def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """A vote adds to the logit of its token."""
+        """Add one vote per token at the given indexes."""
         logits = torch.zeros(len(tokens), VOCABULARY)
         logits[torch.arange(len(tokens)), tokens[:, -1]] += 1.0
-        for place in self.places:
-            votes = (position_ids == place).float() * self.weight
+        for index in self.indexes:
+            votes = (position_ids == index).float() * self.weight
             logits.scatter_add_(1, tokens, votes)
         return logits.log_softmax(dim=-1)
 
     def prefill(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
-        """Tokens and IDs, one row each."""
+        """Return tokens and IDs as states."""
         return torch.stack([tokens, position_ids])[:, :num_read]
 
     def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """What was read stands before every row."""
+        """Prepend the prefix to every row."""
         before = states[:, None].expand(-1, len(tokens), -1)
         return self.log_probs(*torch.cat([before, torch.stack([tokens, position_ids])], dim=2))
 
-    def plain_log_probs(self, tokens: Tensor, seen: Tensor | None = None) -> Tensor:
-        """What the last token does not see casts no vote."""
-        kept = torch.arange(len(tokens)) if seen is None else seen[-1].nonzero()[:, 0]
-        return self.log_probs(tokens[None, kept], kept[None])[0]
+    def plain_log_probs(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Count the votes of the tokens that the last token attends to."""
+        visible = torch.arange(len(tokens)) if mask is None else mask[-1].nonzero()[:, 0]
+        return self.log_probs(tokens[None, visible], visible[None])[0]
 
 
-class Disturbed(Votes):
-    """Any far token takes a vote for what comes next from the near one, as IDs beyond those of training do."""
+class DisturbedVotes(Votes):
+    """Model in which any far token weakens the vote of the last token, like IDs beyond those of training."""
 
     def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """All other tokens get as much more."""
-        disturbed = (position_ids < FAR).any(dim=1).float()[:, None].expand(-1, VOCABULARY).clone()
-        disturbed[torch.arange(len(tokens)), tokens[:, -1]] = 0.0
-        return (super().log_probs(tokens, position_ids) + 3 * disturbed).log_softmax(dim=-1)
+        """Raise the logits of all other tokens."""
+        disturbance = (position_ids < FAR).any(dim=1).float()[:, None].expand(-1, VOCABULARY).clone()
+        disturbance[torch.arange(len(tokens)), tokens[:, -1]] = 0.0
+        return (super().log_probs(tokens, position_ids) + 3 * disturbance).log_softmax(dim=-1)
 
 
 def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) -> dict:
@@ -89,7 +89,7 @@ def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) ->
 
 
 def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocument]:
-    """Documents of one token each, which its far tokens tell; or of tokens that tell nothing of each other."""
+    """Return documents that repeat one token each, or documents of independent tokens."""
     return [
         TokenizedDocument(name=str(n), tokens=np.full(40, n) if repeats else rng.integers(0, VOCABULARY, 40))
         for n in range(10)
@@ -97,39 +97,39 @@ def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocume
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_a_model_that_ignores_far_tokens_is_shown_to_use_none(repeats, rng, tmp_path):
+def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path):
     summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")
     assert summary["answer"]["sentence"] == (
-        "No use of far tokens could be shown for planted "
-        "(own minus other text: 0.000 nats a target, 95% 0.000 to 0.000)"
+        "No evidence that planted uses far tokens "
+        "(own minus other text: 0.000 nats per target, 95% interval 0.000 to 0.000)"
     )
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None
 
 
-@pytest.mark.parametrize("places", [(4,), (1, 7), (0, 5, 11)], ids=["one", "two", "three"])
-def test_the_number_of_far_tokens_that_a_model_needs_is_found(places, rng, tmp_path):
-    found = answer(Votes(places), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
-    assert (found["shown"], found["at_least"], found["at_most"]) == (True, len(places), len(places))
-    noun = "token" if len(places) == 1 else "tokens"
-    assert found["sentence"].startswith(
-        f"planted uses about {len(places)} far {noun}: {len(places)} as chosen here give 100% of what"
+@pytest.mark.parametrize("indexes", [(4,), (1, 7), (0, 5, 11)], ids=["one", "two", "three"])
+def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
+    result = answer(Votes(indexes), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
+    assert (result["shown"], result["at_least"], result["at_most"]) == (True, len(indexes), len(indexes))
+    noun = "token" if len(indexes) == 1 else "tokens"
+    assert result["sentence"].startswith(
+        f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {noun} recover 100% of the effect"
     )
-    # Any far tokens of these documents do as well: the sentence says so.
-    assert "; no more than tokens from elsewhere in the same document: 0.000 nats" in found["sentence"]
+    # In these documents, far tokens from elsewhere have the same effect.
+    assert "; no clear difference to elsewhere in the same document: 0.000 nats" in result["sentence"]
 
 
-def test_far_tokens_that_are_used_and_cost_more_than_they_gain_are_told_of(rng, tmp_path):
+def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):
     texts = texts_of(rng, repeats=True)
-    sentence = answer(Disturbed((4,)), texts, tmp_path / "out")["answer"]["sentence"]
+    sentence = answer(DisturbedVotes((4,)), texts, tmp_path / "out")["answer"]["sentence"]
     assert sentence.startswith("planted uses ")
-    assert "; yet it predicts worse with its far tokens than without: gain -1." in sentence
-    assert "worse" not in answer(Votes((4,)), texts, tmp_path / "helped")["answer"]["sentence"]
+    assert "; but far tokens increase the loss: gain -1." in sentence
+    assert "increase" not in answer(Votes((4,)), texts, tmp_path / "helped")["answer"]["sentence"]
 
 
-def test_a_model_that_reads_far_tokens_which_tell_nothing_is_shown_to_use_none(rng, tmp_path):
+def test_no_evidence_for_far_tokens_without_information(rng, tmp_path):
     summary = answer(Votes((0, 5, 11)), texts_of(rng, repeats=False), tmp_path / "out")
-    assert summary["answer"]["sentence"].startswith("No use of far tokens could be shown for planted")
-    # Predictions do change, and few tokens explain how: by itself that shows no use.
+    assert summary["answer"]["sentence"].startswith("No evidence that planted uses far tokens")
+    # Predictions change, and few tokens recover the change, which alone is no evidence of use.
     shares = [each["value"] for each in summary["groups"][0]["all_targets"]["prediction"]["shares"]]
     assert shares[2] == pytest.approx(1.0)
     own, other, _ = summary["far"]

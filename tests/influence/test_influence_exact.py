@@ -1,4 +1,4 @@
-"""Every number of an influence study against the model run once per choice, in the obvious way."""
+"""Predictions and measures of an influence study, compared with one plain run of the model per subset."""
 
 from functools import cache
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.support.causal_models import CHANGES_WITH_THE_CALL, CONFIGS, COUNTS_KEYS, REFUSED, VOCABULARY, causal_model
+from tests.support.causal_models import CALL_DEPENDENT, CONFIGS, KEY_COUNTING, UNSUPPORTED, VOCABULARY, causal_model
 
 from lengthwise.core.errors import ModelError
 from lengthwise.hf import causal_lm, model_inputs
@@ -14,11 +14,9 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.influence.measures import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.hidden_context import Masked, strict
-from lengthwise.influence.probing.objective import Divergence, TargetLoss
-from lengthwise.influence.probing.prefix import strict_of_one
-from lengthwise.influence.probing.subset_scoring import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
+from lengthwise.influence.probing.window_evaluator import WindowEvaluator, strict_log_probs
 
 FAR, NEAR = 12, 5
 RNG = np.random.default_rng(0)
@@ -28,7 +26,7 @@ over_starts = pytest.mark.parametrize("start", [0, 1], ids=["no start token", "s
 
 @cache
 def model_of(architecture: str) -> CausalLM:
-    return CausalLM(causal_model((CONFIGS | CHANGES_WITH_THE_CALL | COUNTS_KEYS)[architecture]()), architecture)
+    return CausalLM(causal_model((CONFIGS | CALL_DEPENDENT | KEY_COUNTING)[architecture]()), architecture)
 
 
 def window_of(start: int = 0, seed: int = 0) -> Window:
@@ -43,18 +41,18 @@ def window_of(start: int = 0, seed: int = 0) -> Window:
 
 @torch.no_grad()
 def by_deletion(model: CausalLM, window: Window, visible: np.ndarray) -> torch.Tensor:
-    """One run on the tokens that are left, with the IDs that they had."""
+    """Run the model on the visible tokens, at their own IDs."""
     keep = list(range(len(window.start)))
     keep += [len(window.start) + i for i in range(FAR) if visible[i]]
     keep += [len(window.start) + FAR + i for i in range(NEAR)]
     tokens = torch.tensor([[int(window.tokens[i]) for i in keep]])
-    made = model.model(input_ids=tokens, position_ids=torch.tensor([keep]), attention_mask=torch.ones_like(tokens))
-    return made.logits[0, -1].log_softmax(dim=-1)
+    output = model.model(input_ids=tokens, position_ids=torch.tensor([keep]), attention_mask=torch.ones_like(tokens))
+    return output.logits[0, -1].log_softmax(dim=-1)
 
 
 @torch.no_grad()
-def by_mask(model: CausalLM, window: Window, visible: np.ndarray, added: torch.Tensor | None = None) -> torch.Tensor:
-    """One run on all tokens, where the near ones do not see the hidden."""
+def by_mask(model: CausalLM, window: Window, visible: np.ndarray, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Run the model on all tokens with a mask that hides far tokens from the near tokens."""
     before, whole = len(window.start) + FAR, len(window.tokens)
     mask = torch.full((whole, whole), torch.finfo(torch.float32).min)
     for query in range(whole):
@@ -62,130 +60,140 @@ def by_mask(model: CausalLM, window: Window, visible: np.ndarray, added: torch.T
             hidden = query >= before and len(window.start) <= key < before and not visible[key - len(window.start)]
             if not hidden:
                 mask[query, key] = 0.0
-    if added is not None:
-        mask[before:, len(window.start) : before] += added
-    made = model.model(
+    if bias is not None:
+        mask[before:, len(window.start) : before] += bias
+    output = model.model(
         input_ids=torch.from_numpy(window.tokens)[None],
         position_ids=torch.arange(whole)[None],
         attention_mask=mask[None, None],
     )
-    return made.logits[0, -1].log_softmax(dim=-1)
+    return output.logits[0, -1].log_softmax(dim=-1)
 
 
 BRUTE = {"strict": by_deletion, "masked": by_mask}
 
 
-def asked(model: CausalLM, window: Window, mode: str, visible: np.ndarray) -> torch.Tensor:
-    answers = strict(model, [(window, row) for row in visible]) if mode == "strict" else None
-    made = torch.empty(len(visible), VOCABULARY)
-    for rows, log_probs in answers if answers is not None else Masked(model, window).log_probs(visible):
-        made[rows] = log_probs
-    return made
+def batched(model: CausalLM, window: Window, mode: str, visible: np.ndarray) -> torch.Tensor:
+    if mode == "strict":
+        predictions = strict_log_probs(model, [(window, row) for row in visible])
+    else:
+        predictions = WindowEvaluator(model, window).log_probs(visible, mode)
+    return in_order(predictions, len(visible))
 
 
-def probe_of(model: CausalLM, window: Window, mode: str, objective: str) -> Probe:
+def in_order(predictions, number: int) -> torch.Tensor:
+    log_probs = torch.empty(number, VOCABULARY)
+    for queries, batch in predictions:
+        log_probs[queries] = batch
+    return log_probs
+
+
+def scorer_of(model: CausalLM, window: Window, mode: str, objective: str) -> SubsetScorer:
     long = by_deletion(model, window, np.ones(FAR, bool))
-    return Probe(
-        reading=Reading(model, window),
+    return SubsetScorer(
+        evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(window.target) if objective == "target" else Divergence(long),
         candidates=np.arange(FAR),
     )
 
 
-def score(model: CausalLM, window: Window, mode: str, objective: str, kept: list[int]) -> float:
-    visible = np.isin(np.arange(FAR), kept)
-    made = BRUTE[mode](model, window, visible).double()
+def score(model: CausalLM, window: Window, mode: str, objective: str, indices: list[int]) -> float:
+    visible = np.isin(np.arange(FAR), indices)
+    log_probs = BRUTE[mode](model, window, visible).double()
     if objective == "target":
-        return float(-made[window.target])
+        return float(-log_probs[window.target])
     long = by_deletion(model, window, np.ones(FAR, bool)).double()
-    return float((long.exp() * (long - made)).sum())
+    return float((long.exp() * (long - log_probs)).sum())
 
 
-@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
+@pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 @over_starts
 @pytest.mark.parametrize("mode", BRUTE)
-def test_hidden_tokens_change_the_prediction_as_in_a_run_without_them(architecture, start, mode):
+def test_hiding_tokens_equals_one_run_per_subset(architecture, start, mode):
     model, window = model_of(architecture), window_of(start)
     visible = np.random.default_rng(1).random((9, FAR)) < 0.5
     visible[0], visible[1] = True, False
     expected = torch.stack([BRUTE[mode](model, window, row) for row in visible])
-    torch.testing.assert_close(asked(model, window, mode, visible), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(batched(model, window, mode, visible), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
+@pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 @over_starts
-def test_what_stands_before_the_first_hidden_token_is_read_once_and_changes_nothing(architecture, start, monkeypatch):
+def test_queries_with_a_shared_prefix_equal_one_run_per_subset(architecture, start, monkeypatch):
     model, window = model_of(architecture), window_of(start)
     visible = np.concatenate([~np.eye(FAR, dtype=bool), np.ones((1, FAR), bool), np.zeros((1, FAR), bool)])
     visible = np.concatenate([visible, np.random.default_rng(1).random((6, FAR)) < 0.8])
-    behind = []
-    asked_behind = model.log_probs_with_prefix
+    sizes, log_probs_with_prefix = [], model.log_probs_with_prefix
     monkeypatch.setattr(
-        model, "log_probs_with_prefix", lambda *given: behind.append(len(given[1])) or asked_behind(*given)
+        model, "log_probs_with_prefix", lambda *inputs: sizes.append(len(inputs[1])) or log_probs_with_prefix(*inputs)
     )
-    made = torch.empty(len(visible), VOCABULARY)
-    for rows, log_probs in strict_of_one(model, window, visible):
-        made[rows] = log_probs
-    assert sum(behind) >= 4
+    log_probs = in_order(WindowEvaluator(model, window).log_probs(visible, "strict"), len(visible))
+    assert sum(sizes) >= 4
     expected = torch.stack([by_deletion(model, window, row) for row in visible])
-    torch.testing.assert_close(made, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-4)
 
 
-def test_what_memory_cannot_hold_is_asked_in_halves():
+def test_batches_are_split_in_halves_when_out_of_memory():
     model, window = CausalLM(causal_model(CONFIGS["llama"]()), "large"), window_of()
     visible = np.random.default_rng(1).random((20, FAR)) < 0.5
-    expected = {mode: asked(model, window, mode, visible) for mode in BRUTE}
+    expected = {mode: batched(model, window, mode, visible) for mode in BRUTE}
     sizes, log_probs, log_probs_with_mask = [], model.log_probs, model.log_probs_with_mask
 
-    def scarce(ask):
-        def limited(*given):
-            if len(given[-1]) > 3:
+    def limit_memory(predict):
+        def limited(*inputs):
+            if len(inputs[-1]) > 3:
                 raise torch.OutOfMemoryError
-            sizes.append(len(given[-1]))
-            return ask(*given)
+            sizes.append(len(inputs[-1]))
+            return predict(*inputs)
 
         return limited
 
-    model.log_probs, model.log_probs_with_mask = scarce(log_probs), scarce(log_probs_with_mask)
+    model.log_probs, model.log_probs_with_mask = limit_memory(log_probs), limit_memory(log_probs_with_mask)
     for mode in BRUTE:
-        torch.testing.assert_close(asked(model, window, mode, visible), expected[mode], rtol=0, atol=1e-5)
+        torch.testing.assert_close(batched(model, window, mode, visible), expected[mode], rtol=0, atol=1e-5)
     assert sum(sizes) == 40
-    model.log_probs = scarce(lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    model.log_probs = limit_memory(lambda *inputs: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
-        asked(model, window, "strict", visible)
+        batched(model, window, "strict", visible)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS | CHANGES_WITH_THE_CALL)
-def test_a_study_of_a_model_that_is_measured_exactly_passes_the_check(architecture):
+@pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
+def test_supported_models_pass_the_check(architecture):
     check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "wrong"),
+    ("architecture", "message"),
     [
-        ("llama4", r"hidden tokens are seen \(0\.\d+ nats; rounding explains 0\.001\); choose another model"),
-        ("doge", r"with near 5 and far 12: leaving tokens out differs .* nats.*; use a smaller --near and --far"),
-        ("doge_wide", r"with near 5 and far 12: gates on its attention have no gradient .*; use a measure without"),
+        (
+            "llama4",
+            r"hidden tokens change the prediction \(0\.\d+ nats; rounding explains 0\.001\); choose another model",
+        ),
+        (
+            "doge",
+            r"with near 5 and far 12: leaving tokens out differs from hiding .* nats.*; use a smaller --near and",
+        ),
+        ("doge_wide", r"with near 5 and far 12: gates on the attention have no gradient .*; use a measure without"),
     ],
 )
-def test_a_model_that_counts_keys_is_refused_in_one_line(architecture, wrong):
-    with pytest.raises(ModelError, match=wrong) as refused:
+def test_models_that_count_keys_raise_a_one_line_error(architecture, message):
+    with pytest.raises(ModelError, match=message) as caught:
         check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_model_in_bfloat16_is_allowed_what_its_rounding_explains_and_no_more():
+def test_bfloat16_tolerance_covers_rounding_only():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
     check_study(model, window_of(), masked=True)
     assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
-    whole = model.plain_log_probs
-    model.plain_log_probs = lambda tokens, seen=None: whole(tokens.roll(1), seen)
-    with pytest.raises(ModelError, match=r"it predicts otherwise than without IDs"):
+    plain = model.plain_log_probs
+    model.plain_log_probs = lambda tokens, mask=None: plain(tokens.roll(1), mask)
+    with pytest.raises(ModelError, match=r"predictions with position IDs .* differ from those without position IDs"):
         check_study(model, window_of())
 
 
-def test_a_model_that_cannot_be_run_on_tokens_alone_is_refused_in_one_line():
+def test_model_that_needs_more_than_tokens_raises_a_one_line_error():
     config = transformers.XmodConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -195,87 +203,89 @@ def test_a_model_that_cannot_be_run_on_tokens_alone_is_refused_in_one_line():
         is_decoder=True,
     )
     with pytest.raises(
-        ModelError, match=r"^xmod cannot be run on tokens alone \(ValueError: Input language unknown"
-    ) as refused:
+        ModelError, match=r"^xmod cannot be called with tokens alone \(ValueError: Input language unknown"
+    ) as caught:
         CausalLM(causal_model(config), "xmod")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_masked_questions_are_compared_as_a_study_asks_them(monkeypatch):
-    # Eight questions in one sequence exceed the window of the local layers.
-    model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["gpt_neo_local"]()), "packed")
-    assert model.packed == 1
-    monkeypatch.setattr(model, "packed", 8)
+def test_check_packs_masked_queries_like_a_study(monkeypatch):
+    # Eight queries in one sequence exceed the window of the local layers.
+    model = CausalLM(causal_model(CALL_DEPENDENT["gpt_neo_local"]()), "packed")
+    assert model.pack_size == 1
+    monkeypatch.setattr(model, "pack_size", 8)
     check_study(model, window_of())
-    with pytest.raises(ModelError, match=r"near tokens after far ones .* differ from one pass .*; use --mode strict"):
+    with pytest.raises(
+        ModelError, match=r"predictions after cached far tokens differ from one pass .*; use --mode strict"
+    ):
         check_study(model, window_of(), masked=True)
 
 
-def test_states_read_without_the_near_tokens_are_found_out(monkeypatch):
-    model = CausalLM(causal_model(CHANGES_WITH_THE_CALL["phi3_longrope"]()), "short")
-    read = model.prefill
+def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
+    model = CausalLM(causal_model(CALL_DEPENDENT["phi3_longrope"]()), "short")
+    prefill = model.prefill
     monkeypatch.setattr(
-        model, "prefill", lambda tokens, ids, num_read: read(tokens[:num_read], ids[:num_read], num_read)
+        model, "prefill", lambda tokens, ids, num_read: prefill(tokens[:num_read], ids[:num_read], num_read)
     )
-    with pytest.raises(ModelError, match=r"after a part that was read once differ from one pass"):
+    with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
         check_study(model, window_of(), masked=True)
 
 
 @over_architectures
-def test_both_meanings_agree_on_the_near_context_alone_and_on_the_whole(architecture):
+def test_modes_agree_on_near_tokens_only_and_on_the_whole_context(architecture):
     model, window = model_of(architecture), window_of()
     ends = np.stack([np.zeros(FAR, bool), np.ones(FAR, bool)])
-    one, other = (asked(model, window, mode, ends) for mode in BRUTE)
+    one, other = (batched(model, window, mode, ends) for mode in BRUTE)
     torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
-def test_add_one_in_gains_what_a_run_with_one_more_token_gains(architecture, mode, objective):
+def test_add_one_in_equals_runs_with_one_more_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = AddOneIn().choose(probe_of(model, window, mode, objective), 4, RNG)
+    ranking = AddOneIn().select(scorer_of(model, window, mode, objective), 4, RNG)
     before = score(model, window, mode, objective, [])
     gains = [before - score(model, window, mode, objective, [place]) for place in range(FAR)]
-    assert found.chosen == tuple(np.argsort(-np.array(gains), kind="stable")[:4])
-    assert found.gains == pytest.approx([gains[place] for place in found.chosen], abs=1e-4)
+    assert ranking.indices == tuple(np.argsort(-np.array(gains), kind="stable")[:4])
+    assert ranking.gains == pytest.approx([gains[place] for place in ranking.indices], abs=1e-4)
 
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
-def test_leave_one_out_costs_what_a_run_with_one_token_less_costs(architecture, mode, objective):
+def test_leave_one_out_equals_runs_without_one_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = LeaveOneOut().choose(probe_of(model, window, mode, objective), 4, RNG)
+    ranking = LeaveOneOut().select(scorer_of(model, window, mode, objective), 4, RNG)
     whole = score(model, window, mode, objective, list(range(FAR)))
     costs = [
         score(model, window, mode, objective, [i for i in range(FAR) if i != place]) - whole for place in range(FAR)
     ]
-    assert found.chosen == tuple(np.argsort(-np.array(costs), kind="stable")[:4])
-    assert found.gains == pytest.approx([costs[place] for place in found.chosen], abs=1e-4)
+    assert ranking.indices == tuple(np.argsort(-np.array(costs), kind="stable")[:4])
+    assert ranking.gains == pytest.approx([costs[place] for place in ranking.indices], abs=1e-4)
 
 
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
-def test_greedy_takes_the_best_next_token_of_all_runs(architecture, mode, objective):
+def test_greedy_selects_the_best_next_token_of_all_runs(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    found = Greedy().choose(probe_of(model, window, mode, objective), 3, RNG)
-    kept: list[int] = []
-    for place, gain in zip(found.chosen, found.gains, strict=True):
-        before = score(model, window, mode, objective, kept)
-        after = {i: score(model, window, mode, objective, [*kept, i]) for i in range(FAR) if i not in kept}
+    ranking = Greedy().select(scorer_of(model, window, mode, objective), 3, RNG)
+    indices: list[int] = []
+    for place, gain in zip(ranking.indices, ranking.gains, strict=True):
+        before = score(model, window, mode, objective, indices)
+        after = {i: score(model, window, mode, objective, [*indices, i]) for i in range(FAR) if i not in indices}
         assert place == min(after, key=after.get)
         assert gain == pytest.approx(before - after[place], abs=1e-4)
-        kept.append(place)
+        indices.append(place)
 
 
 @over_architectures
 @over_starts
-def test_the_gate_gradient_is_the_slope_of_runs_with_scores_moved_a_little(architecture, start):
+def test_gate_gradient_equals_finite_differences_of_the_scores(architecture, start):
     model, window = model_of(architecture), window_of(start)
     for around, level in (("all", 0.0), ("none", -np.log(FAR))):
-        slopes = probe_of(model, window, "masked", "target").gradient(around=around)
+        slopes = scorer_of(model, window, "masked", "target").gradient(around=around)
         for place in (0, 5, FAR - 1):
             ends = []
             for move in (-0.02, 0.02):
@@ -287,26 +297,26 @@ def test_the_gate_gradient_is_the_slope_of_runs_with_scores_moved_a_little(archi
 
 @over_architectures
 @over_starts
-def test_the_attention_weight_is_the_mean_of_what_the_model_reports(architecture, start):
+def test_attention_weights_equal_the_mean_of_the_reported_attentions(architecture, start):
     model, window = model_of(architecture), window_of(start)
     before = model.model.config._attn_implementation
     model.model.set_attn_implementation("eager")
-    made = model.model(
+    attentions = model.model(
         input_ids=torch.from_numpy(window.tokens)[None],
         attention_mask=torch.ones(1, len(window.tokens), dtype=torch.long),
         output_attentions=True,
     ).attentions
     model.model.set_attn_implementation(before)
-    expected = torch.stack(made)[:, 0, :, -1, len(window.start) : len(window.start) + FAR].mean(dim=(0, 1))
-    found = probe_of(model, window, "masked", "target").attention()
-    np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
-    chosen = AttentionWeight().choose(probe_of(model, window, "masked", "target"), 3, RNG).chosen
-    assert chosen == tuple(np.argsort(-found, kind="stable")[:3])
+    expected = torch.stack(attentions)[:, 0, :, -1, len(window.start) : len(window.start) + FAR].mean(dim=(0, 1))
+    weights = scorer_of(model, window, "masked", "target").attention()
+    np.testing.assert_allclose(weights, expected.detach().numpy(), atol=1e-5)
+    indices = AttentionWeight().select(scorer_of(model, window, "masked", "target"), 3, RNG).indices
+    assert indices == tuple(np.argsort(-weights, kind="stable")[:3])
 
 
 @over_architectures
-def test_the_last_prediction_depends_on_tokens_before_a_jump_of_the_ids(architecture):
-    # Without a mask, transformers takes a jump for the start of another text and hides what was before.
+def test_tokens_before_a_jump_of_the_ids_affect_the_last_prediction(architecture):
+    # Without a mask, transformers treats a jump as the start of another text and hides earlier tokens.
     model = model_of(architecture)
     tokens, ids = torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[0, 1, 2, 10, 11]])
     embedded = model.model.get_input_embeddings()(tokens).detach().requires_grad_()
@@ -325,37 +335,37 @@ def test_the_last_prediction_depends_on_tokens_before_a_jump_of_the_ids(architec
 
 
 @over_architectures
-def test_screening_with_all_candidates_is_the_measure_behind_it(architecture):
+def test_screened_measure_with_all_candidates_equals_the_inner_measure(architecture):
     model, window = model_of(architecture), window_of()
     for then in (Greedy(), LeaveOneOut(), AddOneIn()):
-        probe = probe_of(model, window, "masked", "target")
-        assert Screened(then=then, share=1.0).choose(probe, 3, RNG).chosen == then.choose(probe, 3, RNG).chosen
+        scorer = scorer_of(model, window, "masked", "target")
+        assert Screened(then=then, share=1.0).select(scorer, 3, RNG).indices == then.select(scorer, 3, RNG).indices
 
 
-def test_screening_scores_only_the_steepest_candidates():
+def test_screened_measure_scores_only_candidates_with_the_largest_gradients():
     model, window = model_of("llama"), window_of()
-    probe = probe_of(model, window, "masked", "target")
-    steepest = Gradient().choose(probe, 4, RNG).chosen
-    found = Screened(then=AddOneIn(), share=4 / FAR).choose(probe, 2, RNG)
-    assert set(found.chosen) <= set(steepest)
-    assert found.chosen == AddOneIn().choose(probe.among(np.array(steepest)), 2, RNG).chosen
+    scorer = scorer_of(model, window, "masked", "target")
+    steepest = Gradient().select(scorer, 4, RNG).indices
+    ranking = Screened(then=AddOneIn(), share=4 / FAR).select(scorer, 2, RNG)
+    assert set(ranking.indices) <= set(steepest)
+    assert ranking.indices == AddOneIn().select(scorer.restrict(np.array(steepest)), 2, RNG).indices
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_measured_is_refused_with_the_reason(name):
-    reasons = {"mamba": "layers of kind linear_attention", "bloom": "takes no position_ids"}
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_models_raise_an_error_with_the_reason(name):
+    reasons = {"mamba": "layers of type linear_attention", "bloom": "does not take position_ids"}
     with pytest.raises(ModelError, match=f"{name} .*{reasons[name]}"):
-        CausalLM(causal_model(REFUSED[name]()), name)
+        CausalLM(causal_model(UNSUPPORTED[name]()), name)
 
 
-def test_a_sliding_window_limits_the_context():
+def test_sliding_window_limits_the_context():
     config = CONFIGS["mistral"]()
     config.sliding_window = 20
     assert CausalLM(causal_model(config)).num_positions == 20
 
 
-def test_a_model_that_leaks_hidden_tokens_is_refused(monkeypatch):
-    # As a model would that makes a mask of its own.
+def test_model_that_leaks_hidden_tokens_raises(monkeypatch):
+    # Like a model that ignores the mask.
     for module in (causal_lm, model_inputs):
         monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):

@@ -1,4 +1,4 @@
-"""What each measure finds in models whose dependence on far tokens is known, and what it is blind to."""
+"""Measures on models with a known dependence on far tokens: support recovery and documented failures."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from lengthwise.influence.measures import (
     RandomChoice,
     Screened,
 )
-from lengthwise.influence.probing.objective import Divergence, TargetLoss
-from lengthwise.influence.probing.subset_scoring import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
+from lengthwise.influence.probing.window_evaluator import WindowEvaluator
 
 FAR, NEAR = 40, 4
 WEIGHTS = {3: 0.9, 17: 0.5, 18: 0.3, 39: 0.7}
@@ -28,12 +28,12 @@ over_modes = pytest.mark.parametrize("mode", ["strict", "masked"])
 over_objectives = pytest.mark.parametrize("objective", ["target", "prediction"])
 
 
-def probe_of(model: PlantedModel, mode: str = "strict", objective: str = "target") -> Probe:
+def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "target") -> SubsetScorer:
     tokens = np.arange(FAR + NEAR)
     window = Window(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
     long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0]
-    return Probe(
-        reading=Reading(model, window),
+    return SubsetScorer(
+        evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(TARGET) if objective == "target" else Divergence(long),
         candidates=np.arange(FAR),
@@ -43,79 +43,79 @@ def probe_of(model: PlantedModel, mode: str = "strict", objective: str = "target
 @over_modes
 @over_objectives
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
-def test_every_exact_measure_recovers_the_support_of_an_additive_model(measure, objective, mode):
-    found = measure.choose(probe_of(PlantedModel(additive(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG)
-    assert set(found.chosen) == set(WEIGHTS)
+def test_exact_measures_recover_the_support_of_an_additive_model(measure, objective, mode):
+    ranking = measure.select(scorer_of(PlantedModel(additive(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG)
+    assert set(ranking.indices) == set(WEIGHTS)
 
 
 @over_modes
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
-def test_gains_in_an_additive_model_are_its_weights_largest_first(measure, mode):
-    found = measure.choose(probe_of(PlantedModel(additive(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
-    assert found.chosen == (3, 39, 17, 18)
-    assert found.gains == pytest.approx([0.9, 0.7, 0.5, 0.3], abs=1e-5)
+def test_gains_in_an_additive_model_are_its_weights_in_decreasing_order(measure, mode):
+    ranking = measure.select(scorer_of(PlantedModel(additive(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
+    assert ranking.indices == (3, 39, 17, 18)
+    assert ranking.gains == pytest.approx([0.9, 0.7, 0.5, 0.3], abs=1e-5)
 
 
-def test_a_gradient_recovers_the_support_of_an_additive_model():
-    found = Gradient().choose(probe_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG)
-    assert found.chosen == (3, 39, 17, 18)
-
-
-@over_modes
-def test_add_one_in_and_greedy_are_blind_to_what_counts_jointly_and_leave_one_out_is_not(mode):
-    probe = probe_of(PlantedModel(exclusive_or(5, 23), FAR), mode)
-    for blind in (AddOneIn(), Greedy()):
-        assert blind.choose(probe, 1, RNG).gains == pytest.approx([0.0], abs=1e-5)
-    found = LeaveOneOut().choose(probe, 2, RNG)
-    assert set(found.chosen) == {5, 23}
-    assert found.gains == pytest.approx([2.0, 2.0], abs=1e-5)
+def test_gradient_recovers_the_support_of_an_additive_model():
+    ranking = Gradient().select(scorer_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG)
+    assert ranking.indices == (3, 39, 17, 18)
 
 
 @over_modes
-def test_leave_one_out_is_blind_to_copies_and_greedy_takes_one_of_them(mode):
-    probe = probe_of(PlantedModel(copies(5, 23), FAR), mode)
-    assert LeaveOneOut().choose(probe, 2, RNG).gains == pytest.approx([0.0, 0.0], abs=1e-5)
-    assert set(AddOneIn().choose(probe, 2, RNG).chosen) == {5, 23}
-    found = Greedy().choose(probe, 2, RNG)
-    assert found.chosen[0] == 5
-    assert found.gains == pytest.approx([2.0, 0.0], abs=1e-5)
+def test_only_leave_one_out_finds_tokens_that_count_jointly(mode):
+    scorer = scorer_of(PlantedModel(exclusive_or(5, 23), FAR), mode)
+    for measure in (AddOneIn(), Greedy()):
+        assert measure.select(scorer, 1, RNG).gains == pytest.approx([0.0], abs=1e-5)
+    ranking = LeaveOneOut().select(scorer, 2, RNG)
+    assert set(ranking.indices) == {5, 23}
+    assert ranking.gains == pytest.approx([2.0, 2.0], abs=1e-5)
 
 
-def test_attention_does_not_know_what_the_value_of_a_token_does():
-    chosen = AttentionWeight().choose(probe_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG).chosen
-    assert chosen == (0, 1, 2, 3)
+@over_modes
+def test_leave_one_out_misses_copies_and_greedy_selects_one_of_them(mode):
+    scorer = scorer_of(PlantedModel(copies(5, 23), FAR), mode)
+    assert LeaveOneOut().select(scorer, 2, RNG).gains == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert set(AddOneIn().select(scorer, 2, RNG).indices) == {5, 23}
+    ranking = Greedy().select(scorer, 2, RNG)
+    assert ranking.indices[0] == 5
+    assert ranking.gains == pytest.approx([2.0, 0.0], abs=1e-5)
 
 
-def test_a_random_choice_asks_nothing_and_repeats_no_token():
+def test_attention_weights_ignore_the_effect_of_a_token():
+    ranking = AttentionWeight().select(scorer_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG)
+    assert ranking.indices == (0, 1, 2, 3)
+
+
+def test_random_selection_runs_no_query_and_repeats_no_token():
     model = PlantedModel(additive(WEIGHTS), FAR)
-    probe = probe_of(model)
-    before = model.rows_asked
-    found = RandomChoice().choose(probe, FAR, np.random.default_rng(1))
-    assert sorted(found.chosen) == list(range(FAR))
-    assert model.rows_asked == before
+    scorer = scorer_of(model)
+    before = model.num_queries
+    ranking = RandomChoice().select(scorer, FAR, np.random.default_rng(1))
+    assert sorted(ranking.indices) == list(range(FAR))
+    assert model.num_queries == before
 
 
-def test_screening_asks_about_a_tenth_of_the_tokens_and_finds_the_same():
+def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
     model = PlantedModel(additive(WEIGHTS), FAR)
-    probe = probe_of(model)
+    scorer = scorer_of(model)
     counts = []
     for measure in (LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1)):
-        before = model.rows_asked
-        assert set(measure.choose(probe, 4, RNG).chosen) == set(WEIGHTS)
-        counts.append(model.rows_asked - before)
+        before = model.num_queries
+        assert set(measure.select(scorer, 4, RNG).indices) == set(WEIGHTS)
+        counts.append(model.num_queries - before)
     assert counts == [FAR + 1, 5]
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_a_measure_chooses_as_many_as_asked_for_among_its_candidates(measure):
+def test_measures_select_k_distinct_candidates(measure):
     candidates = np.array([4, 8, 15, 16, 23])
-    probe = probe_of(PlantedModel(additive(WEIGHTS), FAR)).among(candidates)
-    found = measure().choose(probe, 3, np.random.default_rng(0))
-    assert len(found.chosen) == len(found.gains) == len(set(found.chosen)) == 3
-    assert set(found.chosen) <= set(candidates.tolist())
+    scorer = scorer_of(PlantedModel(additive(WEIGHTS), FAR)).restrict(candidates)
+    ranking = measure().select(scorer, 3, np.random.default_rng(0))
+    assert len(ranking.indices) == len(ranking.gains) == len(set(ranking.indices)) == 3
+    assert set(ranking.indices) <= set(candidates.tolist())
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])
-def test_screening_refuses_what_is_no_share(share):
-    with pytest.raises(SettingError, match=rf"not {share}; use 0.1, or up to 1"):
+def test_screened_measure_rejects_an_invalid_share(share):
+    with pytest.raises(SettingError, match=rf"^invalid share {share} of far tokens to score; use 0.1, or up to 1$"):
         Screened(share=share)

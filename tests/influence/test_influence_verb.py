@@ -1,4 +1,4 @@
-"""The verb influence: what it prints, and what it refuses before anything is read."""
+"""The influence command: options, output and errors."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import AttentionWeight, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import LONGPPL, Rule
+from lengthwise.influence.targets import LONGPPL, GapRule
 
 
 @pytest.mark.parametrize(
-    ("name", "screen", "expected"),
+    ("name", "prefilter", "expected"),
     [
         ("greedy", None, Greedy()),
         ("attention", None, AttentionWeight()),
@@ -25,20 +25,20 @@ from lengthwise.influence.targets import LONGPPL, Rule
         ("screened", 0.3, Screened(share=0.3)),
     ],
 )
-def test_a_measure_is_screened_where_that_is_asked_for(name, screen, expected):
-    assert influence._measure(name, screen) == expected
+def test_prefilter_wraps_exact_measures(name, prefilter, expected):
+    assert influence._measure(name, prefilter) == expected
 
 
-def test_what_scores_nothing_exactly_cannot_be_screened():
+def test_prefilter_rejects_measures_that_are_not_exact():
     with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --prefilter out"):
         influence._measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
         influence._measure("gredy", None)
 
 
-def test_a_rule_is_known_by_its_name():
-    assert influence._rule("gap", 0.3) == Rule(gap=0.3)
-    assert influence._rule("gap", None) == Rule()
+def test_rules_by_name():
+    assert influence._rule("gap", 0.3) == GapRule(gap=0.3)
+    assert influence._rule("gap", None) == GapRule()
     assert influence._rule("longppl", None) == LONGPPL
     with pytest.raises(SettingError, match=r"rule longppl has a gap of its own, 2.0 nats; leave --gap 0.3 out"):
         influence._rule("longppl", 0.3)
@@ -50,8 +50,8 @@ def test_a_rule_is_known_by_its_name():
     ("arguments", "message"),
     [
         (["nowhere/at/all", "text.txt"], "does not exist; give a folder that save_pretrained made"),
-        (["model", "--k", "1,x"], "--k '1,x' is no list of whole numbers"),
-        (["model", "--k", "8", "--far", "4"], "k 8 is more than the 4 far tokens"),
+        (["model", "--k", "1,x"], "invalid --k '1,x'; use whole numbers"),
+        (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 4 far tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
         (["model", "--controls", "none,random"], "--controls none,random names controls and none; use either"),
@@ -59,7 +59,7 @@ def test_a_rule_is_known_by_its_name():
         (["./model", "--compare-model", "other"], "./model does not exist; give a folder that save_pretrained made"),
     ],
 )
-def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
+def test_invalid_input_gives_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         cli.main(["influence", *arguments])
@@ -71,7 +71,7 @@ def test_wrong_input_is_one_line_and_status_2(arguments, message, tmp_path, monk
 
 
 @pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (70, 16), (40, 16)])
-def test_far_is_by_default_what_the_positions_of_the_model_leave(positions, far):
+def test_default_far_fits_the_positions_of_the_model(positions, far):
     planted = PlantedModel(additive({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
@@ -82,11 +82,11 @@ def test_far_is_by_default_what_the_positions_of_the_model_leave(positions, far)
     ("seconds", "told"),
     [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
 )
-def test_a_duration_has_the_largest_unit_of_which_there_are_two(seconds, told):
+def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, told):
     assert influence._duration(seconds) == told
 
 
-def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeypatch, capsys):
+def test_two_models_are_compared_on_the_same_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trained = ["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick"]
     for name, seed in (("one", "0"), ("other", "1")):
@@ -105,7 +105,7 @@ def test_two_models_are_measured_on_the_same_text_and_compared(tmp_path, monkeyp
     assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}
 
 
-def test_the_last_of_several_processes_reports_the_study(tmp_path, monkeypatch, capsys):
+def test_last_process_joins_the_parts_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cli.main(["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick", "--out", "run"])
     sizes = ["--near", "8", "--far", "16", "--k", "1", "--targets", "40", "--gap", "0.001", "--measure", "gradient"]
@@ -117,7 +117,7 @@ def test_the_last_of_several_processes_reports_the_study(tmp_path, monkeypatch, 
     assert "part 2/2 is measured; not yet measured: 1/2" in told.err
     with pytest.raises(SystemExit):
         cli.main(["influence", "run", *sizes, "--seed", "1", "--out", "parts", "--part", "1/2"])
-    assert "part-2-of-2 holds another study than the one asked for: settings.seed differ" in capsys.readouterr().err
+    assert "part-2-of-2 contains another study: different settings.seed" in capsys.readouterr().err
     assert not Path("parts/part-1-of-2").exists()
     cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "1/2"])
     assert "page: parts" in capsys.readouterr().out

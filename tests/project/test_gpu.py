@@ -13,11 +13,10 @@ import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.decoder_model import DecoderModel
-from lengthwise.influence.probing.objective import TargetLoss
-from lengthwise.influence.probing.subset_scoring import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
+from lengthwise.influence.probing.window_evaluator import MODES, WindowEvaluator
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.training.loss import answer_loss
@@ -110,8 +109,11 @@ def test_influence_is_the_same_on_cuda_and_cpu(name):
     here, there = (next_token_models(name, device) for device in (torch.device("cpu"), CUDA))
     for mode in MODES:
         scores, others = (
-            Probe(
-                reading=Reading(model, window), mode=mode, objective=TargetLoss(window.target), candidates=np.arange(30)
+            SubsetScorer(
+                evaluator=WindowEvaluator(model, window),
+                mode=mode,
+                objective=TargetLoss(window.target),
+                candidates=np.arange(30),
             ).scores(visible)
             for model in (here, there)
         )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from lengthwise.core.errors import ModelError
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import device_of
-from lengthwise.influence.probing.exactness_checks import CALL_ERRORS, check_exact, difference, first_line
+from lengthwise.influence.probing.exactness_checks import CALL_ERRORS, check_exact, first_line, max_difference
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 
 # Layer types with keys that can be hidden. A window or chunk is full attention while the context fits in it.
@@ -124,7 +124,7 @@ def rounding_error(model: nn.Module, predict: Callable[[], Float[Tensor, " vocab
     differences = []
     for seed in range(ROUNDING_SAMPLES):
         with _random_rounding(model, seed):
-            differences.append(difference(predict(), expected))
+            differences.append(max_difference(predict(), expected))
     return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))
 
 

@@ -1,4 +1,4 @@
-"""The rows of a study on disk: added in blocks, each with its digest, and used again only as they were written."""
+"""Files of the rows of a study: rows are appended in blocks, each with its digest."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ from lengthwise.core.errors import RunFolderError
 ROWS, DIGESTS = "influence.jsonl", "influence.sha256"
 
 
-def add_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add the rows of a block, then their digest: what is killed in between leaves rows without one."""
+def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append the rows of a block, then their digest: a process killed in between leaves rows without a digest."""
     content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    for name, added in ((ROWS, content), (DIGESTS, _line(content))):
+    for name, addition in ((ROWS, content), (DIGESTS, _digest_line(content))):
         with (folder / name).open("ab") as file:
-            file.write(added)
+            file.write(addition)
             file.flush()
             os.fsync(file.fileno())
 
 
-def whole_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
-    """Return the blocks of ``size`` rows that are complete, the last of ``num_rows`` may be smaller.
+def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
+    """Return the complete blocks of ``size`` rows; the last of ``num_rows`` rows may be smaller.
 
-    What a killed process left of a block is not among them. ``RunFolderError`` for rows that are not those whose
-    digests were written.
+    Leaves out a block that a killed process did not complete. Raises ``RunFolderError`` if rows do not match their
+    digests.
     """
     blocks: list[bytes] = []
     digests = _read(folder / DIGESTS).splitlines(keepends=True)
@@ -35,27 +35,27 @@ def whole_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     for digest in digests if digests and digests[-1].endswith(b"\n") else digests[:-1]:
         block = list(islice(lines, size))
         blocks.append(b"".join(block))
-        whole = len(block) == size or (len(blocks) - 1) * size + len(block) == num_rows
-        if not whole or _line(blocks[-1]) != digest:
-            raise _changed(folder, len(blocks))
+        complete = len(block) == size or (len(blocks) - 1) * size + len(block) == num_rows
+        if not complete or _digest_line(blocks[-1]) != digest:
+            raise _mismatch(folder, len(blocks))
     if sum(line.endswith(b"\n") for line in lines) > size:
-        raise _changed(folder, len(blocks) + 2)
+        raise _mismatch(folder, len(blocks) + 2)
     return blocks
 
 
-def cut_to(folder: Path, blocks: Sequence[bytes]) -> None:
-    """Cut off what a killed process left behind the complete blocks."""
-    for name, length in ((ROWS, sum(map(len, blocks))), (DIGESTS, sum(len(_line(block)) for block in blocks))):
+def truncate_to(folder: Path, blocks: Sequence[bytes]) -> None:
+    """Remove everything after the complete blocks from both files."""
+    for name, length in ((ROWS, sum(map(len, blocks))), (DIGESTS, len(digest_lines(blocks)))):
         if (folder / name).exists():
             os.truncate(folder / name, length)
 
 
-def digests_of(blocks: Sequence[bytes]) -> bytes:
-    """Return the file of digests that belongs to these blocks."""
-    return b"".join(map(_line, blocks))
+def digest_lines(blocks: Sequence[bytes]) -> bytes:
+    """Return the content of the digest file for these blocks."""
+    return b"".join(map(_digest_line, blocks))
 
 
-def _line(content: bytes) -> bytes:
+def _digest_line(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
@@ -63,8 +63,8 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _changed(folder: Path, block: int) -> RunFolderError:
+def _mismatch(folder: Path, block: int) -> RunFolderError:
     return RunFolderError(
-        f"{folder / ROWS} is not what was measured (block {block} of its rows differs from {DIGESTS}); "
-        "measure into another --out"
+        f"{folder / ROWS} was changed after it was written (block {block} does not match {DIGESTS}); "
+        "choose another --out"
     )

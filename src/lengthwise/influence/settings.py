@@ -1,4 +1,4 @@
-"""What an influence study measures: sizes, measure, meanings of "plus k", controls, and which targets."""
+"""Settings of an influence study."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -8,25 +8,23 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import InfluenceMeasure
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
-from lengthwise.influence.probing.hidden_context import MODES
-from lengthwise.influence.probing.objective import OBJECTIVES
-from lengthwise.influence.targets import Rule
+from lengthwise.influence.probing.subset_scoring import OBJECTIVES
+from lengthwise.influence.probing.window_evaluator import MODES
+from lengthwise.influence.targets import GapRule
 
-# What selection by the measure is compared with: any k tokens; the same search among another text's far tokens, and
-# among those from elsewhere in the same document.
+# Controls of the selection: random own tokens, and the same search among far tokens from other places.
 CONTROLS = ("random", OTHER, ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceSettings:
-    """``near`` and ``far`` in tokens; ``ks`` are numbers of far tokens.
+    """Settings of an influence study; ``near``, ``far`` and ``ks`` are numbers of tokens.
 
-    Losses with the target's own, another text's and elsewhere's far tokens are measured of all ``num_targets`` (None:
-    every one that the texts have). Far tokens are chosen for those that the ``rule`` calls clear with their own or with
-    the other text's far tokens, and for a random ``background_fraction`` of the others. ``max_document_tokens`` cuts
-    longer texts into pieces of so many tokens. ``sink`` tokens more, the first of each context, are never hidden:
-    models that were trained without a first token of their own may rest their attention there. Targets are asked about
-    ``block`` at a time; what is written is whole blocks.
+    The losses with the full contexts are measured for all ``num_targets`` targets (None: every token with a full
+    context). Far tokens are selected for targets with a clear gain (``rule``) from their own or the other text's far
+    tokens, and for a random ``background_fraction`` of the rest. ``max_document_tokens`` splits longer texts. The
+    first ``sink`` tokens of each context are in addition to ``far`` and always visible; models trained without a start
+    token may need them as attention sinks. Rows are written in blocks of ``block`` targets.
     """
 
     near: int = 64
@@ -37,7 +35,7 @@ class InfluenceSettings:
     objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", OTHER)
     random_draws: int = 4
-    rule: Rule = field(default_factory=Rule)
+    rule: GapRule = field(default_factory=GapRule)
     num_targets: int | None = 500
     background_fraction: float = 0.1
     max_document_tokens: int | None = None
@@ -50,17 +48,17 @@ class InfluenceSettings:
         for setting in ("near", "far", "random_draws", "block", "num_targets", "max_document_tokens"):
             value = getattr(self, setting)
             if value is not None and value < 1:
-                raise SettingError(f"{setting} {value} measures nothing; use at least 1")
+                raise SettingError(f"invalid {setting} {value}; use at least 1")
         if self.sink < 0:
-            raise SettingError(f"sink {self.sink} is no number of tokens; use 0 or more")
+            raise SettingError(f"invalid sink {self.sink}; use 0 or more tokens")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             raise SettingError(
-                f"k {','.join(map(str, self.ks))} are no numbers of far tokens; give rising ones, such as 1,2,4,8"
+                f"invalid k {','.join(map(str, self.ks))}; use increasing numbers of far tokens, such as 1,2,4,8"
             )
         if self.ks[-1] > self.far:
-            raise SettingError(f"k {self.ks[-1]} is more than the {self.far} far tokens; use smaller ones, or more far")
+            raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
         if not 0 <= self.background_fraction <= 1:
-            raise SettingError(f"background_fraction {self.background_fraction} is not a fraction; use 0 to 1")
+            raise SettingError(f"invalid background_fraction {self.background_fraction}; use 0 to 1")
         self._check_names("mode", self.modes, MODES)
         self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:
@@ -68,27 +66,26 @@ class InfluenceSettings:
 
     @property
     def context(self) -> int:
-        """The number of tokens before a target."""
+        """Number of tokens before a target."""
         return self.sink + self.far + self.near
 
     def _check_names(self, kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
         if not names:
-            raise SettingError(f"no {kind} is named; choose among {', '.join(known)}")
+            raise SettingError(f"missing {kind}; use one or more of {', '.join(known)}")
         for name in names:
             if name not in known:
                 raise unknown_name(kind, name, known)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: the measure by its name, with its own settings."""
+        """Return the settings as JSON values; the measure becomes its name and settings."""
         plain = asdict(self)
-        plain["measure"] = measure_to_dict(self.measure)
+        plain["measure"] = _measure_to_dict(self.measure)
         return plain
 
 
-def measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:
-    """A measure's name and settings."""
-    parts: dict[str, Any] = {"name": measure.name}
+def _measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:
+    values: dict[str, Any] = {"name": measure.name}
     for name in getattr(measure, "__slots__", ()):
         value = getattr(measure, name)
-        parts[name] = measure_to_dict(value) if isinstance(value, InfluenceMeasure) else value
-    return parts
+        values[name] = _measure_to_dict(value) if isinstance(value, InfluenceMeasure) else value
+    return values

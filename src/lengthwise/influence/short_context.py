@@ -1,4 +1,4 @@
-"""Losses with short context for every token of a long text: what needs no far token, at the cost of a few passes."""
+"""Losses with short context for every token of a long text, from a few forward passes."""
 
 from collections.abc import Iterator
 
@@ -7,36 +7,38 @@ import torch
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.probing.hidden_context import rows_at_once
 from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.influence.probing.window_evaluator import batch_size
 
 
 def short_context_losses(
     model: NextTokenModel, tokens: Int[np.ndarray, " seq"], *, near: int, stride: int
 ) -> Float[np.ndarray, " scored"]:
-    """The loss (nats) of every token from the one at index ``near`` on.
+    """Return the loss (nats) of every token from token index ``near`` on.
 
-    Each has the ``near`` to ``near + stride - 1`` tokens before it as its context, as in Fang et al. 2024
-    (arXiv:2410.23771): windows of ``near + stride`` tokens, each scored on its last ``stride``. ``SettingError`` for a
-    text that has no more than ``near`` tokens.
+    Each token has ``near`` to ``near + stride - 1`` tokens of context, as in Fang et al. 2024 (arXiv:2410.23771):
+    windows of ``near + stride`` tokens, each scored on its last ``stride``. Raises ``SettingError`` if the text has no
+    more than ``near`` tokens.
     """
     if len(tokens) <= near:
-        raise SettingError(f"a text of {len(tokens)} tokens has none with {near} before it; use a smaller near")
+        raise SettingError(
+            f"no token of a text of {len(tokens)} tokens has {near} tokens before it; use a smaller near"
+        )
     losses = np.empty(len(tokens) - near)
-    at_once = rows_at_once(model, near + stride, predictions=stride)
-    for starts, scored in _windows(len(tokens) - near, stride, at_once):
-        rows = torch.from_numpy(np.stack([tokens[start : start + near + scored] for start in starts])).long()
-        ids = torch.arange(near + scored - 1).expand(len(rows), -1)
-        found = model.losses(rows[:, :-1], ids, rows[:, near:]).cpu()
-        for start, row in zip(starts, found.double().numpy(), strict=True):
-            losses[start : start + scored] = row
+    size = batch_size(model, near + stride, predictions=stride)
+    for starts, scored in _windows(len(tokens) - near, stride, size):
+        batch = torch.from_numpy(np.stack([tokens[start : start + near + scored] for start in starts])).long()
+        ids = torch.arange(near + scored - 1).expand(len(batch), -1)
+        batch_losses = model.losses(batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
+        for start, window_losses in zip(starts, batch_losses, strict=True):
+            losses[start : start + scored] = window_losses
     return losses
 
 
-def _windows(scored: int, stride: int, at_once: int) -> Iterator[tuple[list[int], int]]:
-    """Starts of windows that are run together, and how many tokens each scores; the last may score fewer."""
-    whole = list(range(0, scored - stride + 1, stride))
-    for first in range(0, len(whole), at_once):
-        yield whole[first : first + at_once], stride
-    if left := scored % stride:
-        yield [scored - left], left
+def _windows(num_scored: int, stride: int, size: int) -> Iterator[tuple[list[int], int]]:
+    """Yield batches of window starts and the tokens that each window scores; the last window may score fewer."""
+    full = list(range(0, num_scored - stride + 1, stride))
+    for first in range(0, len(full), size):
+        yield full[first : first + size], stride
+    if rest := num_scored % stride:
+        yield [num_scored - rest], rest

@@ -1,4 +1,4 @@
-"""A study of influence: a model and texts in, a folder of measured targets out; stopped, it goes on where it was."""
+"""Influence study: measures the targets of a model on texts and writes their rows to a folder; can be resumed."""
 
 import hashlib
 import json
@@ -15,26 +15,26 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder, read_description
-from lengthwise.influence.duration_estimate import estimated_seconds
+from lengthwise.influence.duration_estimate import estimate_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
 from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.instrumented_model import StopAskedError, Stoppable
+from lengthwise.influence.probing.model_wrapping import StopRequestedError, stop_before_passes
 from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.row_blocks import add_block, cut_to, whole_blocks
+from lengthwise.influence.row_blocks import append_block, complete_blocks, truncate_to
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.target_evaluator import TargetRows
-from lengthwise.influence.targets import Target, choose_targets, cut
+from lengthwise.influence.target_evaluator import TargetEvaluator
+from lengthwise.influence.targets import Target, sample_targets, split_texts
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.tasks import TokenizedDocument
 
 SUMMARY = "summary.json"
-# Of what a row holds: a study is resumed by the version that began it.
+# Version of the row format. Another version cannot resume a study.
 VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceStudy:
-    """What is measured: a model with its tokenizer, on texts, in which way.
+    """Description of a study: a model with its tokenizer, texts and settings.
 
     ``part`` (i, n) is the i-th of n shares of the targets, counted from 1.
     """
@@ -47,35 +47,34 @@ class InfluenceStudy:
 
     def __post_init__(self) -> None:
         if not 1 <= self.part[0] <= self.part[1]:
-            raise SettingError(
-                f"part {self.part[0]}/{self.part[1]} does not exist; use 1/{max(1, self.part[1])} and on"
-            )
+            last = max(1, self.part[1])
+            raise SettingError(f"invalid part {self.part[0]}/{self.part[1]}; use 1/{last} to {last}/{last}")
         model, near, far = self.model, self.settings.near, self.settings.far
         needed = len(self.codec.start) + self.settings.context
         if model.num_positions is not None and needed > model.num_positions:
             raise SettingError(
-                f"near {near} and far {far} need {needed} positions and {model.name} has "
+                f"near {near} and far {far} need {needed} positions, but {model.name} has "
                 f"{model.num_positions}; use a far of at most {model.num_positions - needed + far}"
             )
         distance, trained = needed - 1, model.trained_distance
         if trained is not None and distance > trained:
             warnings.warn(
-                f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, training of "
-                f"{model.name} showed none beyond {trained}: far context may cost more than it gains",
+                f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, but the training "
+                f"of {model.name} used at most {trained}; far context may increase the loss",
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
         for name, number in Counter(text.name for text in self.texts).items():
             if number > 1:
-                raise SettingError(f"text {name} is there twice; name each once")
+                raise SettingError(f"duplicate text name {name}; give each text its own name")
         for name, first in _copies(self.texts).items():
             raise SettingError(
-                f"text {name} is a copy of {first}, which makes intervals over texts too narrow; leave it out "
-                "(without_copies does)"
+                f"text {name} is a copy of {first}, which makes intervals over texts too narrow; remove it, for "
+                "example with without_copies"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: everything that the rows depend on, the texts by their digest."""
+        """Return everything that the rows depend on as JSON values; texts are represented by a digest."""
         facts = {
             "version": VERSION,
             "model": {
@@ -92,6 +91,26 @@ class InfluenceStudy:
         plain: dict[str, Any] = json.loads(json.dumps(facts))
         return plain
 
+    def pieces(self) -> Sequence[TokenizedDocument]:
+        """Return the texts, split if ``max_document_tokens`` is set."""
+        max_tokens = self.settings.max_document_tokens
+        return self.texts if max_tokens is None else list(split_texts(self.texts, max_tokens))
+
+    def targets(self, pieces: Sequence[TokenizedDocument]) -> Sequence[Target]:
+        """Sample the targets of all parts from ``pieces()``."""
+        settings = self.settings
+        return sample_targets(pieces, context=settings.context, number=settings.num_targets, seed=settings.seed)
+
+    def block_starts(self, num_targets: int) -> range:
+        """Return the index of the first target of each block of this part."""
+        part, num_parts = self.part
+        block = self.settings.block
+        return range((part - 1) * block, num_targets, num_parts * block)
+
+    def claim(self, folder: Path, *, resume: bool) -> None:
+        """Write the description of the study to a folder, or compare it with the description there."""
+        claim_folder(folder, STUDY_FOLDER, self.to_dict(), resume=resume, normalize=_resolve_model_path)
+
 
 @check_arguments
 def measure_influence(
@@ -103,24 +122,24 @@ def measure_influence(
     stop: Callable[[], bool] = lambda: False,
     estimate: Callable[[float, float], None] | None = None,
 ) -> bool:
-    """Measure every target into ``out``/influence.jsonl; False when ``stop`` asked to leave early.
+    """Write a row per target to ``out``/influence.jsonl. Return False if ``stop()`` became true.
 
-    What is measured is decided before anything is measured: the same arguments give the same file, however often it
-    was stopped. ``RunFolderError`` when the folder holds a study already or, on ``resume``, another one, and when
-    another process is measuring into it. ``stop`` is asked before every pass of the model; the targets of an unfinished
-    block are measured again. ``estimate`` is told before the first how many seconds all take, least and most.
+    The same arguments give the same file, even after interruptions: targets are sampled before anything is measured,
+    and an incomplete block is measured again. ``stop`` is called before every forward pass. ``estimate`` receives the
+    least and most seconds that the study takes. Raises ``RunFolderError`` if the folder contains a study already (with
+    ``resume``: another study), or if another process writes to it.
     """
-    out, settings, texts = Path(out), study.settings, measured_texts(study)
-    targets = targets_of(study, texts)
-    measured = TargetRows(
-        model=Stoppable(study.model, stop),
-        texts=texts,
+    out, settings, pieces = Path(out), study.settings, study.pieces()
+    targets = study.targets(pieces)
+    evaluator = TargetEvaluator(
+        model=stop_before_passes(study.model, stop),
+        texts=pieces,
         settings=settings,
         token_text=study.codec.token_text,
         start=study.codec.start,
         labels={"model": study.model.name},
     )
-    measured.placebo.check(targets)
+    evaluator.placebo.check(targets)
     check_study(
         study.model,
         targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
@@ -130,46 +149,33 @@ def measure_influence(
     )
     with exclusive_lock(out):
         _check_version(out, resume=resume)
-        claim_folder(out, STUDY_FOLDER, study.to_dict(), resume=resume, normalize=with_resolved_path)
-        blocks = {first: targets[first : first + settings.block] for first in blocks_of(study, len(targets))}
+        study.claim(out, resume=resume)
+        blocks = {first: targets[first : first + settings.block] for first in study.block_starts(len(targets))}
         total = sum(map(len, blocks.values()))
-        measured_before = whole_blocks(out, settings.block, total)
-        cut_to(out, measured_before)
-        done = min(len(measured_before) * settings.block, total)
+        complete = complete_blocks(out, settings.block, total)
+        truncate_to(out, complete)
+        done = min(len(complete) * settings.block, total)
         try:
             if estimate is not None and done < total:
-                estimate(*estimated_seconds(measured, targets[: total - done]))
-            for first, asked in list(blocks.items())[-(-done // settings.block) :]:
-                rows = measured.rows(asked, first)
-                add_block(out, rows)
+                estimate(*estimate_seconds(evaluator, targets[: total - done]))
+            for first, block in list(blocks.items())[len(complete) :]:
+                rows = evaluator.rows(block, first)
+                append_block(out, rows)
                 done += len(rows)
                 if report is not None:
                     report(done, total)
-        except StopAskedError:
+        except StopRequestedError:
             return False
         return True
 
 
-def targets_of(study: InfluenceStudy, texts: Sequence[TokenizedDocument]) -> Sequence[Target]:
-    """The targets of the whole study in its ``measured_texts``, decided before anything is measured."""
-    settings = study.settings
-    return choose_targets(texts, context=settings.context, number=settings.num_targets, seed=settings.seed)
-
-
-def blocks_of(study: InfluenceStudy, targets: int) -> range:
-    """The number of the first target of each block that is the study's part."""
-    place, parts = study.part
-    block = study.settings.block
-    return range((place - 1) * block, targets, parts * block)
-
-
 def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:
-    """Keep the first of texts with the same tokens, and warn once of the others (``SkippedTextWarning``)."""
+    """Keep the first of several texts with the same tokens; warn about the others (``SkippedTextWarning``)."""
     copies = _copies(texts)
     if copies:
         name, first = next(iter(copies.items()))
         warnings.warn(
-            f"{len(copies)} text(s) are copies of others and were left out, such as {name} of {first}",
+            f"removed {len(copies)} text(s) that are copies of others, such as {name} of {first}",
             SkippedTextWarning,
             stacklevel=2,
         )
@@ -177,11 +183,11 @@ def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument
 
 
 def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
-    """The names of texts whose tokens another one had before, and that one's name."""
-    first_of: dict[bytes, str] = {}
+    """Map each text with the tokens of an earlier text to the name of the earlier one."""
+    first_names: dict[bytes, str] = {}
     copies = {}
     for text in texts:
-        first = first_of.setdefault(hashlib.sha256(text.tokens.astype("<i8").tobytes()).digest(), text.name)
+        first = first_names.setdefault(hashlib.sha256(text.tokens.astype("<i8").tobytes()).digest(), text.name)
         if first != text.name:
             copies[text.name] = first
     return copies
@@ -189,25 +195,19 @@ def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
 
 def _check_version(out: Path, *, resume: bool) -> None:
     if resume and (out / STUDY_FOLDER.file).is_file():
-        found = read_description(out, STUDY_FOLDER).get("version", 1)
-        if found != VERSION:
+        version = read_description(out, STUDY_FOLDER).get("version", 1)
+        if version != VERSION:
             raise RunFolderError(
-                f"{out} holds a study with rows of version {found}, and these are of version {VERSION}; "
+                f"{out} contains rows of version {version}, but this release writes version {VERSION}; "
                 "choose another --out"
             )
 
 
-def measured_texts(study: InfluenceStudy) -> Sequence[TokenizedDocument]:
-    """The texts, cut if that is asked for."""
-    piece = study.settings.max_document_tokens
-    return study.texts if piece is None else list(cut(study.texts, piece))
-
-
-def with_resolved_path(study: dict[str, Any]) -> dict[str, Any]:
-    """However its path is written, a model is the same one."""
+def _resolve_model_path(study: dict[str, Any]) -> dict[str, Any]:
+    """Resolve the path of the model, so that different spellings of a path are equal."""
     model = study.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
-        # Not what a study writes, so the same as none.
+        # Not written by a study: the comparison reports the difference.
         return study
     return {**study, "model": {**model, "name": os.path.realpath(model["name"])}}
 

@@ -1,4 +1,4 @@
-"""Which tokens are asked about: chosen before anything is known of them, then sorted by what far context gains."""
+"""Target tokens of a study: sampling before anything is measured, and the rule for a clear gain from far context."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from lengthwise.tasks import TokenizedDocument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A token of a text, by its place there."""
+    """Token of a text; ``place`` is its token index."""
 
     text: TokenizedDocument
     place: int
 
     def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> Window:
-        """Its context: ``near`` tokens before it, ``far`` ones before these, and ``sink`` first ones, never hidden."""
+        """Return the ``sink + far + near`` tokens before the target, with ``start`` in front."""
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
         first, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
         return Window(
@@ -32,29 +32,29 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """When far context clearly helps: the loss falls by more than ``gap`` nats, to less than ``below`` if given."""
+class GapRule:
+    """Rule for a clear gain: far context lowers the loss by more than ``gap`` nats, and below ``below`` if set."""
 
     gap: float = 0.5
     below: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.gap < math.inf:
-            raise SettingError(f"a gap of {self.gap} nats tells no target from others; use 0 or more")
+            raise SettingError(f"invalid gap of {self.gap} nats; use 0 or more")
 
-    def clear(self, loss_short: float, loss_long: float) -> bool:
-        """Whether a target with these losses is one that needs far context."""
+    def is_clear(self, loss_short: float, loss_long: float) -> bool:
+        """Return True if the loss with far context is clearly lower than the loss with near tokens only."""
         return loss_short - loss_long > self.gap and (self.below is None or loss_long < self.below)
 
 
 # Fang et al. 2024 (arXiv:2410.23771), key tokens.
-LONGPPL = Rule(gap=2.0, below=2.0)
+LONGPPL = GapRule(gap=2.0, below=2.0)
 
 
-def choose_targets(texts: Sequence[TokenizedDocument], *, context: int, number: int | None, seed: int) -> list[Target]:
-    """``number`` targets (None: all there are), each place with ``context`` tokens before it equally likely.
+def sample_targets(texts: Sequence[TokenizedDocument], *, context: int, number: int | None, seed: int) -> list[Target]:
+    """Sample ``number`` targets uniformly (None: all) among the tokens with ``context`` tokens before them.
 
-    In the order of the texts. ``SettingError`` when no text is long enough.
+    Targets are in text order. Raises ``SettingError`` if no text is long enough.
     """
     eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
     total = int(eligible.sum())
@@ -62,22 +62,22 @@ def choose_targets(texts: Sequence[TokenizedDocument], *, context: int, number: 
         longest = max((len(text.tokens) for text in texts), default=0)
         raise SettingError(
             f"no text is long enough: the longest has {longest} tokens, and a target needs {context} before it; "
-            "give longer texts, or a smaller --near or --far"
+            "use longer texts, or a smaller --near or --far"
         )
     if number is None or number >= total:
-        chosen = np.arange(total)
+        indices = np.arange(total)
     else:
-        chosen = np.sort(stream(seed, "targets").choice(total, size=number, replace=False, shuffle=False))
+        indices = np.sort(stream(seed, "targets").choice(total, size=number, replace=False, shuffle=False))
     ends = eligible.cumsum()
-    of_text = np.searchsorted(ends, chosen, side="right")
+    text_indices = np.searchsorted(ends, indices, side="right")
     return [
-        Target(text=texts[text], place=int(context + place - (ends[text] - eligible[text])))
-        for place, text in zip(chosen, of_text, strict=True)
+        Target(text=texts[text], place=int(context + index - (ends[text] - eligible[text])))
+        for index, text in zip(indices, text_indices, strict=True)
     ]
 
 
-def cut(texts: Sequence[TokenizedDocument], piece: int) -> Iterator[TokenizedDocument]:
-    """Texts in pieces of so many tokens, no context reaching over their ends; the last piece is shorter."""
+def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:
+    """Split texts into pieces of ``max_tokens`` tokens; the last piece of a text may be shorter."""
     for text in texts:
-        for first in range(0, len(text.tokens), piece):
-            yield replace(text, tokens=text.tokens[first : first + piece], first=first)
+        for first in range(0, len(text.tokens), max_tokens):
+            yield replace(text, tokens=text.tokens[first : first + max_tokens], first=first)

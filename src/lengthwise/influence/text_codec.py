@@ -1,4 +1,4 @@
-"""Text to token numbers and back, as an influence study needs it."""
+"""Interface of a tokenizer for an influence study."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -13,22 +13,22 @@ from lengthwise.tasks.text.tokenizer import Tokenizer
 
 @runtime_checkable
 class TextCodec(Protocol):
-    """A tokenizer: ``start`` is what every text begins with for its model, none or one token."""
+    """Tokenizer of a model; ``start`` holds its start token, if any."""
 
     name: str
     start: tuple[int, ...]
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text, ``start`` not among them."""
+        """Return the tokens of a text, without ``start``."""
         ...
 
     def token_text(self, token: int) -> str:
-        """What a token stands for by itself."""
+        """Decode a single token."""
         ...
 
 
 class PieceCodec:
-    """A tokenizer of the package's own, whose tokens stand for bytes; its texts begin with nothing."""
+    """Tokenizer of this package, whose tokens are sequences of bytes; it has no start token."""
 
     start: tuple[int, ...] = ()
 
@@ -36,21 +36,23 @@ class PieceCodec:
         self.tokenizer, self.name = tokenizer, tokenizer.name
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return self.tokenizer.encode(text)
 
     def token_text(self, token: int) -> str:
-        """What a token stands for by itself; of the end of a document, nothing."""
+        """Decode a single token; the end token is the empty string."""
         return self.tokenizer.pieces[token].decode("utf-8", "replace")
 
 
-def tokenized(codec: TextCodec, documents: Iterable[Document], vocabulary_size: int) -> Iterator[TokenizedDocument]:
-    """Documents as tokens; ``ModelError`` for a token that the model does not have."""
+def tokenize_documents(
+    codec: TextCodec, documents: Iterable[Document], vocabulary_size: int
+) -> Iterator[TokenizedDocument]:
+    """Tokenize documents. Raises ``ModelError`` for a token outside the model's vocabulary."""
     for document in documents:
         tokens = np.asarray(codec.encode(document.text), dtype=np.int32)
         if len(tokens) and tokens.max() >= vocabulary_size:
             raise ModelError(
-                f"tokenizer {codec.name} makes token {tokens.max()} and the model has {vocabulary_size}; "
-                "give the tokenizer that the model was trained with"
+                f"tokenizer {codec.name} produces token {tokens.max()}, but the model has {vocabulary_size} tokens; "
+                "use the tokenizer that the model was trained with"
             )
         yield TokenizedDocument(name=document.name, tokens=tokens)

@@ -1,27 +1,20 @@
-"""What kind of token a target is, and how far back the tokens lie that it needs: tags from the text alone."""
+"""Kinds of target tokens: spelling, and repetition of n-grams in the near and far context."""
 
-import math
 import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from jaxtyping import Integer
 
-from lengthwise.core.errors import SettingError
-
 NGRAMS = (1, 2, 3)
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-BINS_PER_OCTAVE = 2
-
-# Tokens on each side of the target that are searched for the rest of its word, and for the end of a sentence.
+# Tokens on each side of the target in which its word and the end of a sentence are searched.
 AROUND = 24
 SENTENCE_ENDS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
 QUOTES = frozenset("\"'`*_")
 
-# A token is one of the first five, and for each length of n-gram one of the last three; the others come on top.
+# A token has one of the first five kinds, any of the next five, and for each n-gram length one of the last three.
 KINDS = (
     *("word_start", "continuation", "punctuation", "whitespace", "other"),
     *("newline", "digit", "name_like", "identifier", "partial_character"),
@@ -29,70 +22,72 @@ KINDS = (
 )
 
 
-def kinds(
+def token_kinds(
     texts: Sequence[str], *, near: int, tokens: Integer[np.ndarray, " seq"] | None = None, after: Sequence[str] = ()
 ) -> list[str]:
-    """The kinds of a target, in the order of ``KINDS``.
+    """Return the kinds of a target, in the order of ``KINDS``.
 
-    ``texts`` are the tokens of its context and, last, the target, decoded one by one; ``near`` is how many of them are
-    near. ``after`` are the next ones, which end its word. ``tokens`` tell apart what decodes alike; with them, texts of
-    the last ``AROUND`` tokens and the target are enough. ``repeated_near_2`` ends a pair of tokens that the near part
-    holds already, ``repeated_far_2`` one that the far part alone holds, ``new_2`` one that neither does; a pair across
-    the border is a near one.
+    ``texts`` are the decoded tokens of the context, of which the last ``near`` are near, and the decoded target.
+    ``after`` are the decoded next tokens. ``tokens`` are the IDs of context and target, which distinguish tokens with
+    the same text; with them, the last ``AROUND`` texts and the target suffice. For n = 2, ``repeated_near_2`` means
+    that the bigram that ends with the target ends in the near context too, ``repeated_far_2`` that it occurs in the far
+    context only, and ``new_2`` that it does not occur.
     """
     if tokens is None:
-        numbers: dict[str, int] = {}
-        tokens = np.array([numbers.setdefault(text, len(numbers)) for text in texts])
+        vocabulary: dict[str, int] = {}
+        tokens = np.array([vocabulary.setdefault(text, len(vocabulary)) for text in texts])
     text = texts[-1]
-    found = {f"{_repeated(tokens, n, near)}_{n}" for n in NGRAMS}
+    kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAMS}
     if text.splitlines() not in ([text], []):
-        found.add("newline")
-    # A token that is part of a character's bytes decodes to a replacement character, or to half a surrogate pair.
+        kinds.add("newline")
+    # A token with a part of a character's bytes decodes to a replacement character, or to half a surrogate pair.
     if any(each == "\N{REPLACEMENT CHARACTER}" or "\ud800" <= each <= "\udfff" for each in text):
-        found |= {"other", "partial_character"}
-    elif any(_in_word(each) for each in text):
-        found |= set(_word_kinds("".join(texts[-1 - AROUND : -1]), text, "".join(after[:AROUND])))
+        kinds |= {"other", "partial_character"}
+    elif any(_is_word_character(each) for each in text):
+        kinds |= set(_word_kinds("".join(texts[-1 - AROUND : -1]), text, "".join(after[:AROUND])))
     elif text.isspace():
-        found.add("whitespace")
+        kinds.add("whitespace")
     else:
         marks = text and all(each.isspace() or unicodedata.category(each)[0] in "PS" for each in text)
-        found.add("punctuation" if marks else "other")
-    return [kind for kind in KINDS if kind in found]
+        kinds.add("punctuation" if marks else "other")
+    return [kind for kind in KINDS if kind in kinds]
 
 
-def _in_word(each: str) -> bool:
-    # Vowel signs are marks, and they are inside of words.
+def _is_word_character(each: str) -> bool:
+    # Vowel signs have the category of marks and occur inside words.
     return each == "_" or each.isalnum() or unicodedata.category(each)[0] == "M"
 
 
 def _word_kinds(before: str, text: str, after: str) -> Iterator[str]:
-    """What the spelling and the place of the word say that the target starts, continues or is."""
+    """Yield the kinds that depend on the spelling and place of the word that contains the target."""
     around = before + text + after
-    start = end = len(before) + next(at for at, each in enumerate(text) if _in_word(each))
-    while start and _joined(around, start - 1):
+    start = end = len(before) + next(index for index, each in enumerate(text) if _is_word_character(each))
+    while start and _joins_word(around, start - 1):
         start -= 1
-    while end < len(around) and _joined(around, end):
+    while end < len(around) and _joins_word(around, end):
         end += 1
     word = around[start:end]
     yield "continuation" if start < len(before) else "word_start"
     if any(each.isnumeric() for each in text) and not any(each.isalpha() for each in text):
         yield "digit"
-    # One capital alone is an initial, or a pronoun such as the English I, which has more forms ("I'm").
-    if (word[0].isupper() or word[0].istitle()) and _in_word(word[1:2] or " ") and not _starts_sentence(around[:start]):
+    # A single capital is an initial or a pronoun, such as the English I, also in "I'm".
+    capitalized = word[0].isupper() or word[0].istitle()
+    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(around[:start]):
         yield "name_like"
     if _is_identifier(word):
         yield "identifier"
 
 
-def _joined(text: str, at: int) -> bool:
-    """Whether a character is part of a word: in it by itself, or an apostrophe between two that are."""
-    if text[at] in APOSTROPHES:
-        return 0 < at < len(text) - 1 and _in_word(text[at - 1]) and _in_word(text[at + 1])
-    return _in_word(text[at])
+def _joins_word(text: str, index: int) -> bool:
+    """Return True for a word character, and for an apostrophe between two word characters."""
+    if text[index] in APOSTROPHES:
+        inside = 0 < index < len(text) - 1
+        return inside and _is_word_character(text[index - 1]) and _is_word_character(text[index + 1])
+    return _is_word_character(text[index])
 
 
 def _starts_sentence(before: str) -> bool:
-    """Whether what follows this text starts a sentence or a line, quotes and brackets aside."""
+    """Return True if a sentence or line starts after this text, ignoring quotes and brackets."""
     for each in reversed(before):
         if each.splitlines() != [each]:
             return True
@@ -102,79 +97,22 @@ def _starts_sentence(before: str) -> bool:
 
 
 def _is_identifier(word: str) -> bool:
-    """Whether a word is spelled as in code: with an underscore, a capital after a small letter, a digit at the end."""
+    """Return True for the spelling of code: with an underscore, a capital after a lowercase letter, or a digit."""
     if not any(each.isalpha() for each in word):
         return False
-    hump = any(left.islower() and right.isupper() for left, right in pairwise(word))
-    return "_" in word or hump or (word[0].isalpha() and any(each.isdecimal() for each in word))
+    camel_case = any(left.islower() and right.isupper() for left, right in pairwise(word))
+    return "_" in word or camel_case or (word[0].isalpha() and any(each.isdecimal() for each in word))
 
 
-def _repeated(tokens: Integer[np.ndarray, " seq"], n: int, near: int) -> str:
-    """Which part of the context holds the n-gram that the last token ends."""
+def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, near: int) -> str:
+    """Return the part of the context that contains the n-gram ending with the last token."""
     first = len(tokens) - n
     if first < 1:
         return "new"
-    same = np.ones(first, dtype=bool)
-    for at in range(n):
-        same &= tokens[at : first + at] == tokens[first + at]
-    starts = same.nonzero()[0]
+    matches = np.ones(first, dtype=bool)
+    for offset in range(n):
+        matches &= tokens[offset : first + offset] == tokens[first + offset]
+    starts = matches.nonzero()[0]
     if not len(starts):
         return "new"
     return "repeated_near" if starts[-1] + n >= len(tokens) - near else "repeated_far"
-
-
-class Distances:
-    """How often tokens at each distance (in tokens, back from the target) are chosen, and what they gain (nats)."""
-
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.gains: dict[int, float] = {}
-
-    def add(self, distance: int, gain: float) -> None:
-        """Count one chosen token; a choice that gains nothing is no influence, so its weight is 0."""
-        if not math.isfinite(gain):
-            raise SettingError(f"the token chosen at distance {distance} gains {gain}; measure its target in float32")
-        self.counts[distance] = self.counts.get(distance, 0) + 1
-        self.gains[distance] = self.gains.get(distance, 0.0) + max(0.0, gain)
-
-    def summary(self) -> dict[str, Any]:
-        """Quantiles by gain, and bins of equal width on a log scale with their shares of gain and of choices."""
-        count, gain = sum(self.counts.values()), math.fsum(self.gains.values())
-        return {
-            "chosen": count,
-            "gain": gain,
-            "quantiles": [{"share": share, "distance": self._quantile(share * gain)} for share in QUANTILES],
-            "bins": [
-                {
-                    "from": first,
-                    "to": last,
-                    "count_share": sum(self.counts.get(each, 0) for each in range(first, last + 1)) / count,
-                    "gain_share": None if gain == 0 else self._gain(first, last) / gain,
-                }
-                for first, last in self._bins()
-            ],
-        }
-
-    def _gain(self, first: int, last: int) -> float:
-        return math.fsum(self.gains.get(each, 0.0) for each in range(first, last + 1))
-
-    def _quantile(self, wanted: float) -> int | None:
-        total = 0.0
-        for distance in sorted(each for each, gain in self.gains.items() if gain):
-            total += self.gains[distance]
-            # The last one by its place: sums in another order may stay a little below the whole.
-            if total >= wanted * (1 - 1e-12):
-                return distance
-        return None
-
-    def _bins(self) -> Iterator[tuple[int, int]]:
-        """First and last distance of each bin from the nearest to the farthest chosen token."""
-        if self.counts:
-            nearest, farthest = (
-                int(BINS_PER_OCTAVE * math.log2(each)) for each in (min(self.counts), max(self.counts))
-            )
-            for place in range(nearest, farthest + 1):
-                first, after = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (place, place + 1))
-                # Near distances have bins that no whole number falls into.
-                if first < after:
-                    yield first, after - 1

@@ -1,4 +1,4 @@
-"""Influence: how many far tokens a prediction needs, on any causal model and any text."""
+"""Measures of the influence of far tokens, by name."""
 
 from lengthwise.influence.measures.add_one_in import AddOneIn
 from lengthwise.influence.measures.attention_weight import AttentionWeight

@@ -1,26 +1,26 @@
-"""Add one in: what each far token gains alone."""
+"""Add-one-in measure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice, best
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking, top_k
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOneIn:
-    """``score(near) - score(near + i)``: blind to tokens that count only together, and to copies of one another."""
+    """Gain ``score(near) - score(near + i)``. Misses tokens that count only jointly; selects copies of one token."""
 
     name: ClassVar[str] = "add_one_in"
-    summary: ClassVar[str] = "what each far token gains alone beside the near ones; misses what counts only jointly"
+    summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
     paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "none"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One question per candidate."""
-        rows = np.stack([probe.only([])] + [probe.only([place]) for place in probe.candidates.tolist()])
-        scores = probe.scores(rows)
-        return best(probe, scores[0] - scores[1:], k)
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score the near tokens alone and with each candidate."""
+        visible = np.stack([scorer.only([])] + [scorer.only([index]) for index in scorer.candidates.tolist()])
+        scores = scorer.scores(visible)
+        return top_k(scorer, scores[0] - scores[1:], k)

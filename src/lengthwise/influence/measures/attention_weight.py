@@ -1,24 +1,24 @@
-"""Attention weight: what the target's query looks at."""
+"""Attention-weight measure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice, best
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking, top_k
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeight:
-    """The mean over layers and heads of the last near token's weights; reads neither values nor the target."""
+    """Attention weights of the last near token, averaged over layers and heads. Ignores values and the target."""
 
     name: ClassVar[str] = "attention"
-    summary: ClassVar[str] = "mean attention weight of the last near token; reads neither values nor the target"
-    paper: ClassVar[str] = "Abnar, Zuidema 2020, arXiv:2005.00928 (raw attention, and what it misses)"
+    summary: ClassVar[str] = "mean attention weight of the last near token; ignores values and the target"
+    paper: ClassVar[str] = "Abnar, Zuidema 2020, arXiv:2005.00928 (raw attention and its limits)"
     exact: ClassVar[bool] = False
     around: ClassVar[str] = "all"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One pass for all candidates."""
-        return best(probe, probe.attention()[probe.candidates], k)
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Rank all candidates with one forward pass."""
+        return top_k(scorer, scorer.attention()[scorer.candidates], k)

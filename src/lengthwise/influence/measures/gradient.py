@@ -1,24 +1,24 @@
-"""Gradient: all far tokens from one backward pass, to first order."""
+"""Gradient measure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice, best
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking, top_k
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """The slope of the score by a gate on the attention to each far token, from where these together weigh as one."""
+    """Gradient of the score by a gate on the attention to each far token, where all gates together weigh as one."""
 
     name: ClassVar[str] = "gradient"
-    summary: ClassVar[str] = "slope of the loss by a gate on the attention to each far token: one backward pass for all"
+    summary: ClassVar[str] = "gradient by a gate on the attention to each far token; one backward pass for all"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = False
     around: ClassVar[str] = "none"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One question for all candidates."""
-        return best(probe, probe.gradient(around=self.around)[probe.candidates], k)
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Rank all candidates with one backward pass."""
+        return top_k(scorer, scorer.gradient(around=self.around)[scorer.candidates], k)

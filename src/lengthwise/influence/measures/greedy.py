@@ -1,34 +1,34 @@
-"""Greedy: again and again the far token that gains most beside those already chosen."""
+"""Greedy measure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greedy:
-    """Adds the best next token k times; a later one may cost. Blind to tokens of which no single one gains."""
+    """Greedy search: adds the best next token k times. Gains can be negative. Misses tokens that count only jointly."""
 
     name: ClassVar[str] = "greedy"
-    summary: ClassVar[str] = "again and again the far token that gains most beside those chosen; k times the cost"
+    summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "none"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One question per candidate and step."""
-        chosen: list[int] = []
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score every remaining candidate in each of k steps."""
+        indices: list[int] = []
         gains: list[float] = []
-        left = [int(place) for place in probe.candidates.tolist()]
-        reached = float(probe.scores(probe.only([])[None])[0])
-        for _ in range(min(k, len(left))):
-            scores = probe.scores(np.stack([probe.only([*chosen, place]) for place in left]))
-            step = int(scores.argmin())
-            chosen.append(left.pop(step))
-            gains.append(reached - float(scores[step]))
-            reached = float(scores[step])
-        return Choice(chosen=tuple(chosen), gains=tuple(gains))
+        remaining = [int(index) for index in scorer.candidates.tolist()]
+        current = float(scorer.scores(scorer.only([])[None])[0])
+        for _ in range(min(k, len(remaining))):
+            scores = scorer.scores(np.stack([scorer.only([*indices, index]) for index in remaining]))
+            best = int(scores.argmin())
+            indices.append(remaining.pop(best))
+            gains.append(current - float(scores[best]))
+            current = float(scores[best])
+        return TokenRanking(indices=tuple(indices), gains=tuple(gains))

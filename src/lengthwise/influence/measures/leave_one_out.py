@@ -1,28 +1,26 @@
-"""Leave one out: what each far token's absence costs."""
+"""Leave-one-out measure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice, best
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking, top_k
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut:
-    """``score(all but i) - score(all)``: blind to a token of which there is a copy."""
+    """Gain ``score(all without i) - score(all)``. Misses tokens that occur twice."""
 
     name: ClassVar[str] = "leave_one_out"
-    summary: ClassVar[str] = (
-        "what is lost when one far token of the whole context is hidden; misses what is there twice"
-    )
+    summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "all"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One question per candidate."""
-        rows = np.stack([~probe.only([])] + [~probe.only([place]) for place in probe.candidates.tolist()])
-        scores = probe.scores(rows)
-        return best(probe, scores[1:] - scores[0], k)
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score the whole context, complete and without each candidate."""
+        visible = np.stack([~scorer.only([])] + [~scorer.only([index]) for index in scorer.candidates.tolist()])
+        scores = scorer.scores(visible)
+        return top_k(scorer, scores[1:] - scores[0], k)

@@ -1,4 +1,4 @@
-"""The contract of an influence measure: which k far tokens it would keep."""
+"""Interface of an influence measure, which selects far tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -6,25 +6,26 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Far tokens (their places) in the order of choice, and what each was found to gain.
+class TokenRanking:
+    """Indices of far tokens in the order of selection, and the gain of each.
 
-    The unit of a gain is the measure's own: nats of the objective where it is scored exactly.
+    The unit of a gain depends on the measure: nats of the objective if the measure is exact.
     """
 
-    chosen: tuple[int, ...]
+    indices: tuple[int, ...]
     gains: tuple[float, ...]
 
 
 @runtime_checkable
 class InfluenceMeasure(Protocol):
-    """Chooses far tokens one after the other; the first k of a longer choice are the choice of k.
+    """Ranks far tokens; the first k of a longer ranking are the selection of k tokens.
 
-    ``exact``: its gains are measured, not estimated. ``around`` says from where a gradient looks for candidates.
+    ``exact``: gains are computed with forward passes, not estimated. ``around``: the context at which a gradient
+    prefilters candidates for this measure, see ``SubsetScorer.gradient``.
     """
 
     name: ClassVar[str]
@@ -33,14 +34,15 @@ class InfluenceMeasure(Protocol):
     exact: ClassVar[bool]
     around: ClassVar[str]
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """The best k of the probe's candidates, best first."""
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Return the best k candidates of the scorer, best first."""
         ...
 
 
-def best(probe: Probe, gains: Float[np.ndarray, " candidates"], k: int) -> Choice:
-    """The k candidates with the largest gains; of equals the first in the text."""
+def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
+    """Return the k candidates with the largest gains; ties go to the earlier token."""
     order = np.argsort(-gains, kind="stable")[:k]
-    return Choice(
-        chosen=tuple(int(place) for place in probe.candidates[order]), gains=tuple(float(gain) for gain in gains[order])
+    return TokenRanking(
+        indices=tuple(int(index) for index in scorer.candidates[order]),
+        gains=tuple(float(gain) for gain in gains[order]),
     )

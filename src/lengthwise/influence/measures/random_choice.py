@@ -1,25 +1,25 @@
-"""Random: the control that no measure may fall below."""
+"""Random selection, the control of all measures."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.influence.measures.measure import Choice
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import TokenRanking
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomChoice:
-    """Any k candidates; asks the model nothing."""
+    """Random candidates without repetition, with gains of 0. Runs no forward pass."""
 
     name: ClassVar[str] = "random"
-    summary: ClassVar[str] = "any far tokens: the control"
+    summary: ClassVar[str] = "random far tokens: the control"
     paper: ClassVar[str] = ""
     exact: ClassVar[bool] = False
     around: ClassVar[str] = "none"
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """Without repetition."""
-        chosen = rng.permutation(probe.candidates)[:k]
-        return Choice(chosen=tuple(int(place) for place in chosen), gains=(0.0,) * len(chosen))
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Return the first k of a random permutation of the candidates."""
+        indices = rng.permutation(scorer.candidates)[:k]
+        return TokenRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))

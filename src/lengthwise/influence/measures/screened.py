@@ -1,4 +1,4 @@
-"""Screened: a gradient finds the candidates, another measure scores them exactly."""
+"""Screened measure: a gradient prefilters the candidates, another measure scores them exactly."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ import numpy as np
 
 from lengthwise.core.errors import SettingError
 from lengthwise.influence.measures.greedy import Greedy
-from lengthwise.influence.measures.measure import Choice, InfluenceMeasure
-from lengthwise.influence.probing.subset_scoring import Probe
+from lengthwise.influence.measures.measure import InfluenceMeasure, TokenRanking
+from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """Keeps the ``share`` of far tokens with the steepest gates (never fewer than asked for), and scores only those."""
+    """Measure ``then`` on the fraction ``share`` of the far tokens with the largest gradients, and on k at least."""
 
     name: ClassVar[str] = "screened"
-    summary: ClassVar[str] = "a gradient keeps a tenth of the far tokens, greedy (or another) scores these exactly"
+    summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy (or another) scores these exactly"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = True
     around: ClassVar[str] = "none"
@@ -27,11 +27,11 @@ class Screened:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise SettingError(f"screening keeps a share of the far tokens, not {self.share}; use 0.1, or up to 1")
+            raise SettingError(f"invalid share {self.share} of far tokens to score; use 0.1, or up to 1")
 
-    def choose(self, probe: Probe, k: int, rng: np.random.Generator) -> Choice:
-        """One backward pass, then what the other measure asks about the rest."""
-        slopes = probe.gradient(around=self.then.around)[probe.candidates]
-        kept = max(k, math.ceil(self.share * len(probe.candidates)))
-        candidates = probe.candidates[np.argsort(-slopes, kind="stable")[:kept]]
-        return self.then.choose(probe.among(candidates), k, rng)
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Run one backward pass, then the measure ``then`` on the remaining candidates."""
+        gradients = scorer.gradient(around=self.then.around)[scorer.candidates]
+        number = max(k, math.ceil(self.share * len(scorer.candidates)))
+        candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:number]]
+        return self.then.select(scorer.restrict(candidates), k, rng)

@@ -1,4 +1,4 @@
-"""The contract of a model whose influences can be measured: log-probabilities of the next token, parts hidden."""
+"""Interface of a causal language model that an influence study measures."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @runtime_checkable
 class NextTokenModel(Protocol):
-    """A causal model that takes position IDs, and lets single far tokens be hidden from the near ones.
+    """Causal model that takes position IDs and can hide single far tokens from the near tokens.
 
-    ``num_positions``: IDs stay below it; None where there is no limit. ``trained_distance``: the largest distance
-    of two IDs in training; None where it is not known. ``dtype``: the name of its precision. ``weights_digest``:
-    differs where weights differ. ``states`` below is whatever the model keeps of tokens it has read: only the model
-    looks into it. ``forward_tokens``: about as many tokens as it reads at once.
+    ``num_positions`` is the exclusive upper bound of IDs, None if unlimited. ``trained_distance`` is the largest ID
+    distance met in training, None if unknown. ``dtype`` names the precision. ``weights_digest`` identifies the weights.
+    ``forward_tokens`` is the approximate number of tokens per forward pass. ``states`` is the cache that ``prefill``
+    returns; only the model reads it.
     """
 
     name: str
@@ -27,42 +27,42 @@ class NextTokenModel(Protocol):
     forward_tokens: int
 
     def log_probs(
-        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """Log-probabilities (nats) of what follows each row; a row sees nothing but itself."""
+        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return the log-probabilities (nats) of the token after each sequence, which attends only to itself."""
         ...
 
     def losses(
-        self, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"], targets: Int[Tensor, "rows last"]
-    ) -> Float[Tensor, "rows last"]:
-        """Minus the log-probabilities (nats) of the targets, which follow the last tokens: less memory than all."""
+        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
+    ) -> Float[Tensor, "batch t"]:
+        """Return the losses (nats) of ``targets``, the next tokens at the last ``t`` token indexes."""
         ...
 
     def plain_log_probs(
-        self, tokens: Int[Tensor, " seq"], seen: Bool[Tensor, "seq seq"] | None = None
+        self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Log-probabilities after the last token by one plain pass: no cache, nothing shared, nothing left out.
+        """Return the log-probabilities after the last token from one forward pass over all tokens, without a cache.
 
-        ``seen`` says which token attends to which, with IDs that count from 0; by default the model reads the text as
-        it reads any other, without IDs or a mask. Every other answer is checked against this one.
+        ``mask`` (query, key) is True where a token attends; IDs then count from 0. Without it, the model gets neither
+        IDs nor a mask. The results of all other methods are checked against this one.
         """
         ...
 
     def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
-        """Return the largest difference (nats) of two computations of a log-probability that rounding explains."""
+        """Return the largest difference (nats) between two computations of a log-probability that rounding explains."""
         ...
 
     def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
-        """The states of the first ``num_read`` tokens, made once for any number of questions about them.
+        """Return the states of the first ``num_read`` tokens.
 
-        The near tokens behind them are read as well: angles may depend on the largest ID of a call.
+        The remaining tokens are passed too, because rotary angles may depend on the largest ID of a call.
         """
         ...
 
     def log_probs_with_prefix(
-        self, states: Any, tokens: Int[Tensor, "rows seq"], position_ids: Int[Tensor, "rows seq"]
-    ) -> Float[Tensor, "rows vocab"]:
-        """As ``log_probs`` of rows that begin with the tokens of ``states``."""
+        self, states: Any, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return the log-probabilities after sequences that continue the tokens of ``states``."""
         ...
 
     def log_probs_with_mask(
@@ -70,9 +70,9 @@ class NextTokenModel(Protocol):
         states: Any,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "rows read"],
-    ) -> Float[Tensor, "rows vocab"]:
-        """Log-probabilities after the near tokens, once for each choice of the states that these attend to."""
+        visible: Bool[Tensor, "batch read"],
+    ) -> Float[Tensor, "batch vocab"]:
+        """Return the log-probabilities after the near tokens, which attend only to the ``visible`` states."""
         ...
 
     def gate_gradient(
@@ -83,11 +83,14 @@ class NextTokenModel(Protocol):
         log_gates: Float[Tensor, " read"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " read"]:
-        """The gradient of an objective of the log-probabilities by what is added to the scores of each state."""
+        """Return the gradient of ``objective`` with respect to ``log_gates``.
+
+        In every layer, ``log_gates`` are added to the attention scores of the near tokens on each state.
+        """
         ...
 
     def attention_weights(
         self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " read"]:
-        """The last near token's attention weight on each state, the mean over layers and heads."""
+        """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         ...

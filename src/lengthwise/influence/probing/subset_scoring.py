@@ -1,75 +1,87 @@
-"""What a measure may ask about one window: how good a choice of far tokens is, and cheap hints where to look."""
+"""Scores of subsets of far tokens: objectives, and the interface through which a measure evaluates a window."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.probing.hidden_context import Masked
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.probing.objective import Objective
-from lengthwise.influence.probing.prefix import strict_of_one
-from lengthwise.influence.probing.window import Window
+from lengthwise.influence.probing.window_evaluator import WindowEvaluator
+
+# target: do k tokens suffice for the loss of the true next token? prediction: uses only what a method that drops keys
+# and values could use, the model's own prediction.
+OBJECTIVES = ("target", "prediction")
 
 
-class Reading:
-    """A window and the model; the pass over its far tokens is shared by all that asks about them."""
+@dataclass(frozen=True, slots=True)
+class TargetLoss:
+    """Loss of the target, in nats."""
 
-    def __init__(self, model: NextTokenModel, window: Window) -> None:
-        self.model, self.window = model, window
+    target: int
 
-    @cached_property
-    def masked(self) -> Masked:
-        """The far tokens, read when they are first asked about."""
-        return Masked(self.model, self.window)
+    def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
+        """Return the loss under each prediction."""
+        return -log_probs[..., self.target]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Kullback-Leibler divergence from the prediction with the whole context, in nats."""
+
+    log_probs_long: Float[Tensor, " vocab"]
+
+    def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
+        """Return the divergence of each prediction."""
+        probs = self.log_probs_long.exp()
+        # A token of probability 0 adds nothing, even if its log-probability is -inf in both.
+        return torch.where(probs > 0, probs * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
+
+
+Objective = TargetLoss | Divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """One window, one of ``MODES``, one objective; a measure chooses among ``candidates``, places of far tokens."""
+class SubsetScorer:
+    """Scores subsets of the far tokens of one window by one objective, in one of ``MODES``.
 
-    reading: Reading
+    A measure selects among ``candidates``, indices of far tokens.
+    """
+
+    evaluator: WindowEvaluator
     mode: str
     objective: Objective
     candidates: Int[np.ndarray, " candidates"]
 
     @property
     def num_far(self) -> int:
-        """How many far tokens there are, candidates or not."""
-        return self.reading.window.num_far
+        """Number of far tokens, including those that are not candidates."""
+        return self.evaluator.window.num_far
 
-    def only(self, kept: Sequence[int]) -> Bool[np.ndarray, " far"]:
-        """Which far tokens are visible when these alone are."""
-        return self.reading.window.only(kept)
+    def only(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return the visibility mask of the far tokens that is True at ``indices`` only."""
+        return self.evaluator.window.only(indices)
 
-    def among(self, candidates: Int[np.ndarray, " candidates"]) -> "Probe":
-        """The same with fewer tokens to choose from; the others stay what they are, only no choice."""
+    def restrict(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
+        """Return a copy with other candidates."""
         return replace(self, candidates=np.sort(candidates))
 
-    def scores(self, visible: Bool[np.ndarray, "rows far"]) -> Float[np.ndarray, " rows"]:
-        """The objective with these far tokens visible and no others, exactly; lower is better."""
-        if self.mode == "strict":
-            answers = strict_of_one(self.reading.model, self.reading.window, visible)
-        else:
-            answers = self.reading.masked.log_probs(visible)
+    def scores(self, visible: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
+        """Return the exact objective for each visibility mask; lower is better."""
         scores = np.empty(len(visible))
-        for rows, log_probs in answers:
-            scores[rows] = self.objective(log_probs).double().cpu().numpy()
+        for queries, log_probs in self.evaluator.log_probs(visible, self.mode):
+            scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
     def gradient(self, *, around: str) -> Float[np.ndarray, " far"]:
-        """How fast the objective falls as near tokens attend more to each far token, to first order.
+        """Return the first-order decrease of the objective as the near tokens attend more to each far token.
 
-        ``around`` "all": from the whole context. "none": from a context in which all far tokens together weigh about as
-        much as one. Far states are those of the full pass in both modes: under strict hiding this is a hint only.
+        ``around`` is "all" (the whole context) or "none" (all far tokens together weigh about as much as one). Far
+        states come from the pass that hides nothing, so in strict mode the gradient is only an approximation.
         """
-        masked = self.reading.masked
-        start = len(masked.window.start)
+        start = len(self.evaluator.window.start)
         gates = torch.zeros(start + self.num_far)
         if around == "none":
             gates[start:] = -math.log(self.num_far)
@@ -77,11 +89,12 @@ class Probe:
         def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
             return self.objective(log_probs)
 
-        found = self.reading.model.gate_gradient(masked.states, masked.near, masked.near_ids, gates, objective)
-        return -found[start:].double().cpu().numpy()
+        evaluator = self.evaluator
+        gradient = evaluator.model.gate_gradient(evaluator.states, evaluator.near, evaluator.near_ids, gates, objective)
+        return -gradient[start:].double().cpu().numpy()
 
     def attention(self) -> Float[np.ndarray, " far"]:
-        """The attention weight of the target's query on each far token, mean over layers and heads."""
-        masked = self.reading.masked
-        found = self.reading.model.attention_weights(masked.states, masked.near, masked.near_ids)
-        return found[len(masked.window.start) :].double().cpu().numpy()
+        """Return the attention weights of the last near token on the far tokens, averaged over layers and heads."""
+        evaluator = self.evaluator
+        weights = evaluator.model.attention_weights(evaluator.states, evaluator.near, evaluator.near_ids)
+        return weights[len(evaluator.window.start) :].double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""A target token and what stands before it: far tokens that may be hidden, near tokens that never are."""
+"""Context of a target token: far tokens, which can be hidden, and near tokens, which are always visible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +9,10 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The context of one target; every token keeps its position ID whatever is hidden.
+    """Context of one target. Hidden tokens do not change the position IDs of the others.
 
-    ``start`` holds the tokens that every text of the model begins with (none, or its beginning-of-text token): like
-    the near tokens they are never hidden, and they are no far tokens.
+    ``start`` holds the tokens before the far tokens that are always visible: the start token of the model (if any)
+    and the sink tokens.
     """
 
     start: Int[np.ndarray, " start"]
@@ -22,24 +22,24 @@ class Window:
 
     @property
     def num_far(self) -> int:
-        """How many tokens may be hidden."""
+        """Number of far tokens."""
         return len(self.far)
 
     @property
     def tokens(self) -> Int[np.ndarray, " seq"]:
-        """The whole context, in its order."""
+        """All tokens of the context, in text order."""
         return np.concatenate([self.start, self.far, self.near])
 
-    def shown(self, visible: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
-        """Which tokens of the whole context stay when these far ones do."""
+    def expand(self, visible: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
+        """Extend a visibility mask of the far tokens to all tokens of the context."""
         return np.concatenate([np.ones(len(self.start), bool), visible, np.ones(len(self.near), bool)])
 
-    def only(self, kept: Sequence[int]) -> Bool[np.ndarray, " far"]:
-        """Which far tokens are visible when these alone are."""
+    def only(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return the visibility mask of the far tokens that is True at ``indices`` only."""
         visible = np.zeros(self.num_far, bool)
-        visible[list(kept)] = True
+        visible[list(indices)] = True
         return visible
 
     def with_far(self, far: Int[np.ndarray, " far"]) -> "Window":
-        """The same target with other far tokens in the same places."""
+        """Return a copy with other far tokens."""
         return replace(self, far=far)

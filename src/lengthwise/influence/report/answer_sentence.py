@@ -1,94 +1,92 @@
-"""The sentence that a study ends in: how many far tokens the model uses, as far as the control lets it be told."""
+"""The sentence that answers a study: how many far tokens the model uses, after comparison with another text."""
 
 from collections.abc import Mapping
 from typing import Any
 
-Found = Mapping[str, Any]
+Estimate = Mapping[str, Any]
+Summary = Mapping[str, Any]
 
 LEVELS = (0.5, 0.8, 0.9)
-# The share of the prediction that k tokens have to give to count as all that is used.
-ENOUGH = 0.9
-# Nats a target: a smaller difference is rounding, whatever its interval.
+# Level of LEVELS that k tokens must reach to count as all far tokens in use.
+SUFFICIENT = 0.9
+# Nats per target: a smaller difference is rounding, whatever its interval.
 RESOLUTION = 1e-4
 
 
-def answer(summary: Found) -> dict[str, Any]:
-    """Whether use is ``shown``, the numbers of far tokens between which it lies (None: unknown), and the sentence."""
+def answer(summary: Summary) -> dict[str, Any]:
+    """Return whether use is ``shown``, bounds on the number of far tokens in use (None: unknown), and the sentence."""
     model = summary["model"]
-    against = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
-    shown = _positive(against["other"])
-    compared = f"own minus other text: {nats(against['other'])}"
-    if not shown:
-        sentence = f"No use of far tokens could be shown for {model} ({compared})"
+    differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
+    evidence = f"own minus other text: {in_nats(differences['other'])}"
+    if not _is_positive(differences["other"]):
+        sentence = f"No evidence that {model} uses far tokens ({evidence})"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
-    at_least, at_most, text = _number(summary)
-    elsewhere = against.get("elsewhere")
-    if elsewhere is not None and elsewhere["value"] is not None and not _positive(elsewhere):
-        compared += f"; no more than tokens from elsewhere in the same document: {nats(elsewhere)}"
+    at_least, at_most, text = _number_of_tokens(summary)
+    elsewhere = differences.get("elsewhere")
+    if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
+        evidence += f"; no clear difference to elsewhere in the same document: {in_nats(elsewhere)}"
     (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
     if gain["high"] is not None and gain["high"] < -RESOLUTION:
-        compared += f"; yet it predicts worse with its far tokens than without: gain {nats(gain)}"
+        evidence += f"; but far tokens increase the loss: gain {in_nats(gain)}"
     return {
         "shown": True,
         "at_least": at_least,
         "at_most": at_most,
-        "sentence": f"{model} uses {text} ({compared})",
+        "sentence": f"{model} uses {text} ({evidence})",
     }
 
 
-def _positive(estimate: Found) -> bool:
+def _is_positive(estimate: Estimate) -> bool:
     return estimate["low"] is not None and estimate["low"] > RESOLUTION
 
 
-def _number(summary: Found) -> tuple[int | None, int | None, str]:
-    """Between which numbers of tokens that which is used lies, in words too."""
-    found, corrected = _prediction(summary)
-    if found is None:
-        return None, None, "far tokens; how many is not measured"
-    (level,) = (each for each in found["smallest_k"] if each["share"] == ENOUGH)
-    basis = f"of what its far context changes in its prediction{corrected}"
+def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
+    """Return the least and largest number of far tokens in use, and both in words."""
+    prediction, reference = _prediction(summary)
+    if prediction is None:
+        return None, None, "far tokens; their number was not measured"
+    (level,) = (each for each in prediction["smallest_k"] if each["share"] == SUFFICIENT)
     ks = summary["ks"]
+    if level["k"] is None and not level["beyond"]:
+        return None, None, f"far tokens; their number is unknown: {level['reason']}"
+    index = len(ks) - 1 if level["beyond"] else ks.index(level["k"])
+    noun = "token" if ks[index] == 1 else "tokens"
+    share = f"{prediction['shares'][index]['value']:.0%}"
+    recovered = f"{ks[index]:,} selected {noun} recover {share} of the effect of far context on its predictions"
     if level["beyond"]:
-        share = f"{found['shares'][-1]['value']:.0%}"
-        return ks[-1] + 1, None, f"more than {ks[-1]:,} far tokens: {ks[-1]:,} as chosen here give {share} {basis}"
-    if level["k"] is None:
-        return None, None, f"far tokens, how many cannot be told: {level['reason']}"
-    place = ks.index(level["k"])
-    least, most = (ks[place - 1] + 1 if place else 1), level["k"]
+        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovered}{reference}"
+    least, most = (ks[index - 1] + 1 if index else 1), level["k"]
     number = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-    noun = "token" if most == 1 else "tokens"
-    share = f"{found['shares'][place]['value']:.0%}"
-    return least, most, f"about {number} far {noun}: {most:,} as chosen here give {share} {basis}"
+    return least, most, f"about {number} far {noun}: {recovered}{reference}"
 
 
-def _prediction(summary: Found) -> tuple[Found | None, str]:
-    """The share of the prediction that k tokens give, beyond another text's where that was measured."""
+def _prediction(summary: Summary) -> tuple[Estimate | None, str]:
+    """Return the share of the prediction that k tokens recover, and whether another text is subtracted, in words."""
     pairs = sorted((each for each in summary["paired"] if each["against"] == "other"), key=_rank)
     own = own_selections(summary)
     if pairs:
-        return pairs[0]["prediction"], " that another text's cannot"
+        return pairs[0]["prediction"], ", beyond the effect of another text"
     if own:
-        return own[0]["all_targets"]["prediction"], ", not corrected by another text's"
+        return own[0]["all_targets"]["prediction"], ", not corrected for the effect of another text"
     return None, ""
 
 
-def own_selections(summary: Found) -> list[Found]:
-    """Selections of own far tokens by a measure, the one that is the most to the point first."""
+def own_selections(summary: Summary) -> list[Estimate]:
+    """Return the selections of own far tokens by a measure: strict first, then with the prediction objective first."""
     return sorted(
         (each for each in summary["groups"] if each["from"] == "own" and each["knows"] != "nothing"), key=_rank
     )
 
 
-def _rank(group: Found) -> tuple[bool, bool]:
-    """Strict before masked, chosen by the prediction before chosen by the target."""
+def _rank(group: Estimate) -> tuple[bool, bool]:
     return group["mode"] != "strict", group["knows"] != "prediction"
 
 
-def nats(found: Found) -> str:
-    """A difference with its interval, in words."""
-    if found["value"] is None:
-        return f"unknown, {found['reason']}"
-    value = f"{found['value']:.3f} nats a target"
-    if found["low"] is None:
-        return f"{value}, {found['reason']}"
-    return f"{value}, 95% {found['low']:.3f} to {found['high']:.3f}"
+def in_nats(estimate: Estimate) -> str:
+    """Format an estimate with its interval."""
+    if estimate["value"] is None:
+        return f"unknown, {estimate['reason']}"
+    value = f"{estimate['value']:.3f} nats per target"
+    if estimate["low"] is None:
+        return f"{value}, {estimate['reason']}"
+    return f"{value}, 95% interval {estimate['low']:.3f} to {estimate['high']:.3f}"

@@ -1,4 +1,4 @@
-"""Estimates with intervals from resampled documents: tokens of one document are not independent."""
+"""Estimates with bootstrap intervals over documents, because tokens of one document are not independent."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,112 +13,118 @@ from lengthwise.core.intervals import t_critical_value
 from lengthwise.core.randomness import stream
 
 BLOCK = 1 << 22  # numbers in one block of resamples
-# Resampled intervals of fewer documents hold their value far less often than they say.
+# With fewer documents, bootstrap intervals contain the true value far less often than their level.
 FEWEST = 5
-FEW_DOCUMENTS = f"fewer than {FEWEST} documents: too few to resample; measure more documents"
+FEW_DOCUMENTS = f"fewer than {FEWEST} documents, too few for an interval; measure more documents"
 
 Counts = Int[np.ndarray, "resamples documents"]
 Statistic = Callable[[Counts], Float[np.ndarray, "resamples values"]]
-# An object of summary.json. An estimate has value, low, high and the reason why any of them is None.
-Found = dict[str, Any]
+# Object of summary.json. An estimate has the keys value, low, high and reason (of a missing number).
+JSON = dict[str, Any]
 Sums = Float[np.ndarray, "documents values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """Resamples documents with replacement; equally many documents are drawn alike, so groups can be compared."""
+    """Resamples documents with replacement; statistics of equally many documents share the resamples."""
 
     seed: int
     resamples: int
 
-    def __call__(self, statistic: Statistic, documents: int, undefined: str, width: int = 0) -> list[Found]:
-        """Estimates from a statistic of ``width`` numbers; ``undefined`` is the reason where it is NaN."""
+    def __call__(self, statistic: Statistic, documents: int, undefined: str, width: int = 0) -> list[JSON]:
+        """Return an estimate per value of a statistic; ``undefined`` is the reason for NaN.
+
+        ``width`` is the count of numbers per resample that the statistic keeps in memory.
+        """
         values = np.concatenate([statistic(counts) for counts in self.counts(documents, width)])
         return [estimate(column, documents, undefined) for column in values.T]
 
     def counts(self, documents: int, width: int) -> Iterator[Counts]:
-        """How often each document is drawn: first once each, then in blocks of resamples that fit in memory."""
+        """Yield the count of each document: once each first, then blocks of resamples that fit in memory."""
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
-        at_once = max(1, BLOCK // max(documents, width, 1))
-        for first in range(0, self.resamples if documents >= FEWEST else 0, at_once):
-            rows = min(at_once, self.resamples - first)
-            drawn = rng.integers(0, documents, size=(rows, documents)) + documents * np.arange(rows)[:, None]
-            yield np.bincount(drawn.ravel(), minlength=rows * documents).reshape(rows, documents)
+        block = max(1, BLOCK // max(documents, width, 1))
+        for first in range(0, self.resamples if documents >= FEWEST else 0, block):
+            number = min(block, self.resamples - first)
+            draws = rng.integers(0, documents, size=(number, documents)) + documents * np.arange(number)[:, None]
+            yield np.bincount(draws.ravel(), minlength=number * documents).reshape(number, documents)
 
 
-def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined: str) -> Found:
-    """The first value with the 95% interval of the rest; tails as Student's t has for few (Hesterberg 2015)."""
+def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined: str) -> JSON:
+    """Return the first value with the 95% interval of the others.
+
+    For few documents, the tails follow Student's t (Hesterberg 2015).
+    """
     value, resampled = float(values[0]), values[1:]
-    found: Found = {"value": value, "low": None, "high": None, "reason": None}
+    result: JSON = {"value": value, "low": None, "high": None, "reason": None}
     if math.isnan(value):
-        return found | {"value": None, "reason": undefined}
+        return result | {"value": None, "reason": undefined}
     if documents < FEWEST:
-        return found | {"reason": FEW_DOCUMENTS}
-    if lost := int(np.isnan(resampled).sum()):
-        return found | {"reason": f"in {lost:,} of {len(resampled):,} resamples {undefined}"}
+        return result | {"reason": FEW_DOCUMENTS}
+    if num_undefined := int(np.isnan(resampled).sum()):
+        return result | {"reason": f"in {num_undefined:,} of {len(resampled):,} resamples, {undefined}"}
     tail = NormalDist().cdf(-t_critical_value(documents - 1) * math.sqrt(documents / (documents - 1)))
     low, high = np.quantile(resampled, tail, method="lower"), np.quantile(resampled, 1 - tail, method="higher")
-    return found | {"low": float(low), "high": float(high)}
+    return result | {"low": float(low), "high": float(high)}
 
 
-def missing(number: int, reason: str) -> list[Found]:
-    """As many estimates that do not exist, for this reason."""
+def undefined_estimates(number: int, reason: str) -> list[JSON]:
+    """Return estimates without a value, for one reason."""
     return [{"value": None, "low": None, "high": None, "reason": reason} for _ in range(number)]
 
 
-def by_document(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, "targets values"]) -> Sums:
-    """Sums per document, of those that have any target."""
-    names, place = np.unique(document, return_inverse=True)
-    sums = np.zeros((len(names), values.shape[1]))
-    np.add.at(sums, place, values)
+def sums_by_document(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, "targets values"]) -> Sums:
+    """Sum the values of the targets of each document that has any."""
+    documents, index = np.unique(document, return_inverse=True)
+    sums = np.zeros((len(documents), values.shape[1]))
+    np.add.at(sums, index, values)
     return sums
 
 
 def ratio(
-    above: Float[np.ndarray, "resamples values"], below: Float[np.ndarray, "resamples _"]
+    numerator: Float[np.ndarray, "resamples values"], denominator: Float[np.ndarray, "resamples _"]
 ) -> Float[np.ndarray, "resamples values"]:
-    """The quotient; NaN, never a number, where the denominator is not positive."""
-    below = np.broadcast_to(below, above.shape)
-    return np.divide(above, below, out=np.full_like(above, math.nan), where=below > 0)
+    """Divide; NaN where the denominator is not positive."""
+    denominator = np.broadcast_to(denominator, numerator.shape)
+    return np.divide(numerator, denominator, out=np.full_like(numerator, math.nan), where=denominator > 0)
 
 
 def ratio_of_sums(sums: Sums) -> Statistic:
-    """Sums over documents, divided by that of the last column."""
+    """Return the statistic of sums over documents divided by the sum of the last column."""
     return lambda counts: ratio((totals := counts @ sums)[:, :-1], totals[:, -1:])
 
 
 def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]) -> Statistic:
-    """The median over targets, each counted as often as its document is drawn."""
+    """Return the statistic of the median over targets, each counted as often as its document."""
     order = values.argsort(kind="stable")
-    ordered, drawn = values[order], document[order]
+    sorted_values, sorted_documents = values[order], document[order]
 
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples 1"]:
-        if not len(ordered):
+        if not len(sorted_values):
             return np.full((len(counts), 1), math.nan)
-        upto = counts[:, drawn].cumsum(axis=1)
-        # The middle one of an odd number, the mean of the middle two of an even one.
-        middle = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in upto]
-        return ordered[np.array(middle)].mean(axis=1, keepdims=True)
+        cumulative = counts[:, sorted_documents].cumsum(axis=1)
+        # The middle value of an odd number, or the mean of the two middle values of an even number.
+        middle = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative]
+        return sorted_values[np.array(middle)].mean(axis=1, keepdims=True)
 
     return statistic
 
 
 def smallest_k(
     shares: Statistic, ks: Sequence[int], levels: Sequence[float], documents: int, undefined: str, bootstrap: Bootstrap
-) -> list[Found]:
-    """The smallest k at which shares, one for each of rising ``ks``, reach each level."""
+) -> list[JSON]:
+    """Return the smallest k at which the shares reach each level; ``beyond`` if none of the increasing ``ks`` does."""
 
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples levels"]:
-        found = shares(counts)
-        reached = found[:, :, None] >= np.array(levels)  # resamples k levels
+        values = shares(counts)
+        reached = values[:, :, None] >= np.array(levels)  # resamples k levels
         first = np.where(reached.any(axis=1), reached.argmax(axis=1), len(ks))
-        return np.where(np.isnan(found).any(axis=1, keepdims=True), math.nan, first)
+        return np.where(np.isnan(values).any(axis=1, keepdims=True), math.nan, first)
 
-    # Beyond the largest k there is no number to give.
-    named = dict(enumerate([*ks, None]))
+    # An index beyond the largest k has no number.
+    k_by_index = dict(enumerate([*ks, None]))
     return [
-        {"share": level, "beyond": found["value"] == len(ks), "reason": found["reason"]}
-        | {name: named.get(found[bound]) for name, bound in (("k", "value"), ("low", "low"), ("high", "high"))}
-        for level, found in zip(levels, bootstrap(statistic, documents, undefined), strict=True)
+        {"share": level, "beyond": index["value"] == len(ks), "reason": index["reason"]}
+        | {name: k_by_index.get(index[bound]) for name, bound in (("k", "value"), ("low", "low"), ("high", "high"))}
+        for level, index in zip(levels, bootstrap(statistic, documents, undefined), strict=True)
     ]

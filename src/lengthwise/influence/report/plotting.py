@@ -1,4 +1,4 @@
-"""What all figures of influence share: colours, panels, small text, files."""
+"""Style and helpers of the influence figures: colors, panels, annotations, files."""
 
 import math
 import textwrap
@@ -10,27 +10,25 @@ from lengthwise.core.errors import RunFolderError
 
 Numbers = Sequence[int | float]
 
-# Okabe and Ito's colours, which all readers tell apart; controls are dashed as well, and each line has its marker.
+# Colorblind-safe palette of Okabe and Ito. Controls are also dashed, and each line has its own marker.
 BLUE, GREEN, ORANGE, PURPLE, GREY, BLACK = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#777777", "#000000"
 BOUNDS = ("value", "low", "high")
-INTERVALS = "95% intervals over documents"
-NO_INTERVALS = "no intervals: too few documents"
 
 
 def numbers(estimates: Sequence[Mapping[str, Any]], name: str) -> Numbers:
-    """What there is, and gaps in the line where there is none."""
+    """Return one number of each estimate; NaN, a gap in a line, if it is missing."""
     return [math.nan if each[name] is None else each[name] for each in estimates]
 
 
 def annotate(axes: Any, text: str, at: Numbers, offset: Numbers, **style: Any) -> None:
-    """Small text, ``offset`` points from an x of the data and a part of the panel's height."""
+    """Write small text at (x in data units, y as a fraction of the panel), shifted by ``offset`` points."""
     units = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-    ground = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
-    axes.annotate(text, at, offset, fontsize=7, parse_math=False, bbox=ground, **units, **style)
+    background = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+    axes.annotate(text, at, offset, fontsize=7, parse_math=False, bbox=background, **units, **style)
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """The last parts of each model's path, as many as tell the models apart."""
+    """Return the last parts of each model's path, as many as distinguish the models."""
     parts = [PurePath(model).parts for model in models]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(set(parts)):
@@ -38,21 +36,21 @@ def short_names(models: Sequence[str]) -> list[str]:
     return [str(PurePath(*each[-depth:])) for each in parts]
 
 
-def many(number: int, noun: str) -> str:
-    """A number with its noun."""
+def count(number: int, noun: str) -> str:
+    """Format a number with a singular or plural noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def title(figure: Any, *lines: str) -> None:
-    """Write lines above all panels."""
-    # As many letters as fit: a wider title is cut at both ends. A $ in a path is no formula.
+def set_title(figure: Any, *lines: str) -> None:
+    """Write lines above all panels, wrapped to the width of the figure."""
     text = "\n".join(textwrap.fill(line, int(13 * figure.get_figwidth())) for line in lines)
+    # A path may contain $, which starts a formula otherwise.
     figure.suptitle(text, fontsize=9, parse_math=False)
 
 
-def panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, Sequence[Any]]:
-    """A figure with panels side by side."""
-    # Imported here: it takes a second, and most commands draw nothing.
+def make_panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, Sequence[Any]]:
+    """Return a figure and its panels, side by side."""
+    # Imported here because the import takes a second.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -63,15 +61,18 @@ def panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, Sequen
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Write a figure as PNG and SVG; return the path of the first."""
+    """Write a figure as PNG and SVG. Return the path of the PNG."""
     try:
         for ending in ("svg", "png"):
             figure.savefig(folder / f"{name}.{ending}", dpi=160)
     except OSError as error:
-        raise RunFolderError(f"cannot draw into {folder} ({error.strerror}); choose a folder to write in") from None
+        raise RunFolderError(
+            f"cannot write a figure to {folder} ({error.strerror}); choose a folder that exists and is writable"
+        ) from None
     return folder / f"{name}.png"
 
 
-def intervals(estimates: Sequence[Mapping[str, Any]]) -> str:
-    """What a title says of the intervals of its estimates."""
-    return INTERVALS if any(each["low"] is not None for each in estimates) else NO_INTERVALS
+def interval_note(estimates: Sequence[Mapping[str, Any]]) -> str:
+    """Return the note on intervals for a title."""
+    has_intervals = any(each["low"] is not None for each in estimates)
+    return "95% intervals over documents" if has_intervals else "no intervals: too few documents"

@@ -1,4 +1,4 @@
-"""Estimates over all targets where far tokens were chosen only for some: the rest are weighted by their probability."""
+"""Estimates over all targets when far tokens were selected for a weighted sample of them only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,154 +7,155 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.influence.report.bootstrap import (
+    JSON,
     Bootstrap,
-    Found,
     Statistic,
     Sums,
-    by_document,
-    missing,
     ratio,
     ratio_of_sums,
     smallest_k,
+    sums_by_document,
+    undefined_estimates,
 )
-from lengthwise.influence.report.row_columns import Columns, Measured, PerTarget, Targets
+from lengthwise.influence.report.row_columns import PerTarget, RowColumns, SelectionColumns, TargetMask
 
-NO_SAMPLE = "of the targets that are not clear none is measured; measure a random share of them"
-NO_CHANGE = "the far context changes no prediction: there is nothing to recover"
+NO_SAMPLE = "no target without a clear gap was measured; use a background fraction above 0"
+NO_CHANGE = "far context does not change the predictions, so there is nothing to recover"
 Totals = Float[np.ndarray, "resamples sums"]
-# Nats a target: below this a divergence is rounding.
+# Nats per target: a smaller divergence is rounding.
 ROUNDING = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
-    """The targets ``within`` that an estimate is about."""
+    """Targets in ``mask``, over which estimates are made."""
 
-    table: Columns
-    within: Targets
+    columns: RowColumns
+    mask: TargetMask
     bootstrap: Bootstrap
 
     @property
-    def counts(self) -> Found:
-        """How many targets and documents there are."""
+    def counts(self) -> JSON:
+        """Number of targets and documents."""
         return {
-            "targets": int(self.within.sum()),
-            "documents": len(np.unique(self.table.document[self.within])),
+            "targets": int(self.mask.sum()),
+            "documents": len(np.unique(self.columns.document[self.mask])),
         }
 
-    def among(self, some: Targets) -> "Population":
-        """Those of its targets that are among ``some``."""
-        return Population(table=self.table, within=self.within & some, bootstrap=self.bootstrap)
+    def restrict(self, mask: TargetMask) -> "Population":
+        """Return the targets that are also in ``mask``."""
+        return Population(columns=self.columns, mask=self.mask & mask, bootstrap=self.bootstrap)
 
-    def mean(self, values: PerTarget, undefined: str) -> Found:
-        """The mean over targets of what is known of each."""
-        sums = self._by_document(np.stack([values, np.ones(len(values))], axis=1))
+    def mean(self, values: PerTarget, undefined: str) -> JSON:
+        """Estimate the mean of values that all targets have."""
+        sums = self._sums_by_document(np.stack([values, np.ones(len(values))], axis=1))
         return self.bootstrap(ratio_of_sums(sums), len(sums), undefined)[0]
 
-    def share(self, counted: Targets, undefined: str) -> Found:
-        """The share of targets that are ``counted``."""
-        found = self.mean(counted.astype(float), undefined)
-        # Documents that all agree do not show how far others would.
-        alike = {"low": None, "high": None, "reason": "all targets are alike"}
-        return found | alike if found["value"] in (0, 1) else found
+    def share(self, mask: TargetMask, undefined: str) -> JSON:
+        """Estimate the share of targets in ``mask``."""
+        estimate = self.mean(mask.astype(float), undefined)
+        # If all documents agree, their resamples have no spread, which says nothing about other documents.
+        no_interval = {"low": None, "high": None, "reason": "all targets agree"}
+        return estimate | no_interval if estimate["value"] in (0, 1) else estimate
 
     def regressed(
         self,
-        sample: Measured,
+        sample: SelectionColumns,
         values: Float[np.ndarray, "measured k"],
-        known: PerTarget,
-        below: PerTarget,
+        covariate: PerTarget,
+        denominator: PerTarget,
         undefined: str,
-    ) -> list[Found]:
-        """Sums of values, which a sample has, divided by sums of ``below``, which all targets have.
+    ) -> list[JSON]:
+        """Estimate the sum of values, which the sample has, over the sum of ``denominator``, which all targets have.
 
-        The generalized regression estimate (Sarndal, Swensson and Wretman 1992): a line of the values on what is
-        ``known`` of all targets, fitted to the sample by its weights. It errs far less than weighted sums, which also
-        vary with how many targets a sample happens to hold.
+        Generalized regression estimator (Sarndal, Swensson and Wretman 1992): a weighted linear regression of the
+        values on ``covariate``, which all targets have, predicts the targets outside the sample. Its error is far
+        smaller than that of weighted sums, which also vary with the size of the sample.
         """
-        if lack := self._lack(sample):
-            return missing(values.shape[1], lack)
-        known = np.where(self.within, known, 0.0)
-        every, rest, weight = self._spread(sample, values)
-        scalars = np.stack([below, rest, rest * known, weight, weight * known, weight * known**2], axis=1)
-        weighted = weight[:, None] * every
-        columns = [~rest[:, None] * every, weighted, weighted * known[:, None], scalars]
-        sums = self._by_document(np.concatenate(columns, axis=1))
-        return self.bootstrap(lambda counts: _regressed(counts @ sums), len(sums), undefined)
+        if reason := self._missing_sample(sample):
+            return undefined_estimates(values.shape[1], reason)
+        covariate = np.where(self.mask, covariate, 0.0)
+        dense, rest, weight = self._spread(sample, values)
+        scalars = np.stack([denominator, rest, rest * covariate, weight, weight * covariate, weight * covariate**2], 1)
+        weighted = weight[:, None] * dense
+        columns = [~rest[:, None] * dense, weighted, weighted * covariate[:, None], scalars]
+        sums = self._sums_by_document(np.concatenate(columns, axis=1))
+        return self.bootstrap(lambda counts: _regression_ratio(counts @ sums), len(sums), undefined)
 
-    def divergences(self, samples: Sequence[Measured]) -> "Divergences | str":
-        """Total divergences at each k of samples of the same targets; or why there are none."""
+    def divergences(self, samples: Sequence[SelectionColumns]) -> "Divergences | str":
+        """Return the total divergences at each k of samples of the same targets, or why they are undefined."""
         for sample in samples:
-            if lack := self._lack(sample):
-                return lack
+            if reason := self._missing_sample(sample):
+                return reason
         spread = [self._spread(sample, sample.divergences) for sample in samples]
         _, rest, weight = spread[0]
-        known = self.table.divergence
-        every = np.concatenate([each for each, _, _ in spread], axis=1)
-        scalars = np.stack([known, rest * known, weight * known, np.ones(len(known))], axis=1)
-        sums = self._by_document(np.concatenate([~rest[:, None] * every, weight[:, None] * every, scalars], axis=1))
-        return Divergences(sums=sums, num_ks=self.table.num_ks, bootstrap=self.bootstrap)
+        short = self.columns.divergence
+        dense = np.concatenate([each for each, _, _ in spread], axis=1)
+        scalars = np.stack([short, rest * short, weight * short, np.ones(len(short))], axis=1)
+        columns = [~rest[:, None] * dense, weight[:, None] * dense, scalars]
+        sums = self._sums_by_document(np.concatenate(columns, axis=1))
+        return Divergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
 
     def _spread(
-        self, sample: Measured, values: Float[np.ndarray, "measured k"]
-    ) -> tuple[Float[np.ndarray, "targets k"], Targets, PerTarget]:
-        """The values at the places of their targets, which targets are sampled at all, and their weights."""
-        every = np.zeros((len(self.within), values.shape[1]))
-        every[sample.target] = values
-        every[~self.within] = 0.0
-        rest = self.within & (self.table.weight != 1)
-        return every, rest, np.where(rest, self.table.weight, 0.0)
+        self, sample: SelectionColumns, values: Float[np.ndarray, "measured k"]
+    ) -> tuple[Float[np.ndarray, "targets k"], TargetMask, PerTarget]:
+        """Return the values (0 for other targets), the mask of targets subject to sampling, and their weights."""
+        dense = np.zeros((len(self.mask), values.shape[1]))
+        dense[sample.target] = values
+        dense[~self.mask] = 0.0
+        rest = self.mask & (self.columns.weight != 1)
+        return dense, rest, np.where(rest, self.columns.weight, 0.0)
 
-    def _lack(self, sample: Measured) -> str | None:
-        measured = self.within & (self.table.weight > 0)
-        has = np.zeros(len(self.within), dtype=bool)
-        has[sample.target] = True
-        if lacking := int((measured & ~has).sum()):
-            return f"{lacking} of the measured targets lack this selection"
-        rest = self.within & (self.table.weight != 1)
+    def _missing_sample(self, sample: SelectionColumns) -> str | None:
+        measured = self.mask & (self.columns.weight > 0)
+        in_sample = np.zeros(len(self.mask), dtype=bool)
+        in_sample[sample.target] = True
+        if missing := int((measured & ~in_sample).sum()):
+            return f"{missing} of the measured targets lack this selection"
+        rest = self.mask & (self.columns.weight != 1)
         return NO_SAMPLE if rest.any() and not (rest & measured).any() else None
 
-    def _by_document(self, values: Float[np.ndarray, "targets values"]) -> Sums:
-        return by_document(self.table.document[self.within], values[self.within])
+    def _sums_by_document(self, values: Float[np.ndarray, "targets values"]) -> Sums:
+        return sums_by_document(self.columns.document[self.mask], values[self.mask])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergences:
-    """Divergences from the whole context's prediction, summed over all targets, with the shares that they give.
+    """Divergences from the prediction with the whole context, summed over all targets.
 
-    Of the targets that are sampled only, a sum is that of the sample times the ratio of both sums with near tokens
-    alone: never negative, so that no share exceeds 1.
+    For targets subject to sampling, the sum of the sample is scaled by the ratio of the divergences with near tokens
+    only, of all targets and of the sample. It is never negative, so no share exceeds 1.
     """
 
     sums: Sums
     num_ks: int
     bootstrap: Bootstrap
 
-    def recovered(self, ks: Sequence[int], levels: Sequence[float]) -> Found:
-        """``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
+    def recovered(self, ks: Sequence[int], levels: Sequence[float]) -> JSON:
+        """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
 
         def shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
             short, _, _, targets = totals[:, -4:].T[:, :, None]
-            found = 1 - ratio(self._totals(totals)[:, : self.num_ks], short)
-            return np.where(short > ROUNDING * targets, found, np.nan)
+            values = 1 - ratio(self._totals(totals)[:, : self.num_ks], short)
+            return np.where(short > ROUNDING * targets, values, np.nan)
 
-        return self._found(lambda counts: shares(counts @ self.sums), ks, levels)
+        return self._estimates(lambda counts: shares(counts @ self.sums), ks, levels)
 
-    def beyond(self, ks: Sequence[int], levels: Sequence[float]) -> Found:
-        """``1 - KL(k) / KL(control's k)`` of the first sample and the second, the control's."""
+    def beyond(self, ks: Sequence[int], levels: Sequence[float]) -> JSON:
+        """Estimate ``1 - KL(k) / KL(k of the control)``; the second sample is the control."""
 
         def shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
             own, control = np.split(self._totals(totals), 2, axis=1)
             return np.where(control > ROUNDING * totals[:, -1:], 1 - ratio(own, control), np.nan)
 
-        return self._found(lambda counts: shares(counts @ self.sums), ks, levels)
+        return self._estimates(lambda counts: shares(counts @ self.sums), ks, levels)
 
     def _totals(self, totals: Totals) -> Float[np.ndarray, "resamples k"]:
         certain, weighted = np.split(totals[:, :-4], 2, axis=1)
-        _, rest, sampled, _ = totals[:, -4:].T[:, :, None]
-        return certain + np.where(rest > 0, rest * ratio(weighted, sampled), 0.0)
+        _, rest, sample, _ = totals[:, -4:].T[:, :, None]
+        return certain + np.where(rest > 0, rest * ratio(weighted, sample), 0.0)
 
-    def _found(self, shares: Statistic, ks: Sequence[int], levels: Sequence[float]) -> Found:
+    def _estimates(self, shares: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSON:
         documents = len(self.sums)
         return {
             "shares": self.bootstrap(shares, documents, NO_CHANGE),
@@ -162,11 +163,11 @@ class Divergences:
         }
 
 
-def _regressed(sums: Totals) -> Float[np.ndarray, "resamples k"]:
+def _regression_ratio(sums: Totals) -> Float[np.ndarray, "resamples k"]:
     certain, wy, wxy = np.split(sums[:, :-6], 3, axis=1)
-    below, number, x, w, wx, wxx = sums[:, -6:].T[:, :, None]
-    # Sampled values of x that are all alike give no slope: their mean then stands for all.
+    denominator, number, x, w, wx, wxx = sums[:, -6:].T[:, :, None]
+    # Equal values of x in the sample give no slope; the mean of the sample then predicts the rest.
     spread = np.broadcast_to(w * wxx - wx**2, wy.shape)
     slope = np.divide(w * wxy - wx * wy, spread, out=np.zeros_like(wy), where=spread > 1e-9 * w * wxx)
-    level = ratio(wy - slope * wx, w)
-    return ratio(certain + np.where(number > 0, number * level + slope * x, 0.0), below)
+    intercept = ratio(wy - slope * wx, w)
+    return ratio(certain + np.where(number > 0, number * intercept + slope * x, 0.0), denominator)

@@ -1,4 +1,4 @@
-"""Rows of a study as columns of plain numbers, which summaries are made of."""
+"""Columns of numbers from the rows of a study, as input of summaries."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,42 +10,45 @@ from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
-from lengthwise.influence.token_kinds import Distances
+from lengthwise.influence.report.distances import Distances
 
+# Keys of a row's selection that identify the kind of selection.
 GROUP = ("mode", "knows", "from", "measure")
 SOURCES = ("own", OTHER, ELSEWHERE)
 
-Targets = Bool[np.ndarray, " targets"]
+TargetMask = Bool[np.ndarray, " targets"]
 PerTarget = Float[np.ndarray, " targets"]
-Values = Float[np.ndarray, "measured k"]
+PerK = Float[np.ndarray, "measured k"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One selection's targets, by their rows, with the loss and the divergence at each k."""
+class SelectionColumns:
+    """Row indices of the targets with one kind of selection, and their losses and divergences at each k."""
 
     target: Int[np.ndarray, " measured"]
-    losses: Values
-    divergences: Values
+    losses: PerK
+    divergences: PerK
 
-    def among(self, within: Targets) -> "Measured":
-        """Those of the targets ``within``."""
-        kept = within[self.target]
-        return Measured(target=self.target[kept], losses=self.losses[kept], divergences=self.divergences[kept])
+    def restrict(self, mask: TargetMask) -> "SelectionColumns":
+        """Return the entries of the targets in ``mask``."""
+        inside = mask[self.target]
+        return SelectionColumns(
+            target=self.target[inside], losses=self.losses[inside], divergences=self.divergences[inside]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Far tokens of one source: which targets have any, the loss with all of them, and whether that gains or loses."""
+class SourceColumns:
+    """Full contexts of one source: existence, loss, and whether the loss is clearly lower or higher, per target."""
 
-    exists: Targets
+    exists: TargetMask
     loss: PerTarget
-    gains: Targets
-    loses: Targets
+    gains: TargetMask
+    loses: TargetMask
 
 
 @dataclass(slots=True)
-class _Group:
+class _SelectionArrays:
     target: "array[int]" = field(default_factory=lambda: array("l"))
     losses: "array[float]" = field(default_factory=lambda: array("d"))
     divergences: "array[float]" = field(default_factory=lambda: array("d"))
@@ -58,84 +61,84 @@ class _Group:
         for token in selection["chosen"] if clear else ():
             self.distances.add(token["distance"], token["gain"])
 
+    def columns(self, num_ks: int) -> SelectionColumns:
+        return SelectionColumns(
+            target=np.array(self.target),
+            losses=np.array(self.losses).reshape(-1, num_ks),
+            divergences=np.array(self.divergences).reshape(-1, num_ks),
+        )
 
-class Columns:
-    """What summaries need of each row: 100,000 rows take some tens of megabytes."""
+
+class RowColumns:
+    """Columns of all rows of one model; 100,000 rows take some tens of megabytes."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], ks: Sequence[int]) -> None:
         self.models: set[str] = set()
         self.documents: dict[str, int] = {}
         self.kinds: dict[str, array[int]] = {}
         self.num_ks = len(ks)
-        self._groups: dict[tuple[str, ...], _Group] = {}
+        arrays: dict[tuple[str, ...], _SelectionArrays] = {}
         numbers, document = array("d"), array("l")
         for target, row in enumerate(rows):
             self.models.add(row["model"])
             document.append(self.documents.setdefault(row["document"], len(self.documents)))
             numbers.extend((row["loss_short"], row["divergence_short"], row["weight"]))
             for source in SOURCES:
-                numbers.extend(_of_source(row, source))
+                numbers.extend(_source_numbers(row, source))
             for kind in row["kinds"]:
                 self.kinds.setdefault(kind, array("l")).append(target)
             for selection in row["selections"]:
-                self._add(target, selection, clear=row["clear"])
+                self._check_num_ks(target, selection)
+                name = tuple(selection[key] for key in GROUP)
+                arrays.setdefault(name, _SelectionArrays()).add(target, selection, clear=row["clear"])
         if not document:
             raise SettingError("no rows to summarize; measure at least one target")
         self.document = np.array(document)
         columns = np.array(numbers).reshape(len(document), -1).T
         self.short, self.divergence, self.weight = columns[:3]
         self.sources = {
-            source: Source(exists=exists > 0, loss=loss, gains=gains > 0, loses=loses > 0)
+            source: SourceColumns(exists=exists > 0, loss=loss, gains=gains > 0, loses=loses > 0)
             for source, (exists, loss, gains, loses) in zip(SOURCES, columns[3:].reshape(3, 4, -1), strict=True)
         }
-        self.groups = {name: self._measured(group) for name, group in self._groups.items()}
-        self.distances = {name: group.distances for name, group in self._groups.items()}
+        self.groups = {name: group.columns(self.num_ks) for name, group in arrays.items()}
+        self.distances = {name: group.distances for name, group in arrays.items()}
         self._check()
 
     @property
-    def everything(self) -> Targets:
-        """All targets."""
+    def all_targets(self) -> TargetMask:
+        """Mask of all targets."""
         return np.ones(len(self.document), dtype=bool)
 
-    def of_kind(self, kind: str) -> Targets:
-        """The targets of one kind."""
-        within = np.zeros(len(self.document), dtype=bool)
-        within[np.array(self.kinds[kind])] = True
-        return within
+    def kind_mask(self, kind: str) -> TargetMask:
+        """Return the mask of the targets of one kind."""
+        mask = np.zeros(len(self.document), dtype=bool)
+        mask[np.array(self.kinds[kind])] = True
+        return mask
 
-    def _add(self, target: int, selection: Mapping[str, Any], *, clear: bool) -> None:
+    def _check_num_ks(self, target: int, selection: Mapping[str, Any]) -> None:
         if len(selection["losses"]) != self.num_ks:
             raise SettingError(
-                f"row {target + 1} has {len(selection['losses'])} losses but k takes {self.num_ks} values; "
-                "give the k of the run that wrote the rows"
+                f"row {target + 1} has {len(selection['losses'])} losses, but k has {self.num_ks} values; "
+                "use the k of the study that wrote the rows"
             )
-        name = tuple(selection[part] for part in GROUP)
-        self._groups.setdefault(name, _Group()).add(target, selection, clear=clear)
-
-    def _measured(self, group: _Group) -> Measured:
-        return Measured(
-            target=np.array(group.target),
-            losses=np.array(group.losses).reshape(-1, self.num_ks),
-            divergences=np.array(group.divergences).reshape(-1, self.num_ks),
-        )
 
     def _check(self) -> None:
         if len(self.models) > 1:
-            raise SettingError(f"rows of several models ({', '.join(sorted(self.models))}); summarize each alone")
-        bad = ~np.isfinite(self.short + self.divergence)
+            raise SettingError(f"rows of several models ({', '.join(sorted(self.models))}); summarize each separately")
+        invalid = ~np.isfinite(self.short + self.divergence)
         for source in self.sources.values():
-            bad |= source.exists & ~np.isfinite(source.loss)
+            invalid |= source.exists & ~np.isfinite(source.loss)
         for group in self.groups.values():
-            bad[group.target[~np.isfinite(group.losses + group.divergences).all(axis=1)]] = True
-        if bad.any():
-            raise SettingError(f"row {int(bad.argmax()) + 1} has a loss that is not finite; measure it in float32")
+            invalid[group.target[~np.isfinite(group.losses + group.divergences).all(axis=1)]] = True
+        if invalid.any():
+            raise SettingError(f"row {int(invalid.argmax()) + 1} has a loss that is not finite; measure it in float32")
 
 
-def _of_source(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
-    """Whether there are far tokens, the loss with them, whether they gain and whether they lose: numbers for arrays."""
+def _source_numbers(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
+    """Return existence, loss, gains and loses of a source as numbers."""
     if source == "own":
-        found = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
+        entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
     else:
-        found = row["controls"].get(source, {})
-    loss, gains, loses = (float(found.get(name, 0)) for name in ("loss", "gains", "loses"))
-    return float(bool(found)), loss, gains, loses
+        entry = row["controls"].get(source, {})
+    loss, gains, loses = (float(entry.get(name, 0)) for name in ("loss", "gains", "loses"))
+    return float(bool(entry)), loss, gains, loses

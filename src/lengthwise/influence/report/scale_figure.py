@@ -1,4 +1,4 @@
-"""The figure of several models: what they use of their far tokens, against their size."""
+"""Figure of several models: gain from far tokens and recovered prediction against model size."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,106 +15,108 @@ from lengthwise.influence.report.plotting import (
     PURPLE,
     Numbers,
     annotate,
-    intervals,
+    interval_note,
+    make_panels,
     numbers,
-    panels,
     save,
+    set_title,
     short_names,
-    title,
 )
 
 Summary = Mapping[str, Any]
 Estimate = Mapping[str, Any]
-NAME = 40  # letters of a model's name beside its points
+MAX_LETTERS = 40  # of a model's name
 
 
 def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: Path) -> Path:
-    """The headline of several models against their parameters as ``scale.png`` and ``scale.svg``; the first's path."""
+    """Draw the results of several models against their size as ``scale.png`` and ``scale.svg``. Return the PNG."""
     ks = summaries[0]["ks"] if summaries else []
     if len(summaries) < 2 or any(summary["ks"] != ks for summary in summaries):
-        asked = "; ".join(",".join(map(str, summary["ks"])) for summary in summaries)
+        all_ks = "; ".join(",".join(map(str, summary["ks"])) for summary in summaries)
         raise SettingError(
-            f"{len(summaries)} summaries with k {asked} show no scale; give two or more measured with the same k"
+            f"cannot compare {len(summaries)} summaries with k {all_ks}; use two or more with the same k"
         )
-    order = sorted(range(len(summaries)), key=lambda place: parameters[place])
-    sizes, ordered = [parameters[place] for place in order], [summaries[place] for place in order]
+    order = sorted(range(len(summaries)), key=lambda index: parameters[index])
+    sizes, ordered = [parameters[index] for index in order], [summaries[index] for index in order]
     names = short_names([summary["model"] for summary in ordered])
-    figure, (left, right) = panels(10.0, 2, height=4.8 + 0.13 * len(names))
-    shares = [_prediction(summary) for summary in ordered]
-    drawn = [*_draw_differences(left, sizes, ordered), *(share for each in shares for share in each)]
-    for place, k in enumerate(ks):
-        # From dark to light: k is ordered, and the order survives a copy in grey.
-        style = {"color": _shade(place / max(1, len(ks) - 1)), "marker": "os^DvXP"[place % 7], "label": f"k = {k:,}"}
-        _draw_bars(right, sizes, [each[place] for each in shares], style, 1 - place / len(ks))
-    right.set_ylabel("prediction given by k far tokens\n1 - KL(k) / KL(short)")
+    figure, (left, right) = make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
+    shares = [_shares(summary) for summary in ordered]
+    estimates = [*_draw_differences(left, sizes, ordered), *(share for each in shares for share in each)]
+    for index, k in enumerate(ks):
+        # Colors from dark to light keep the order of k in grayscale.
+        style = {"color": _shade(index / max(1, len(ks) - 1)), "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
+        _draw_bars(right, sizes, [each[index] for each in shares], style, 1 - index / len(ks))
+    right.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
     for axes in (left, right):
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
         _draw_sizes(axes, sizes, names)
-    named = zip(names, ordered, strict=True)
-    counts = ", ".join(f"{name} {summary['targets']:,} in {summary['documents']:,}" for name, summary in named)
-    title(figure, f"targets in documents: {counts}", intervals(drawn))
+    pairs = zip(names, ordered, strict=True)
+    counts = ", ".join(f"{name} {summary['targets']:,} in {summary['documents']:,}" for name, summary in pairs)
+    set_title(figure, f"targets in documents: {counts}", interval_note(estimates))
     return save(figure, folder, "scale")
 
 
 def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -> list[Estimate]:
-    """By how much own far tokens gain more than those of other sources."""
+    """Draw the gain from own far tokens minus that of other sources. Return the estimates."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     drawn = []
-    for place, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):
-        found = [each["own_minus"] for summary in summaries for each in summary["far"] if each["from"] == source]
-        if any(each["value"] is not None for each in found):
+    for index, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):
+        estimates = [each["own_minus"] for summary in summaries for each in summary["far"] if each["from"] == source]
+        if any(each["value"] is not None for each in estimates):
             label = {"other": "minus another text", "elsewhere": "minus elsewhere in the document"}[source]
-            style = {"color": color, "marker": "os"[place], "linestyle": "-:"[place], "label": label}
-            _draw_bars(axes, sizes, found, style, 1 - place / 2)
-            drawn += found
-    axes.set_ylabel("lower loss with own far tokens\n(nats a target, all targets)")
+            style = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
+            _draw_bars(axes, sizes, estimates, style, 1 - index / 2)
+            drawn += estimates
+    axes.set_ylabel("loss reduction by own far tokens\n(nats per target, all targets)")
     return drawn
 
 
-def _prediction(summary: Summary) -> Sequence[Estimate]:
+def _shares(summary: Summary) -> Sequence[Estimate]:
     own = own_selections(summary)
     if not own:
-        raise SettingError(f"{summary['model']} has no selection of its own far tokens; measure one to compare models")
-    found: Sequence[Estimate] = own[0]["all_targets"]["prediction"]["shares"]
-    return found
+        raise SettingError(
+            f"{summary['model']} has no selection of own far tokens; use a measure other than random to compare models"
+        )
+    shares: Sequence[Estimate] = own[0]["all_targets"]["prediction"]["shares"]
+    return shares
 
 
 def _draw_sizes(axes: Any, sizes: Sequence[int], names: Sequence[str]) -> None:
-    """The axis of parameters, and each model's name above its points, in a row of its own: they never overlap."""
+    """Draw the axis of parameters, and the names of the models above it, one per line so that they do not overlap."""
     axes.set(xscale="log", xlabel="model parameters (log scale)")
     low, high = axes.get_xlim()
     ticks = [part * 10**power for power in range(15) for part in ((1, 3) if high < 30 * low else (1,))]
-    shown = [tick for tick in ticks if low <= tick <= high]
-    axes.set_xticks(shown, [_short(tick) for tick in shown], fontsize=7)
+    visible = [tick for tick in ticks if low <= tick <= high]
+    axes.set_xticks(visible, [_format_size(tick) for tick in visible], fontsize=7)
     axes.minorticks_off()
     axes.grid(visible=False, axis="x")
-    # The highest row first: its line passes behind the names of the lower ones.
-    for place, (size, name) in enumerate(zip(sizes, names, strict=True)):
+    # The highest name comes first, so that its line passes behind the lower names.
+    for index, (size, name) in enumerate(zip(sizes, names, strict=True)):
         axes.axvline(size, color=GREY, linewidth=0.6, alpha=0.5, zorder=0)
-        # Points of equal sizes bear their model's number.
-        number = f"{place + 1}: " if sizes.count(size) > 1 else ""
-        short = name if len(name) <= NAME else f"…{name[-NAME:]}"
+        # Numbers distinguish the points of models with equal sizes.
+        number = f"{index + 1}: " if sizes.count(size) > 1 else ""
+        short = name if len(name) <= MAX_LETTERS else f"…{name[-MAX_LETTERS:]}"
         side = int(size**2 > sizes[0] * sizes[-1])
         line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (side, 0), "shrinkA": 0, "shrinkB": 0}
         style = {"ha": ("left", "right")[side], "arrowprops": line}
-        annotate(axes, f"{number}{short} ({size:,})", (size, 1), (0, 3 + 9 * (len(names) - 1 - place)), **style)
+        annotate(axes, f"{number}{short} ({size:,})", (size, 1), (0, 3 + 9 * (len(names) - 1 - index)), **style)
 
 
-def _short(number: int) -> str:
-    """A round number in thousands, millions or billions."""
+def _format_size(number: int) -> str:
+    """Format a round number in thousands, millions or billions."""
     power = min((len(str(number)) - 1) // 3, 3)
     return f"{number // 1000**power:,}{('', 'K', 'M', 'B')[power]}"
 
 
-def _draw_bars(axes: Any, x: Numbers, found: Sequence[Estimate], style: Mapping[str, Any], width: float) -> None:
-    """Values joined by a line, each with its interval as a bar; later ones are narrower, so that all show."""
-    value, low, high = (numbers(found, name) for name in BOUNDS)
-    axes.plot(x, value, linewidth=1 + width, markersize=4 + 5 * width, markerfacecolor="none", **style)
+def _draw_bars(axes: Any, x: Numbers, estimates: Sequence[Estimate], style: Mapping[str, Any], width: float) -> None:
+    """Draw values with a line and intervals with bars; decreasing widths keep all bars visible."""
+    values, low, high = (numbers(estimates, name) for name in BOUNDS)
+    axes.plot(x, values, linewidth=1 + width, markersize=4 + 5 * width, markerfacecolor="none", **style)
     axes.vlines(x, low, high, color=style["color"], linewidth=1 + 6 * width, alpha=0.35)
-    for place, (size, each) in enumerate(zip(x, value, strict=True)):
-        if x.count(size) > 1 and not math.isnan(each):
-            offset = (7 + 7 * (place - x.index(size)), -2)
-            axes.annotate(f"{place + 1}", (size, each), offset, textcoords="offset points", fontsize=7)
+    for index, (size, value) in enumerate(zip(x, values, strict=True)):
+        if x.count(size) > 1 and not math.isnan(value):
+            offset = (7 + 7 * (index - x.index(size)), -2)
+            axes.annotate(f"{index + 1}", (size, value), offset, textcoords="offset points", fontsize=7)
 
 
 def _shade(part: float) -> Any:

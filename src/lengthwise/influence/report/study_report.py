@@ -1,4 +1,4 @@
-"""The report of a finished study of influence: its summary, figures and page."""
+"""Report of a complete study: summary, figures and page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +16,18 @@ from lengthwise.influence.row_blocks import ROWS
 from lengthwise.influence.study import SUMMARY, InfluenceStudy
 
 PAGE = "influence.html"
-# Texts on the page, and tokens of each: what a browser shows without delay.
-EXCERPTS, EXCERPT_TOKENS = 12, 3000
-# Tokens shown behind the last target.
-BEHIND = 16
+# Texts on the page and tokens of each, limited for browsers; tokens after the last target.
+EXCERPTS, EXCERPT_TOKENS, TOKENS_AFTER = 12, 3000, 16
 
 
 @check_arguments
 def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
-    """Write summary.json, the figures and the page of a study whose rows are complete; return the summary."""
+    """Write ``summary.json``, the figures and the page of a complete study. Return the summary."""
     folder, settings = Path(folder), study.settings
-    facts, found = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
+    facts, results = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
     summary = {
         "version": facts["version"],
-        **found,
+        **results,
         "parameters": study.model.num_parameters,
         "texts": facts["texts"],
         "settings": facts["settings"],
@@ -38,7 +36,7 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
     answer = summary["answer"]["sentence"]
-    page = render_page(_rows(folder), excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
+    page = render_page(_rows(folder), _excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
     write_atomically(folder / PAGE, page.encode())
     return summary
 
@@ -50,20 +48,20 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
                 yield parse_json(line)
             except ValueError:
                 raise RunFolderError(
-                    f"line {number} of {folder / ROWS} is no JSON; measure into another --out"
+                    f"line {number} of {folder / ROWS} is not valid JSON; choose another --out"
                 ) from None
 
 
-def excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
-    """Parts of the texts with the most measured targets in reach, by name: first token, and the texts of all."""
+def _excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
+    """Return excerpts of the texts with the most selections: index of the first token, and decoded tokens."""
     settings, places = study.settings, dict[str, list[int]]()
     for row in _rows(folder):
         if row["selections"]:
             places.setdefault(row["document"], []).append(row["place"])
     texts = {text.name: text.tokens for text in study.texts}
-    found = {}
+    excerpts = {}
     for name in sorted(places, key=lambda name: -len(places[name]))[:EXCERPTS]:
         first = max(0, places[name][0] - settings.context)
-        last = min(places[name][-1] + BEHIND, first + max(EXCERPT_TOKENS, 2 * settings.context))
-        found[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
-    return found
+        last = min(places[name][-1] + TOKENS_AFTER, first + max(EXCERPT_TOKENS, 2 * settings.context))
+        excerpts[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
+    return excerpts

@@ -1,4 +1,4 @@
-"""What a study's rows say: what own far tokens gain beside others, and how few of them give the same prediction."""
+"""Summary of the rows of a study: the gain from far tokens by source, and the share that k tokens recover."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,92 +6,103 @@ from typing import Any
 import numpy as np
 
 from lengthwise.influence.report.answer_sentence import LEVELS, answer
-from lengthwise.influence.report.bootstrap import Bootstrap, Found, by_document, median, missing, ratio_of_sums
-from lengthwise.influence.report.population_estimates import Divergences, Population
-from lengthwise.influence.report.row_columns import GROUP, SOURCES, Columns, Measured, PerTarget, Targets
+from lengthwise.influence.report.bootstrap import (
+    JSON,
+    Bootstrap,
+    median,
+    ratio_of_sums,
+    sums_by_document,
+    undefined_estimates,
+)
+from lengthwise.influence.report.population_estimates import Population
+from lengthwise.influence.report.row_columns import (
+    GROUP,
+    SOURCES,
+    PerK,
+    PerTarget,
+    RowColumns,
+    SelectionColumns,
+    TargetMask,
+)
 
 NO_TARGETS = "no target has far tokens of this source"
 NO_CLEAR = "no target with a clear gap has this selection"
-NO_GAP = "the far context lowers no loss in sum: there is nothing to recover"
+NO_GAP = "far context does not lower the total loss, so there is nothing to recover"
 
 
-def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int = 0, resamples: int = 1000) -> Found:
-    """All of ``summary.json`` that rows of one model tell; losses in nats, distances in tokens.
+def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int = 0, resamples: int = 1000) -> JSON:
+    """Return the contents of ``summary.json`` from the rows of one model; losses in nats, distances in tokens.
 
-    An estimate is ``value``, its 95% interval ``low`` to ``high`` from resampled documents, and ``reason``: why any of
-    them is None. A smallest k is None when it is ``beyond`` the largest, its bounds are when beside no reason. What is
-    under ``selected`` is about targets that were chosen by the very losses that it compares: no result by itself.
+    An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason`` of
+    a missing number. A smallest k ``beyond`` the largest k is None; so is a bound without a reason. Results under
+    ``selected`` cover targets that were selected by the losses that they compare, so they are not evidence.
     """
-    table, bootstrap = Columns(rows, ks), Bootstrap(seed=seed, resamples=resamples)
-    every = Population(table=table, within=table.everything, bootstrap=bootstrap)
-    found = {
-        "model": next(iter(table.models)),
+    columns, bootstrap = RowColumns(rows, ks), Bootstrap(seed=seed, resamples=resamples)
+    population = Population(columns=columns, mask=columns.all_targets, bootstrap=bootstrap)
+    summary = {
+        "model": next(iter(columns.models)),
         "ks": list(ks),
-        "targets": len(table.document),
-        "documents": len(table.documents),
-        "measured": int((table.weight > 0).sum()),
+        "targets": len(columns.document),
+        "documents": len(columns.documents),
+        "measured": int((columns.weight > 0).sum()),
         "resamples": resamples,
-        "loss_short": float(table.short.mean()),
-        "divergence_short": every.mean(table.divergence, NO_TARGETS),
-        "far": [_source(every, source) for source in SOURCES],
-        "groups": [_group(every, name, ks) for name in table.groups],
-        "paired": list(_pairs(every, ks)),
-        "kinds": [_kind(every.among(table.of_kind(kind)), kind) for kind in sorted(table.kinds)],
+        "loss_short": float(columns.short.mean()),
+        "divergence_short": population.mean(columns.divergence, NO_TARGETS),
+        "far": [_source(population, source) for source in SOURCES],
+        "groups": [_group(population, name, ks) for name in columns.groups],
+        "paired": list(_pairs(population, ks)),
+        "kinds": [_kind(population.restrict(columns.kind_mask(kind)), kind) for kind in sorted(columns.kinds)],
     }
-    return found | {"answer": answer(found)}
+    return summary | {"answer": answer(summary)}
 
 
-def _source(every: Population, name: str) -> Found:
-    """All far tokens of a source, over the targets that have any."""
-    table, source = every.table, every.table.sources[name]
-    population = every.among(source.exists)
+def _source(population: Population, name: str) -> JSON:
+    """Summarize all far tokens of a source, over the targets that have any."""
+    columns, source = population.columns, population.columns.sources[name]
+    restricted = population.restrict(source.exists)
     return {
         "from": name,
-        **population.counts,
-        "gain": population.mean(table.short - source.loss, NO_TARGETS),
-        "gains": population.share(source.gains, NO_TARGETS),
-        "loses": population.share(source.loses, NO_TARGETS),
-        # By how much the target's own far tokens gain more, target by target.
-        "own_minus": None if name == "own" else population.mean(_own_minus(table, name), NO_TARGETS),
+        **restricted.counts,
+        "gain": restricted.mean(columns.short - source.loss, NO_TARGETS),
+        "gains": restricted.share(source.gains, NO_TARGETS),
+        "loses": restricted.share(source.loses, NO_TARGETS),
+        # Mean of the paired differences in gain.
+        "own_minus": None if name == "own" else restricted.mean(_own_minus(columns, name), NO_TARGETS),
     }
 
 
-def _own_minus(table: Columns, source: str) -> PerTarget:
-    return table.sources[source].loss - table.sources["own"].loss
+def _own_minus(columns: RowColumns, source: str) -> PerTarget:
+    return columns.sources[source].loss - columns.sources["own"].loss
 
 
-def _group(every: Population, name: tuple[str, ...], ks: Sequence[int]) -> Found:
-    table, sample = every.table, every.table.groups[name]
-    source = table.sources[name[GROUP.index("from")]]
-    population, gap = every.among(source.exists), table.short - table.sources["own"].loss
-    gained = table.short[sample.target, None] - sample.losses
-    divergences = population.divergences([sample])
+def _group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSON:
+    columns, sample = population.columns, population.columns.groups[name]
+    source = columns.sources[name[GROUP.index("from")]]
+    restricted, gap = population.restrict(source.exists), columns.short - columns.sources["own"].loss
+    gain = columns.short[sample.target, None] - sample.losses
+    divergences = restricted.divergences([sample])
     return {
         **dict(zip(GROUP, name, strict=True)),
         "all_targets": {
-            **population.counts,
+            **restricted.counts,
             "measured": len(sample.target),
-            "prediction": _recovered(divergences, ks),
-            "loss": population.regressed(sample, gained, gap, gap, NO_GAP),
-            "gain": population.regressed(sample, gained, gap, np.ones(len(gap)), NO_GAP),
+            "prediction": _undefined(divergences, ks)
+            if isinstance(divergences, str)
+            else divergences.recovered(ks, LEVELS),
+            "loss": restricted.regressed(sample, gain, gap, gap, NO_GAP),
+            "gain": restricted.regressed(sample, gain, gap, np.ones(len(gap)), NO_GAP),
         },
         "selected": {
-            by: _selected(every, sample, table.sources[by].gains, table.short - table.sources[by].loss)
+            by: _recovered_loss(population, sample, columns.sources[by].gains, columns.short - columns.sources[by].loss)
             for by in ("own", "other")
         },
-        "distances": table.distances[name].summary(),
+        "distances": columns.distances[name].summary(),
     }
 
 
-def _recovered(divergences: Divergences | str, ks: Sequence[int]) -> Found:
-    if isinstance(divergences, str):
-        return _unknown(divergences, ks)
-    return divergences.recovered(ks, LEVELS)
-
-
-def _unknown(reason: str, ks: Sequence[int]) -> Found:
+def _undefined(reason: str, ks: Sequence[int]) -> JSON:
     return {
-        "shares": missing(len(ks), reason),
+        "shares": undefined_estimates(len(ks), reason),
         "smallest_k": [
             {"share": level, "beyond": False, "reason": reason, "k": None, "low": None, "high": None}
             for level in LEVELS
@@ -99,69 +110,73 @@ def _unknown(reason: str, ks: Sequence[int]) -> Found:
     }
 
 
-def _selected(every: Population, sample: Measured, selected: Targets, gap: PerTarget) -> Found:
-    """The share of a gap that k far tokens recover, over targets that were selected because that gap is clear."""
-    table, sample = every.table, sample.among(selected)
+def _recovered_loss(population: Population, sample: SelectionColumns, mask: TargetMask, gap: PerTarget) -> JSON:
+    """Summarize the share of a gap that k far tokens recover, over the targets for which that gap is clear."""
+    columns, sample = population.columns, sample.restrict(mask)
     target, gap = sample.target, gap[sample.target]
-    gained = table.short[target, None] - sample.losses
-    sums = by_document(table.document[target], np.concatenate([gained, gap[:, None]], axis=1))
+    gain = columns.short[target, None] - sample.losses
+    sums = sums_by_document(columns.document[target], np.concatenate([gain, gap[:, None]], axis=1))
     undefined = NO_GAP if len(target) else NO_CLEAR
-    # A target without a gap has no share of its own; the sums still hold it.
+    # The share of a single target needs a positive gap; the sums include all targets.
     defined = gap > 0
-    names, document = np.unique(table.document[target][defined], return_inverse=True)
-    medians = [median(document, each) for each in (gained[defined] / gap[defined, None]).T]
+    names, document = np.unique(columns.document[target][defined], return_inverse=True)
+    medians = [median(document, each) for each in (gain[defined] / gap[defined, None]).T]
     return {
         "targets": len(target),
         "documents": len(sums),
-        "loss": every.bootstrap(ratio_of_sums(sums), len(sums), undefined),
-        "median": [every.bootstrap(each, len(names), undefined, len(document))[0] for each in medians],
+        "loss": population.bootstrap(ratio_of_sums(sums), len(sums), undefined),
+        "median": [population.bootstrap(each, len(names), undefined, len(document))[0] for each in medians],
         "without_gap": int((~defined).sum()),
     }
 
 
-def _pairs(every: Population, ks: Sequence[int]) -> Iterator[Found]:
-    """Each selection of own far tokens beside the same selection of another source's."""
-    table = every.table
-    for (mode, knows, source, measure), control in table.groups.items():
-        own = table.groups.get((mode, knows, "own", measure))
+def _pairs(population: Population, ks: Sequence[int]) -> Iterator[JSON]:
+    """Compare each selection of own far tokens with the same selection among another source's, target by target."""
+    columns = population.columns
+    for (mode, objective, source, measure), control in columns.groups.items():
+        own = columns.groups.get((mode, objective, "own", measure))
         if source == "own" or own is None:
             continue
-        population, own = every.among(table.sources[source].exists), own.among(table.sources[source].exists)
+        exists = columns.sources[source].exists
+        restricted, own = population.restrict(exists), own.restrict(exists)
         if not np.array_equal(own.target, control.target):
             continue
-        difference, known = control.losses - own.losses, _own_minus(table, source)
-        divergences = population.divergences([own, control])
+        difference, covariate = control.losses - own.losses, _own_minus(columns, source)
+        divergences = restricted.divergences([own, control])
         yield {
-            **{"mode": mode, "knows": knows, "measure": measure, "against": source},
-            **population.counts,
+            **{"mode": mode, "knows": objective, "measure": measure, "against": source},
+            **restricted.counts,
             "measured": len(own.target),
-            "difference": population.regressed(own, difference, known, np.ones(len(known)), NO_TARGETS),
-            "prediction": _unknown(divergences, ks) if isinstance(divergences, str) else divergences.beyond(ks, LEVELS),
-            "selected": {by: _mean(every, own, difference, table.sources[by].gains) for by in ("own", "other")},
+            "difference": restricted.regressed(own, difference, covariate, np.ones(len(covariate)), NO_TARGETS),
+            "prediction": _undefined(divergences, ks)
+            if isinstance(divergences, str)
+            else divergences.beyond(ks, LEVELS),
+            "selected": {
+                by: _mean_difference(population, own, difference, columns.sources[by].gains) for by in ("own", "other")
+            },
         }
 
 
-def _mean(every: Population, sample: Measured, difference: Any, selected: Targets) -> Found:
-    """The mean difference over targets that were selected for their own, or for the other text's gap."""
-    kept = selected[sample.target]
-    target = sample.target[kept]
-    sums = by_document(
-        every.table.document[target], np.concatenate([difference[kept], np.ones((len(target), 1))], axis=1)
-    )
+def _mean_difference(population: Population, sample: SelectionColumns, difference: PerK, mask: TargetMask) -> JSON:
+    """Summarize the mean difference over the measured targets in ``mask``."""
+    inside = mask[sample.target]
+    target = sample.target[inside]
+    values = np.concatenate([difference[inside], np.ones((len(target), 1))], axis=1)
+    sums = sums_by_document(population.columns.document[target], values)
     return {
         "targets": len(target),
         "documents": len(sums),
-        "difference": every.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR),
+        "difference": population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR),
     }
 
 
-def _kind(population: Population, kind: str) -> Found:
-    """What far tokens gain for one kind of target."""
-    table = population.table
+def _kind(population: Population, kind: str) -> JSON:
+    """Summarize the gain from far tokens for one kind of target."""
+    columns = population.columns
     return {
         "kind": kind,
         **population.counts,
-        "gains": population.share(table.sources["own"].gains, NO_TARGETS),
-        "gains_other": population.share(table.sources["other"].gains, NO_TARGETS),
-        "own_minus_other": population.mean(_own_minus(table, "other"), NO_TARGETS),
+        "gains": population.share(columns.sources["own"].gains, NO_TARGETS),
+        "gains_other": population.share(columns.sources["other"].gains, NO_TARGETS),
+        "own_minus_other": population.mean(_own_minus(columns, "other"), NO_TARGETS),
     }

@@ -1,4 +1,4 @@
-"""A summary as tables: what far tokens of each source gain, what k of them give, and own beside other ones."""
+"""Tables of a summary."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ SOURCES = {"own": "own text", "other": "another text", "elsewhere": "elsewhere i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryTable:
-    """A table with its title."""
+    """Table with a title, a header and a body of strings."""
 
     title: str
     header: list[str]
@@ -19,9 +19,9 @@ class SummaryTable:
 
 
 def summary_tables(summary: Summary) -> list[SummaryTable]:
-    """All tables of a study; the answer stands behind them."""
-    found = [_sources(summary), _predictions(summary), _differences(summary), _losses(summary)]
-    return [table for table in found if table.body]
+    """Return the tables of a study that have any line."""
+    tables = [_sources(summary), _predictions(summary), _differences(summary), _losses(summary)]
+    return [table for table in tables if table.body]
 
 
 def _sources(summary: Summary) -> SummaryTable:
@@ -31,16 +31,16 @@ def _sources(summary: Summary) -> SummaryTable:
             SOURCES[far["from"]],
             f"{far['targets']:,}",
             f"{far['documents']:,}",
-            *(shown(far[name]) for name in ("gain", "gains", "loses")),
-            "" if far["own_minus"] is None else shown(far["own_minus"]),
+            *(format_estimate(far[name]) for name in ("gain", "gains", "loses")),
+            "" if far["own_minus"] is None else format_estimate(far["own_minus"]),
         ]
         for far in summary["far"]
         if far["targets"]
     ]
     return SummaryTable(
-        title=f"{summary['model']}: all far tokens beside near tokens alone, over all targets; loss with near tokens "
-        f"{summary['loss_short']:.3f} nats{_intervals(summary['far'])}",
-        header=["far tokens of", "targets", "texts", "gain, nats", f"gain > {gap}", f"lose > {gap}", "own minus these"],
+        title=f"{summary['model']}: all far tokens compared with near tokens only, over all targets; loss with near "
+        f"tokens {summary['loss_short']:.3f} nats{_interval_note(summary['far'])}",
+        header=["far tokens", "targets", "texts", "gain, nats", f"gain > {gap}", f"gain < -{gap}", "own minus these"],
         body=body,
     )
 
@@ -48,12 +48,12 @@ def _sources(summary: Summary) -> SummaryTable:
 def _predictions(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
-        found = group["all_targets"]["prediction"]
-        reached = " / ".join(_smallest(level) for level in found["smallest_k"])
-        body.append([*_named(group, group["from"]), *map(shown, found["shares"]), reached])
+        prediction = group["all_targets"]["prediction"]
+        smallest = " / ".join(_format_k(level) for level in prediction["smallest_k"])
+        body.append([*_name(group, group["from"]), *map(format_estimate, prediction["shares"]), smallest])
     return SummaryTable(
-        title="share of the whole context's prediction that k far tokens give, 1 - KL(k) / KL(short), over all targets",
-        header=[*_header(summary, "far tokens of"), "k for 50 / 80 / 90%"],
+        title="share of the whole context's prediction that k far tokens recover, 1 - KL(k) / KL(short), all targets",
+        header=[*_header("far tokens"), *_ks(summary), "k for 50 / 80 / 90%"],
         body=body,
     )
 
@@ -61,14 +61,13 @@ def _predictions(summary: Summary) -> SummaryTable:
 def _differences(summary: Summary) -> SummaryTable:
     body = []
     for pair in summary["paired"]:
-        named = _named(pair, pair["against"])
-        body.append([*named, "all", *map(shown, pair["difference"])])
+        name = _name(pair, pair["against"])
+        body.append([*name, "all", *map(format_estimate, pair["difference"])])
         for by, selected in pair["selected"].items():
-            body.append([*named, f"clear with {SOURCES[by]}", *map(shown, selected["difference"])])
-    mode, *others, measure = _header(summary, "own minus")[:4]
+            body.append([*name, f"clear with {SOURCES[by]}", *map(format_estimate, selected["difference"])])
     return SummaryTable(
-        title="own minus others at the same k, nats a target; targets that are selected for a gap favour its text",
-        header=[mode, *others, measure, "targets", *(f"k={k}" for k in summary["ks"])],
+        title="own minus control at the same k, nats per target; targets that are clear with one text favor that text",
+        header=[*_header("own minus"), "targets", *_ks(summary)],
         body=body,
     )
 
@@ -76,39 +75,44 @@ def _differences(summary: Summary) -> SummaryTable:
 def _losses(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
-        named = _named(group, group["from"])
-        body.append([*named, "all", *map(shown, group["all_targets"]["loss"])])
+        name = _name(group, group["from"])
+        body.append([*name, "all", *map(format_estimate, group["all_targets"]["loss"])])
         if group["from"] in group["selected"]:
             selected = group["selected"][group["from"]]
-            body.append([*named, f"clear with {SOURCES[group['from']]}", *map(shown, selected["loss"])])
+            body.append([*name, f"clear with {SOURCES[group['from']]}", *map(format_estimate, selected["loss"])])
     return SummaryTable(
-        title="share of the gap in loss that k far tokens recover; without an upper bound where the target is known",
-        header=[*_header(summary, "far tokens of")[:4], "targets", *(f"k={k}" for k in summary["ks"])],
+        title="share of the gap in loss that k far tokens recover; can exceed 1 with the target objective",
+        header=[*_header("far tokens"), "targets", *_ks(summary)],
         body=body,
     )
 
 
-def _header(summary: Summary, source: str) -> list[str]:
-    return ["mode", "knows", source, "measure", *(f"k={k}" for k in summary["ks"])]
+def _header(source: str) -> list[str]:
+    return ["mode", "objective", source, "measure"]
 
 
-def _named(group: Mapping[str, Any], source: str) -> list[str]:
+def _ks(summary: Summary) -> list[str]:
+    return [f"k={k}" for k in summary["ks"]]
+
+
+def _name(group: Mapping[str, Any], source: str) -> list[str]:
     return [group["mode"], group["knows"], SOURCES[source], group["measure"]]
 
 
-def _intervals(found: Sequence[Mapping[str, Any]]) -> str:
-    return "; in brackets 95% intervals over texts" if any(each["gain"]["low"] is not None for each in found) else ""
+def _interval_note(sources: Sequence[Mapping[str, Any]]) -> str:
+    has_intervals = any(each["gain"]["low"] is not None for each in sources)
+    return "; 95% intervals over texts in brackets" if has_intervals else ""
 
 
-def shown(found: Mapping[str, Any]) -> str:
-    """An estimate with its interval; a dash where there is none."""
-    if found["value"] is None:
+def format_estimate(estimate: Mapping[str, Any]) -> str:
+    """Format an estimate with its interval, or a dash without a value."""
+    if estimate["value"] is None:
         return "-"
-    bounds = "" if found["low"] is None else f" [{found['low']:.3f}, {found['high']:.3f}]"
-    return f"{found['value']:.3f}{bounds}"
+    bounds = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['value']:.3f}{bounds}"
 
 
-def _smallest(level: Mapping[str, Any]) -> str:
+def _format_k(level: Mapping[str, Any]) -> str:
     if level["beyond"]:
         return "more"
     return "-" if level["k"] is None else str(level["k"])
