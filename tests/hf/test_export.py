@@ -1,4 +1,4 @@
-"""A run as a folder of `transformers`: the same logits there, the same weights back."""
+"""Tests of the export of runs to folders of `transformers`, and of the import."""
 
 import subprocess
 import sys
@@ -6,33 +6,35 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.cli.test_cli import asked, refused
+from tests.cli.test_cli import error_of, output_of
 from tests.support.small_runs import small_experiment
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import lengthwise as lw
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.randomness import stream
+from lengthwise.encodings import ALiBi, NoPE
+from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment, read_model
 from lengthwise.hf.export import export_hf, import_hf
 from lengthwise.hf.loading import load_text_model
 from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
+from lengthwise.positions import Predicted, Sequential
+from lengthwise.tasks import MultiAddition, Parity
+from lengthwise.tasks.text_format import format_examples
 from lengthwise.training.batch import to_batch
+from lengthwise.training.loss import answer_loss
 
 EXPERIMENTS = {
     "PPC": small_experiment(),
     "rank head": small_experiment(head="rank"),
-    "ALiBi, whose slopes are not saved": small_experiment(scheme=lw.Sequential(), encoding=lw.ALiBi()),
-    "previous token mixed in": replace(
-        small_experiment(), decoder=lw.DecoderSettings(d_model=16, previous_token_mix=True)
-    ),
-    "two levels": small_experiment(
-        lw.MultiAddition(operands=(2, 2)), lw.Predicted(num_position_ids=64), weight_decay=0.1
-    ),
+    "ALiBi": small_experiment(scheme=Sequential(), encoding=ALiBi()),
+    "previous token mix": replace(small_experiment(), decoder=DecoderSettings(d_model=16, previous_token_mix=True)),
+    "two levels": small_experiment(MultiAddition(operands=(2, 2)), Predicted(num_position_ids=64), weight_decay=0.1),
 }
 
 
@@ -49,24 +51,27 @@ def batch_of(experiment: Experiment, length: int = 4, size: int = 3):
     return to_batch(length, examples, experiment.scheme.assign(examples, stream(0, "ids"), training=False))
 
 
-def flat(ids: torch.Tensor) -> torch.Tensor:
+def without_single_level(ids: torch.Tensor) -> torch.Tensor:
     return ids[0] if len(ids) == 1 else ids
 
 
-def test_logits_are_those_of_the_run(folders):
+def test_the_exported_model_has_the_logits_of_the_run(folders):
     run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
     batch = batch_of(run.experiment)
     with torch.no_grad():
         expected = run.decoder.token_logits(run.decoder(batch.tokens, batch.position_ids)[0])
         torch.testing.assert_close(
-            model(batch.tokens, position_ids=flat(batch.position_ids)).logits, expected, atol=1e-6, rtol=0
+            model(batch.tokens, position_ids=without_single_level(batch.position_ids)).logits,
+            expected,
+            atol=1e-6,
+            rtol=0,
         )
 
 
-def test_one_row_of_ids_is_for_all_rows(folders):
+def test_one_row_of_ids_applies_to_all_sequences(folders):
     model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
     batch = batch_of(load_run(folders / "run").experiment)
-    ids = flat(batch.position_ids)[..., :1, :]
+    ids = without_single_level(batch.position_ids)[..., :1, :]
     every = ids.expand(*ids.shape[:-2], len(batch.tokens), -1)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -74,35 +79,35 @@ def test_one_row_of_ids_is_for_all_rows(folders):
         )
 
 
-def test_what_our_decoder_does_not_serve_is_refused_and_its_precision_stays(folders):
+def test_unsupported_arguments_raise_an_error_and_casts_keep_float32(folders):
     model = AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
     batch = batch_of(load_run(folders / "run").experiment)
-    ids = flat(batch.position_ids)
+    ids = without_single_level(batch.position_ids)
     with torch.no_grad():
         expected = model(batch.tokens, position_ids=ids, inputs_embeds=None, output_hidden_states=False).logits
-        for asked in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
-            with pytest.raises(SettingError, match=f"our own decoder does not serve {next(iter(asked))}; leave it out"):
-                model(batch.tokens, position_ids=ids, **asked)
-        with pytest.raises(NotImplementedError, match="embeddings are a parameter, and no module"):
+        for option in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
+            with pytest.raises(
+                SettingError, match=f"this decoder does not support {next(iter(option))}; leave them out"
+            ):
+                model(batch.tokens, position_ids=ids, **option)
+        with pytest.raises(NotImplementedError, match="the embeddings of this decoder are a parameter, not a module"):
             model.get_input_embeddings()
         assert torch.equal(model.to(torch.bfloat16)(batch.tokens, position_ids=ids).logits, expected)
 
 
-def test_a_run_that_counts_its_ids_is_measured_as_text_as_it_is_as_a_run(tmp_path):
-    run = train(replace(small_experiment(scheme=lw.Sequential(), encoding=lw.NoPE(), steps=40)), tmp_path / "run")
+def test_a_run_with_counted_ids_has_the_same_results_in_plain_text(tmp_path):
+    run = train(replace(small_experiment(scheme=Sequential(), encoding=NoPE(), steps=40)), tmp_path / "run")
     export_hf(tmp_path / "run", tmp_path / "hf")
-    settings = lw.EvaluationSettings(lengths=(2, 4), num_examples=(32,))
+    settings = EvaluationSettings(lengths=(2, 4), num_examples=(32,))
     model = load_text_model(str(tmp_path / "hf"))
     same = ("length", "exact_match", "token_accuracy", "first_error")
-    for mine, texts in zip(
-        lw.evaluate(run, settings), evaluate_texts(model, lw.Parity(), settings, shots=0), strict=True
-    ):
+    for mine, texts in zip(evaluate(run, settings), evaluate_texts(model, Parity(), settings, shots=0), strict=True):
         assert {name: texts[name] for name in same} == {name: mine[name] for name in same}
         assert 0 < mine["token_accuracy"] < 1
 
 
-def test_the_way_back_gives_the_same_run(folders, tmp_path):
-    # Also after `transformers` has saved it again.
+def test_import_restores_the_run(folders, tmp_path):
+    # Import also works after `transformers` saved the model again.
     AutoModelForCausalLM.from_pretrained(folders / "hf").save_pretrained(tmp_path / "again")
     for place, source in enumerate((folders / "hf", tmp_path / "again")):
         import_hf(source, tmp_path / str(place))
@@ -113,53 +118,55 @@ def test_the_way_back_gives_the_same_run(folders, tmp_path):
         assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
-def written(decoder: Decoder, experiment: Experiment, tokens: torch.Tensor, ids: torch.Tensor):
+def generate_by_run(decoder: Decoder, experiment: Experiment, tokens: torch.Tensor, ids: torch.Tensor):
     end = experiment.task.vocabulary.index("end")
-    given = ids if decoder.predicts_ids else torch.arange(40).expand(len(ids), len(tokens), -1)
-    return generate(decoder, tokens, given, end=end, max_new_tokens=9)
+    all_ids = ids if decoder.predicts_ids else torch.arange(40).expand(len(ids), len(tokens), -1)
+    return generate(decoder, tokens, all_ids, end=end, max_new_tokens=9)
 
 
-def test_it_writes_what_the_run_writes(folders):
+def test_the_exported_model_generates_the_tokens_of_the_run(folders):
     run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf").eval()
     batch = batch_of(run.experiment)
     prompt = int(batch.prompt_length[0])
     tokens, ids = batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt]
-    expected = written(run.decoder, run.experiment, tokens, ids)
+    expected = generate_by_run(run.decoder, run.experiment, tokens, ids)
     made = model.generate(
-        tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, return_dict_in_generate=True
+        tokens, position_ids=without_single_level(ids), max_new_tokens=9, do_sample=False, return_dict_in_generate=True
     )
     new = made.sequences[:, prompt:]
     assert torch.equal(new[expected.is_written[:, : new.shape[1]]], expected.tokens[expected.is_written])
-    without = model.generate(tokens, position_ids=flat(ids), max_new_tokens=9, do_sample=False, use_cache=False)
+    without = model.generate(
+        tokens, position_ids=without_single_level(ids), max_new_tokens=9, do_sample=False, use_cache=False
+    )
     assert torch.equal(without, made.sequences)
 
 
-def test_the_loss_is_that_of_training(folders):
+def test_the_exported_model_has_the_training_loss(folders):
     run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf")
     batch = batch_of(run.experiment)
     labels = torch.where(batch.token_scored, batch.tokens, -100)
     wanted = torch.where(batch.id_scored, batch.position_ids, -100)
-    of_ids = {"position_labels": flat(wanted)} if run.experiment.scheme.predicts_ids else {}
-    made = model(batch.tokens, position_ids=flat(batch.position_ids), labels=labels, **of_ids)
-    expected = lw.loss.answer_loss(run.decoder, batch, run.experiment.training.id_weight)
+    of_ids = {"position_labels": without_single_level(wanted)} if run.experiment.scheme.predicts_ids else {}
+    made = model(batch.tokens, position_ids=without_single_level(batch.position_ids), labels=labels, **of_ids)
+    expected = answer_loss(run.decoder, batch, run.experiment.training.id_weight)
     torch.testing.assert_close(made.loss, expected.loss)
 
 
-def test_a_loss_without_ids_is_refused(folder):
+def test_labels_without_ids_raise_an_error(folder):
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokens = torch.tensor([[0, 1, 2, 1]])
-    with pytest.raises(SettingError, match="labels and packed texts need all IDs, and position_ids has 0 of 4"):
+    with pytest.raises(SettingError, match="position_ids has 0 of 4 IDs, but labels and packed texts need all"):
         model(tokens, labels=tokens)
 
 
-def test_its_tokenizer_knows_the_symbols(folders):
+def test_the_exported_tokenizer_has_the_symbols_of_the_task(folders):
     vocabulary = read_experiment(folders / "run").task.vocabulary
     tokenizer = AutoTokenizer.from_pretrained(folders / "hf")
     assert tokenizer(" ".join(vocabulary))["input_ids"] == list(range(len(vocabulary)))
     assert tokenizer.eos_token == "end"
     task = read_experiment(folders / "run").task
     examples = task.sample(length=4, size=1, rng=stream(0, "text"))
-    (text,) = lw.format_examples(task, examples)
+    (text,) = format_examples(task, examples)
     assert tokenizer(text.prompt + text.response)["input_ids"] == examples.tokens[0].tolist()
 
 
@@ -171,7 +178,7 @@ def folder(tmp_path_factory):
     return root / "hf"
 
 
-def test_prompts_of_several_lengths_are_filled_on_the_left(folder):
+def test_left_padding_does_not_change_generation(folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
     ids = torch.tensor([[0, 0, 1, 2, 0], [1, 2, 3, 4, 0]])
@@ -181,24 +188,24 @@ def test_prompts_of_several_lengths_are_filled_on_the_left(folder):
     assert torch.equal(together[0, -5:], expected[0, -5:])
 
 
-def test_a_decoder_that_mixes_neighbours_takes_no_fill(tmp_path):
-    train(EXPERIMENTS["previous token mixed in"], tmp_path / "run")
+def test_padding_with_previous_token_mix_raises_an_error(tmp_path):
+    train(EXPERIMENTS["previous token mix"], tmp_path / "run")
     export_hf(tmp_path / "run", tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    with pytest.raises(SettingError, match="give prompts of one length, without an attention_mask"):
+    with pytest.raises(SettingError, match="pass prompts of one length, without an attention_mask"):
         model(torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 1]]), torch.tensor([[0, 1, 2]]))
 
 
-def test_what_is_no_exported_run_is_refused(folder, tmp_path):
+def test_invalid_export_and_import_folders_raise_an_error(folder, tmp_path):
     with pytest.raises(RunFolderError, match="already exists; choose another --out"):
         export_hf(folder.parent / "run", folder)
-    with pytest.raises(RunFolderError, match="holds no decoder of ours; give a folder that export --format hf made"):
+    with pytest.raises(RunFolderError, match="is not an exported run; use a folder written by export --format hf"):
         import_hf(folder.parent / "run", tmp_path / "out")
     assert not (tmp_path / "out" / EXPERIMENT).exists()
 
 
 @pytest.mark.parametrize("first", ["lengthwise.hf", "transformers"])
-def test_auto_classes_know_the_model_type_once_its_class_is_imported(folder, first):
+def test_importing_the_model_class_registers_the_model_type(folder, first):
     imports = {
         "lengthwise.hf": "from lengthwise.hf import LengthwiseForCausalLM",
         "transformers": "import transformers",
@@ -214,48 +221,50 @@ def test_auto_classes_know_the_model_type_once_its_class_is_imported(folder, fir
 
 
 @pytest.mark.parametrize("module", ["lengthwise", "lengthwise.hf"])
-def test_importing_the_package_imports_no_transformers_and_patches_no_import_system(module):
+def test_importing_the_package_does_not_import_transformers(module):
     code = f"import sys; before = list(sys.meta_path); import {module}; "
     code += "print('transformers' in sys.modules, before == sys.meta_path)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.split() == ["False", "True"]
 
 
-def test_configurations_load_by_themselves(folder):
-    assert AutoConfig.from_pretrained(folder).symbols == list(lw.Parity().vocabulary)
+def test_auto_config_loads_the_configuration(folder):
+    assert AutoConfig.from_pretrained(folder).symbols == list(Parity().vocabulary)
 
 
-def test_a_module_of_ours_may_be_what_imports_transformers_first():
-    asked = (
-        "from lengthwise.hf.predictive_model import PredictivePositionModel as made; from transformers import AutoConfig; "
-        "print(AutoConfig.for_model('predictive_position').model_type, made.__name__)"
+def test_importing_the_wrapper_first_registers_its_model_type():
+    code = (
+        "from lengthwise.hf import PredictivePositionModel as Model; from transformers import AutoConfig; "
+        "print(AutoConfig.for_model('predictive_position').model_type, Model.__name__)"
     )
-    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert shown.stdout.split() == ["predictive_position", "PredictivePositionModel"]
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["predictive_position", "PredictivePositionModel"]
 
 
-def test_the_command_line_goes_there_and_back(folder, tmp_path, capsys):
+def test_the_command_line_exports_and_imports(folder, tmp_path, capsys):
     for source, form, out in ((folder.parent / "run", "hf", "hf"), (folder, "run", "back")):
-        shown, _ = asked(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
+        shown, _ = output_of(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
         assert shown.startswith(f"saved in {tmp_path / out}; ")
     assert read_experiment(tmp_path / "back") == read_experiment(folder.parent / "run")
     flags = ["--format", "hf", "--out", str(tmp_path / "x")]
-    assert refused(["export", "nowhere", *flags], capsys).startswith("nowhere does not exist; give the folder of a run")
+    assert error_of(["export", "nowhere", *flags], capsys).startswith(
+        "nowhere does not exist; give the folder of a run"
+    )
 
 
-def test_the_public_names_of_hf_are_found():
+def test_all_public_names_of_hf_exist():
     from lengthwise import hf  # noqa: PLC0415
 
     assert all(getattr(hf, name).__name__ == name for name in hf.MODULES)
     assert set(hf.MODULES) <= set(dir(hf))
-    with pytest.raises(AttributeError, match=r"lengthwise\.hf has no Predictive; it has EvaluateByLength"):
+    with pytest.raises(AttributeError, match=r"lengthwise\.hf has no attribute Predictive; known: EvaluateByLength"):
         hf.Predictive  # noqa: B018
 
 
-def test_an_exported_folder_writes_nowhere_else(folder, tmp_path):
+def test_import_writes_no_file_outside_the_run_folder(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.config.run["files"] = {"../outside.json": "{}"}
     model.save_pretrained(tmp_path / "hf")
-    with pytest.raises(RunFolderError, match="names a file outside of a run folder"):
+    with pytest.raises(RunFolderError, match="refers to a file outside the run folder"):
         import_hf(tmp_path / "hf", tmp_path / "in" / "run")
     assert not (tmp_path / "in").exists()

@@ -1,4 +1,4 @@
-"""Collated batches: the IDs of our schemes whatever the padding and packing, and what is refused by its row."""
+"""Tests of collated batches: IDs independent of padding and packing, and errors that name the example."""
 
 from dataclasses import replace
 from itertools import chain
@@ -17,47 +17,47 @@ from lengthwise.positions import SCHEMES, Coupled, PositionScheme, Randomized, S
 
 RANGE = 64
 LENGTHS = (7, 12, 7, 3, 9, 12, 5)
-TAKEN = [name for name, scheme in SCHEMES.items() if not scheme.real_valued]
-over_schemes = pytest.mark.parametrize("name", TAKEN)
+SUPPORTED_SCHEMES = [name for name, scheme in SCHEMES.items() if not scheme.real_valued]
+over_schemes = pytest.mark.parametrize("name", SUPPORTED_SCHEMES)
 over_training = pytest.mark.parametrize("training", [True, False])
 over_models = pytest.mark.parametrize("model", ["llama", "gpt_neox"])
 over_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 
 
 def features(lengths=LENGTHS) -> list[dict]:
-    """Examples whose tokens are all different, with every column that a scheme may read."""
+    """Return examples with distinct tokens and all columns that a scheme may read."""
     rng = np.random.default_rng(1)
-    first, made = 3, []
+    first, examples = 3, []
     for length in lengths:
-        made.append(
+        examples.append(
             {
                 "input_ids": list(range(first, first + length)),
                 "prompt_length": length // 2,
                 "coupling": rng.integers(0, length, size=length).tolist(),
                 "places": rng.integers(0, length, size=length).tolist(),
-                "text": "is left alone",
+                "text": "ignored",
             }
         )
         first += length
-    return made
+    return examples
 
 
-class Watched(PositionScheme):
-    """A scheme that keeps what it was asked and what it said, row by row."""
+class Recorder(PositionScheme):
+    """Scheme that records its inputs and outputs, example by example."""
 
-    name = "watched"
+    name = "recorder"
 
     def __init__(self, scheme: PositionScheme):
-        self.scheme, self.asked = scheme, []
+        self.scheme, self.calls = scheme, []
         self.needs, self.predicts_ids = scheme.needs, scheme.predicts_ids
 
     def assign(self, examples, rng, *, training):
-        """What the scheme says."""
-        given = self.scheme.assign(examples, rng, training=training)
+        """Call the scheme and record the call."""
+        assignment = self.scheme.assign(examples, rng, training=training)
         for row in range(len(examples)):
-            kept = examples.select(np.array([row]))
-            self.asked.append((kept, given.position_ids[0, row], given.id_scored[row], training))
-        return given
+            example = examples.select(np.array([row]))
+            self.calls.append((example, assignment.position_ids[0, row], assignment.id_scored[row], training))
+        return assignment
 
 
 def collated(scheme, rows, **settings) -> dict[str, torch.Tensor]:
@@ -65,15 +65,15 @@ def collated(scheme, rows, **settings) -> dict[str, torch.Tensor]:
 
 
 def pieces(batch: dict[str, torch.Tensor], key: str) -> dict[int, list[int]]:
-    """The values of each example, which is known by its first token."""
-    inside = batch["sequence_ids"] >= 0 if "sequence_ids" in batch else batch["attention_mask"] == 1
-    found = {}
-    for row, kept in enumerate(inside):
-        members = batch["sequence_ids"][row] if "sequence_ids" in batch else torch.where(kept, 0, -1)
+    """Return the values of each example by its first token."""
+    packed = "sequence_ids" in batch
+    sequence_ids = batch["sequence_ids"] if packed else torch.where(batch["attention_mask"] == 1, 0, -1)
+    values = {}
+    for row, members in enumerate(sequence_ids):
         for member in range(int(members.max()) + 1):
-            where = members == member
-            found[int(batch["input_ids"][row, where][0])] = batch[key][row, where].tolist()
-    return found
+            is_member = members == member
+            values[int(batch["input_ids"][row, is_member][0])] = batch[key][row, is_member].tolist()
+    return values
 
 
 @pytest.mark.parametrize(
@@ -81,31 +81,31 @@ def pieces(batch: dict[str, torch.Tensor], key: str) -> dict[int, list[int]]:
 )
 @over_training
 @over_schemes
-def test_ids_are_those_that_the_scheme_gives_the_examples_without_padding(name, training, settings):
-    scheme, rows = Watched(small_scheme(name, num_position_ids=RANGE)), features()
+def test_ids_equal_those_of_the_scheme_without_padding(name, training, settings):
+    scheme, rows = Recorder(small_scheme(name, num_position_ids=RANGE)), features()
     batch = collated(scheme, rows, training=training, **settings)
     ids, labels = pieces(batch, "position_ids"), pieces(batch, "labels")
-    assert len(scheme.asked) == len(ids) == len(rows)
-    wanted = pieces(batch, "position_labels") if scheme.predicts_ids else None
+    assert len(scheme.calls) == len(ids) == len(rows)
+    position_labels = pieces(batch, "position_labels") if scheme.predicts_ids else None
     assert ("position_labels" in batch) == scheme.predicts_ids
     by_first = {row["input_ids"][0]: row for row in rows}
-    for examples, given, id_scored, asked_training in scheme.asked:
+    for examples, expected, id_scored, call_training in scheme.calls:
         (tokens,) = examples.tokens
         row = by_first[int(tokens[0])]
-        assert asked_training is training
+        assert call_training is training
         assert tokens.tolist() == row["input_ids"]
         assert examples.prompt_length == max(row["prompt_length"], 1)
         if scheme.needs is not None:
             assert np.ravel(getattr(examples, scheme.needs)).tolist() == row[scheme.needs]
-        assert ids[int(tokens[0])] == given.tolist()
+        assert ids[int(tokens[0])] == expected.tolist()
         answers = np.arange(len(tokens)) >= max(row["prompt_length"], 1)
         assert labels[int(tokens[0])] == np.where(answers, tokens, -100).tolist()
-        if wanted is not None:
-            assert wanted[int(tokens[0])] == np.where(id_scored, given, -100).tolist()
+        if position_labels is not None:
+            assert position_labels[int(tokens[0])] == np.where(id_scored, expected, -100).tolist()
 
 
 @over_schemes
-def test_padding_on_the_left_is_padding_on_the_right_moved(name):
+def test_left_padding_and_right_padding_give_the_same_values(name):
     scheme, rows = small_scheme(name, num_position_ids=RANGE), features()
     batches = []
     for side in ("right", "left"):
@@ -121,7 +121,7 @@ def test_padding_on_the_left_is_padding_on_the_right_moved(name):
         assert right["attention_mask"][row, :length].all()
 
 
-def test_packs_are_no_wider_than_asked_and_hold_each_example_once():
+def test_packs_respect_the_width_and_contain_each_example_once():
     batch = collated(Sequential(), features(), pack_to=20)
     assert batch["input_ids"].shape[1] <= 20
     assert len(batch["input_ids"]) == 3
@@ -132,17 +132,17 @@ def test_packs_are_no_wider_than_asked_and_hold_each_example_once():
 @over_attention
 @over_models
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_an_example_in_a_pack_has_the_logits_and_the_loss_that_it_has_alone(side, model, attention):
+def test_packing_does_not_change_the_logits_and_loss_of_an_example(side, model, attention):
     model, rows = causal_model(CONFIGS[model]()), features()
     model.set_attn_implementation(attention)
-    # Every step of these IDs is a jump.
+    # These IDs jump at every step.
     scheme = Coupled(num_position_ids=RANGE)
     torch.manual_seed(4)
     packed = collated(scheme, rows, pack_to=20, padding_side=side)
     torch.manual_seed(4)
     padded = collated(scheme, rows, padding_side=side)
     with torch.no_grad():
-        # Keys that a model does not know are passed by.
+        # Models ignore unknown arguments.
         in_packs, in_rows = model(**packed), model(**padded)
     torch.testing.assert_close(in_packs.loss, in_rows.loss, atol=1e-5, rtol=1e-5)
     ids, labels = pieces(padded, "position_ids"), pieces(padded, "labels")
@@ -163,22 +163,22 @@ def test_an_example_in_a_pack_has_the_logits_and_the_loss_that_it_has_alone(side
 @over_attention
 @over_models
 @pytest.mark.parametrize("pack_to", [None, 24])
-def test_the_last_logit_depends_on_tokens_before_every_jump_of_the_ids(pack_to, model, attention):
+def test_the_last_logits_depend_on_tokens_before_each_jump_of_the_ids(pack_to, model, attention):
     model = causal_model(CONFIGS[model]())
     model.set_attn_implementation(attention)
     rows = [{"input_ids": [5, 6, 7, 8, 9], "coupling": [3, 9, 4, 4, 1]}, {"input_ids": [10, 11], "coupling": [0, 1]}]
-    # Alone, no token is padding: the mask has to be there all the same.
+    # Without padding, the mask is needed too.
     batch = collated(Coupled(num_position_ids=RANGE), rows if pack_to else rows[:1], pack_to=pack_to)
     embedded = model.get_input_embeddings()(batch.pop("input_ids")).detach().requires_grad_()
     del batch["labels"]
-    # As in training: with a cache, transformers would look for no packs.
+    # As in training, because with a cache transformers searches for no packed texts.
     model(inputs_embeds=embedded, use_cache=False, **batch).logits[0, 4, 3].backward()
-    seen = embedded.grad.abs().amax(dim=-1)
-    assert (seen[0, :5] > 1e-6).all()
-    assert (seen[0, 5:] == 0).all()
+    gradient = embedded.grad.abs().amax(dim=-1)
+    assert (gradient[0, :5] > 1e-6).all()
+    assert (gradient[0, 5:] == 0).all()
 
 
-def test_a_packed_mask_lasts_through_mixed_precision():
+def test_a_packed_mask_works_in_mixed_precision():
     model = causal_model(CONFIGS["llama"]())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(**collated(Skipwise(num_position_ids=RANGE), features(), pack_to=20, pad_to_multiple_of=4)).loss
@@ -186,8 +186,8 @@ def test_a_packed_mask_lasts_through_mixed_precision():
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def loaded(workers: int, epochs: int = 2) -> list[list[torch.Tensor]]:
-    """The IDs of every epoch, from a loader under one seed."""
+def ids_of_epochs(workers: int, epochs: int = 2) -> list[list[torch.Tensor]]:
+    """Return the IDs of every epoch of a seeded loader."""
     torch.manual_seed(5)
     collator = PositionCollator(Randomized(num_position_ids=4_096), 0)
     loader = torch.utils.data.DataLoader(features(), batch_size=3, num_workers=workers, collate_fn=collator)
@@ -195,23 +195,23 @@ def loaded(workers: int, epochs: int = 2) -> list[list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ids_are_other_ones_every_epoch_and_the_same_under_the_same_seed(workers):
-    first, second = loaded(workers)
+def test_ids_differ_between_epochs_and_repeat_under_the_same_seed(workers):
+    first, second = ids_of_epochs(workers)
     assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    # Neither do two workers draw the same: batches 0 and 1 are made by one each, their first rows as long.
+    # The first examples of batches 0 and 1, from different workers, have the same length.
     assert not torch.equal(first[0][0], first[1][0])
-    for one, other in zip([*first, *second], chain(*loaded(workers)), strict=True):
+    for one, other in zip([*first, *second], chain(*ids_of_epochs(workers)), strict=True):
         assert torch.equal(one, other)
 
 
-def test_processes_that_train_together_draw_other_ids_under_one_seed(monkeypatch):
-    drawn = []
+def test_distributed_processes_sample_different_ids_under_one_seed(monkeypatch):
+    ids = []
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     for rank in (0, 1):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
         torch.manual_seed(0)
-        drawn.append(collated(Randomized(num_position_ids=4_096), features())["position_ids"])
-    assert not torch.equal(*drawn)
+        ids.append(collated(Randomized(num_position_ids=4_096), features())["position_ids"])
+    assert not torch.equal(*ids)
 
 
 ANSWERS = [
@@ -221,7 +221,7 @@ ANSWERS = [
     ({"assistant_masks": [0, 1, 1, 0, 1]}, [1, 2, 4]),
     ({"prompt_length": 3}, [3, 4]),
     ({"prompt_length": torch.tensor(5)}, []),
-    # TRL adds labels of every token where it knows no mask.
+    # Without a mask, TRL labels every token.
     ({"labels": [5, 6, 7, 8, 9], "prompt_length": 3}, [3, 4]),
     ({"labels": None, "completion_mask": None, "prompt_length": 4}, [4]),
 ]
@@ -229,14 +229,14 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("columns", "answers"), ANSWERS, ids=str)
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_answers_are_the_tokens_that_all_columns_agree_on_and_never_the_first(kind, columns, answers):
-    given = {"input_ids": [5, 6, 7, 8, 9], **columns}
-    row = {key: kind(value) if isinstance(value, list) else value for key, value in given.items()}
+def test_answers_are_the_tokens_that_all_columns_mark_except_the_first(kind, columns, answers):
+    columns = {"input_ids": [5, 6, 7, 8, 9], **columns}
+    row = {key: kind(value) if isinstance(value, list) else value for key, value in columns.items()}
     labels = collated(Sequential(), [row])["labels"][0]
     assert labels.tolist() == [5 + index if index in answers else -100 for index in range(5)]
 
 
-def test_spans_are_read_as_a_coupling_where_there_is_none():
+def test_spans_replace_a_missing_coupling():
     row = {"input_ids": [5, 6, 7], "offset_mapping": [[0, 0], [0, 2], [2, 3]], "spans": [[0, 1, 8]]}
     scheme = Coupled(num_position_ids=RANGE)
     assert collated(scheme, [row], training=False)["position_ids"].tolist() == [[0, 8, 9]]
@@ -244,32 +244,40 @@ def test_spans_are_read_as_a_coupling_where_there_is_none():
     assert collated(scheme, [both], training=False)["position_ids"].tolist() == [[1, 2, 1]]
 
 
-GOOD = {"input_ids": [5, 6], "coupling": [0, 1], "places": [0, 1]}
-ROWS: list[tuple[dict, type[LengthwiseError], str]] = [
-    ({"text": "a"}, FeatureError, r"there are no input_ids \(only text\); tokenize the data set first, and set remove"),
-    ({}, FeatureError, r"there are no input_ids \(only nothing\)"),
-    ({"input_ids": []}, FeatureError, r"input_ids is empty; leave the row out"),
-    ({"input_ids": [1.5, 2.0]}, FeatureError, r"input_ids is \[1.5, 2.0\]; give a list of whole numbers"),
-    ({"input_ids": [[1], [2]]}, FeatureError, r"input_ids is \[\[1\], \[2\]\]; give a list of whole numbers"),
-    ({"input_ids": [[1], [2, 3]]}, FeatureError, r"input_ids is \[\[1\], \[2, 3\]\]; give a list of whole numbers"),
-    ({"input_ids": 7}, FeatureError, r"input_ids is 7; give a list of whole numbers"),
-    ({"attention_mask": [1, 0]}, FeatureError, r"attention_mask hides tokens: .*; tokenize with padding=False"),
-    ({"labels": [1, 2, 3]}, FeatureError, r"labels has 3 numbers; give 2, one for each token"),
-    ({"completion_mask": [1]}, FeatureError, r"completion_mask has 1 numbers; give 2, one for each token"),
-    ({"prompt_length": 3}, FeatureError, r"prompt_length is 3 and the row has 2 tokens; give 0 to 2"),
-    ({"prompt_length": "a"}, FeatureError, r"prompt_length is \['a'\]; give a list of one whole number"),
-    ({"coupling": None}, FeatureError, r"there is no coupling; add a column .*, or spans with .*, keep it with remove"),
-    ({"coupling": [0, -1]}, FeatureError, r"coupling has -1; give whole numbers from 0 on, below 1073741824"),
-    ({"coupling": [0, 1, 2]}, FeatureError, r"coupling has 3 numbers; give 2"),
+VALID = {"input_ids": [5, 6], "coupling": [0, 1], "places": [0, 1]}
+INVALID: list[tuple[dict, type[LengthwiseError], str]] = [
+    (
+        {"text": "a"},
+        FeatureError,
+        r"input_ids are missing \(columns: text\); tokenize the data set first, and set remove",
+    ),
+    ({}, FeatureError, r"input_ids are missing \(columns: none\)"),
+    ({"input_ids": []}, FeatureError, r"input_ids is empty; remove the example"),
+    ({"input_ids": [1.5, 2.0]}, FeatureError, r"invalid input_ids \[1.5, 2.0\]; use a list of integers"),
+    ({"input_ids": [[1], [2]]}, FeatureError, r"invalid input_ids \[\[1\], \[2\]\]; use a list of integers"),
+    ({"input_ids": [[1], [2, 3]]}, FeatureError, r"invalid input_ids \[\[1\], \[2, 3\]\]; use a list of integers"),
+    ({"input_ids": 7}, FeatureError, r"invalid input_ids 7; use a list of integers"),
+    ({"attention_mask": [1, 0]}, FeatureError, r"attention_mask hides tokens, .*; tokenize with padding=False"),
+    ({"labels": [1, 2, 3]}, FeatureError, r"labels has 3 values for 2 tokens; give one per token"),
+    ({"completion_mask": [1]}, FeatureError, r"completion_mask has 1 values for 2 tokens; give one per token"),
+    ({"prompt_length": 3}, FeatureError, r"prompt_length is 3 and the example has 2 tokens; use 0 to 2"),
+    ({"prompt_length": "a"}, FeatureError, r"invalid prompt_length \['a'\]; use a list of one integer"),
+    (
+        {"coupling": None},
+        FeatureError,
+        r"the column coupling is missing; add it .*, or spans with .*, keep it with remove",
+    ),
+    ({"coupling": [0, -1]}, FeatureError, r"invalid coupling -1; use integers from 0 to 1073741823"),
+    ({"coupling": [0, 1, 2]}, FeatureError, r"coupling has 3 values for 2 tokens"),
     (
         {"coupling": None, "spans": []},
         FeatureError,
-        r"there are spans and no offset_mapping; tokenize with return_offsets_mapping=True",
+        r"spans need an offset_mapping; tokenize with return_offsets_mapping=True",
     ),
     (
         {"coupling": None, "spans": [], "offset_mapping": [[0, 1]]},
         FeatureError,
-        r"offset_mapping has 1 pairs; give 2, one for each token",
+        r"offset_mapping has 1 pairs for 2 tokens; give one per token",
     ),
     (
         {"coupling": None, "spans": [[0, 1, 4], [1, 2, 5]], "offset_mapping": [[0, 2], [2, 3]]},
@@ -277,80 +285,84 @@ ROWS: list[tuple[dict, type[LengthwiseError], str]] = [
         r"token 0 \(characters 0 to 2\) belongs to the groups 4 and 5; move the spans",
     ),
     ({"input_ids": [4] * 9, "coupling": [0] * 9}, FeatureError, r"9 tokens do not fit into pack_to 8; truncate or dr"),
-    ({"coupling": [0, 99]}, PositionRangeError, r"the sequence reaches ID 99 but the scheme stops at 63; set num_po"),
+    ({"coupling": [0, 99]}, PositionRangeError, r"the sequence has ID 99 but the largest ID of the scheme is 63"),
 ]
 
 
-@pytest.mark.parametrize(("columns", "kind", "message"), ROWS)
-def test_a_row_that_no_batch_can_be_made_of_is_named_in_one_line(columns, kind, message):
-    bad = {**GOOD, **columns} if columns and "text" not in columns else columns
-    with pytest.raises(kind, match=f"^row 2 of the batch: {message}") as caught:
-        collated(Coupled(num_position_ids=RANGE), [GOOD, GOOD, bad, GOOD], pack_to=8)
+@pytest.mark.parametrize(("columns", "kind", "message"), INVALID)
+def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, kind, message):
+    example = {**VALID, **columns} if columns and "text" not in columns else columns
+    with pytest.raises(kind, match=f"^example 2 of the batch: {message}") as caught:
+        collated(Coupled(num_position_ids=RANGE), [VALID, VALID, example, VALID], pack_to=8)
     assert "\n" not in str(caught.value)
 
 
-def test_ids_that_reach_the_limit_are_refused_by_row_at_evaluation_too():
+def test_ids_beyond_the_limit_raise_an_error_with_the_example():
     rows = features((5, 12, 5))
-    with pytest.raises(
-        PositionRangeError, match=r"^row 1 of the batch: its IDs reach 11 and have to stay below 8; sho"
-    ):
+    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its IDs reach 11, the limit is 7; shorten"):
         collated(Sequential(), rows, num_position_ids=8, training=False)
     assert collated(Sequential(), rows, num_position_ids=12)["position_ids"].max() == 11
 
 
-def test_a_scheme_that_needs_places_says_so():
+def test_a_missing_column_places_raises_an_error():
     with pytest.raises(
-        FeatureError, match=r"^row 0 of the batch: there is no places; add a column with one number per t"
+        FeatureError, match=r"^example 0 of the batch: the column places is missing; add it with one integer"
     ):
         collated(small_scheme("abacus"), [{"input_ids": [5, 6]}])
 
 
-def test_a_batch_without_rows_is_refused():
-    with pytest.raises(FeatureError, match=r"^the batch has no row; give at least one$"):
+def test_an_empty_batch_raises_an_error():
+    with pytest.raises(FeatureError, match=r"^the batch is empty; pass at least one example$"):
         collated(Sequential(), [])
 
 
-def needing_support():
+def support_scheme():
     return type("Mine", (Sequential,), {"name": "mine", "needs": "support"})()
 
 
 class TwoIDs(Sequential):
-    """A scheme of one's own with two IDs per token."""
+    """Custom scheme with two IDs per token."""
 
     name = "two"
 
     def assign(self, examples, rng, *, training):
-        """The token index, twice."""
-        given = super().assign(examples, rng, training=training)
-        return replace(given, position_ids=np.concatenate([given.position_ids] * 2))
+        """Return the token index on two levels."""
+        assignment = super().assign(examples, rng, training=training)
+        return replace(assignment, position_ids=np.concatenate([assignment.position_ids] * 2))
 
 
 SETTINGS = [
     (
         lambda: PositionCollator(small_scheme("random_floats"), 0),
-        r"random_floats gives real .*; use randomized instead",
+        r"random_floats gives real-valued IDs, .*; use randomized instead",
     ),
-    (lambda: PositionCollator(needing_support(), 0), r"mine needs support, which no column holds; coupling and places"),
+    (
+        lambda: PositionCollator(support_scheme(), 0),
+        r"mine needs support, which no column provides; columns: coupling, p",
+    ),
     (
         lambda: PositionCollator(Sequential(), 0, padding_side="top"),
-        r"padding_side 'top' is unknown; choose one of right",
+        r"invalid padding_side 'top'; use one of right, left",
     ),
-    (lambda: PositionCollator(Sequential(), 0, pack_to=0), r"pack_to 0 leaves no token; use at least 1, or None"),
-    (lambda: PositionCollator(Sequential(), 0, pad_to_multiple_of=-8), r"pad_to_multiple_of -8 leaves no token"),
+    (lambda: PositionCollator(Sequential(), 0, pack_to=0), r"invalid pack_to 0; use at least 1, or None"),
+    (
+        lambda: PositionCollator(Sequential(), 0, pad_to_multiple_of=-8),
+        r"invalid pad_to_multiple_of -8; use at least 1",
+    ),
     (
         lambda: PositionCollator(Sequential(), 0, pack_to=12, pad_to_multiple_of=8),
-        r"pack_to 12 is no multiple of pad_to_multiple_of 8, .*; make it one",
+        r"pack_to 12 is not a multiple of pad_to_multiple_of 8, .*; use a multiple",
     ),
     (
         lambda: PositionCollator(Skipwise(num_position_ids=80), 0, num_position_ids=79),
-        r"skipwise gives IDs below 80 and num_position_ids is 79; set the scheme's to at most 79",
+        r"skipwise gives IDs below 80, but num_position_ids is 79; set the scheme's to at most 79",
     ),
-    (lambda: PositionCollator(TwoIDs(), 0)([GOOD]), r"two gives 2 IDs per token and .*; use a scheme of one level"),
+    (lambda: PositionCollator(TwoIDs(), 0)([VALID]), r"two gives 2 IDs per token, .*; use a scheme with one level"),
 ]
 
 
 @pytest.mark.parametrize(("call", "message"), SETTINGS)
-def test_settings_that_no_batch_can_keep_are_refused(call, message):
+def test_invalid_settings_raise_a_one_line_error(call, message):
     with pytest.raises(LengthwiseError, match=f"^{message}") as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -358,29 +370,31 @@ def test_settings_that_no_batch_can_keep_are_refused(call, message):
 
 @pytest.fixture
 def tokenizer():
-    made = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<end>": 2}, unk_token="a"))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<end>", padding_side="left")
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<end>": 2}, unk_token="a"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", padding_side="left"
+    )
 
 
 @pytest.mark.parametrize("kind", ["model", "config"])
-def test_a_collator_for_a_model_takes_its_settings_from_it(kind, tokenizer):
+def test_for_model_takes_settings_from_the_model_and_tokenizer(kind, tokenizer):
     model = causal_model(CONFIGS["llama"]()).to(torch.bfloat16)
-    given = model if kind == "model" else model.config
-    made = PositionCollator.for_model(given, Skipwise(num_position_ids=POSITIONS), tokenizer, pack_to=64)
-    assert (made.pad_token_id, made.padding_side, made.num_position_ids) == (1, "left", POSITIONS)
-    assert made.pack_to == 64
-    assert kind == "config" or made.dtype == torch.bfloat16
+    source = model if kind == "model" else model.config
+    collator = PositionCollator.for_model(source, Skipwise(num_position_ids=POSITIONS), tokenizer, pack_to=64)
+    assert (collator.pad_token_id, collator.padding_side, collator.num_position_ids) == (1, "left", POSITIONS)
+    assert collator.pack_to == 64
+    assert kind == "config" or collator.dtype == torch.bfloat16
     beyond = PositionCollator.for_model(
-        given, Skipwise(num_position_ids=500), tokenizer, beyond_trained=True, pad_to_multiple_of=4
+        source, Skipwise(num_position_ids=500), tokenizer, beyond_trained=True, pad_to_multiple_of=4
     )
     assert (beyond.num_position_ids, beyond.pad_to_multiple_of) == (None, 4)
     assert beyond(features())["position_ids"].max() >= POSITIONS
-    # Of a table of positions no more is read than it holds.
+    # IDs stay within a table of positions.
     table = PositionCollator.for_model(CONFIGS["gpt2"](), Sequential(), tokenizer)
     assert table.num_position_ids == POSITIONS
 
 
-def test_a_collator_for_a_model_refuses_what_the_model_cannot_read(tokenizer):
+def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
     llama, mistral = CONFIGS["llama"](), CONFIGS["mistral"]()
     mistral.sliding_window = 16
     flash = CONFIGS["llama"]()
@@ -390,12 +404,12 @@ def test_a_collator_for_a_model_refuses_what_the_model_cannot_read(tokenizer):
         (
             lambda: make(llama, Skipwise(num_position_ids=97), tokenizer),
             PositionRangeError,
-            r"^skipwise gives IDs below 97 and llama was made for those below 96; .*, or pass beyond_trained=True$",
+            r"^skipwise gives IDs below 97, but llama has IDs below 96; .*, or pass beyond_trained=True$",
         ),
         (
             lambda: make(mistral, Sequential(), tokenizer, pack_to=17),
             SettingError,
-            r"^pack_to 17 is wider than the window of 16 tokens that some .*; pack to at most 16",
+            r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .*; use at most 16",
         ),
         (
             lambda: make(flash, Sequential(), tokenizer),
@@ -410,19 +424,13 @@ def test_a_collator_for_a_model_refuses_what_the_model_cannot_read(tokenizer):
         (
             lambda: make(torch.nn.Linear(1, 1), Sequential(), tokenizer),
             ModelError,
-            r"^Linear is no model of transformers; give one, or its configuration$",
+            r"^Linear is not a model of transformers; pass such a model, or its configuration$",
         ),
     ):
         with pytest.raises(kind, match=message):
             call()
     tokenizer.pad_token = None
-    with pytest.raises(
-        ModelError, match=r"^the tokenizer has no pad token; set one, such as tokenizer.pad_token = tok"
-    ):
+    with pytest.raises(ModelError, match=r"^the tokenizer has no pad token; set one, as in tokenizer.pad_token = tok"):
         make(llama, Sequential(), tokenizer)
-    assert make(llama, Sequential(), tokenizer_with_pad(tokenizer), pack_to=4 * POSITIONS).pack_to == 4 * POSITIONS
-
-
-def tokenizer_with_pad(tokenizer):
     tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    assert make(llama, Sequential(), tokenizer, pack_to=4 * POSITIONS).pack_to == 4 * POSITIONS

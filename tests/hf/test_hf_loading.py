@@ -1,4 +1,4 @@
-"""Models and tokenizers from folders: what is loaded, and what is refused in one line."""
+"""Tests of loading models and tokenizers from folders, and of the errors."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from lengthwise.core.errors import ModelError, UnknownNameError
 from lengthwise.hf.loading import HFCodec, load_causal_lm, load_codec
 
 
-def letters(*, begins: bool) -> transformers.PreTrainedTokenizerFast:
-    """A token per byte; texts begin with ``<s>`` if asked to."""
+def byte_level_tokenizer(*, has_start: bool) -> transformers.PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte; ``has_start`` puts ``<s>`` before each text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({"<s>": 0, **{byte: i + 1 for i, byte in enumerate(alphabet)}}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    if begins:
+    if has_start:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
 
@@ -28,7 +28,7 @@ def folders(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("models")
     llama = causal_model(CONFIGS["llama"]())
     llama.save_pretrained(root / "llama")
-    letters(begins=True).save_pretrained(root / "llama")
+    byte_level_tokenizer(has_start=True).save_pretrained(root / "llama")
     llama.model.save_pretrained(root / "headless")
     sizes = {"vocab_size": 50, "d_model": 8, "d_kv": 4, "num_layers": 1, "num_heads": 1, "d_ff": 8}
     transformers.T5Model(transformers.T5Config(**sizes)).save_pretrained(root / "t5")
@@ -40,7 +40,7 @@ def folders(tmp_path_factory) -> Path:
     return root
 
 
-def test_a_saved_model_predicts_as_it_did_before(folders):
+def test_a_loaded_model_has_the_predictions_of_the_saved_one(folders):
     loaded, model = load_causal_lm(str(folders / "llama")), causal_model(CONFIGS["llama"]())
     tokens = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -52,34 +52,39 @@ def test_a_saved_model_predicts_as_it_did_before(folders):
 @pytest.mark.parametrize(
     ("folder", "message"),
     [
-        ("empty", r"holds no model \(it has no config.json\); give a folder that save_pretrained made"),
-        ("missing", r"does not exist; give a folder that save_pretrained made, or a name on the hub"),
-        ("headless", r"lacks its language-modelling head; give a model that was saved with one"),
-        ("t5", r"is no causal model with a language-modelling head; give one that is"),
-        ("bert", r"is no causal model: a token changes what is predicted before it"),
-        ("damaged", r"cannot be loaded \(.*\); give a folder"),
+        ("empty", r"contains no model \(no config.json\); use a folder written by save_pretrained"),
+        ("missing", r"does not exist; use a folder written by save_pretrained, or a name on the Hub"),
+        (
+            "headless",
+            r"was saved without a language-modelling head; use a model whose architecture ends in ForCausalLM",
+        ),
+        ("t5", r"is not a causal model with a language-modelling head; use one"),
+        ("bert", r"is not causal: a token changes earlier predictions"),
+        ("damaged", r"cannot be loaded \(.*\); use a folder"),
     ],
 )
-def test_what_is_no_causal_language_model_is_refused_in_one_line(folders, folder, message):
+def test_loading_anything_but_a_causal_language_model_raises_a_one_line_error(folders, folder, message):
     with pytest.raises(ModelError, match=message) as caught:
         load_causal_lm(str(folders / folder))
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_without_a_tokenizer_is_refused(folders):
-    with pytest.raises(ModelError, match=r"headless has no tokenizer that can be loaded .*; name one with --tokenizer"):
+def test_loading_a_missing_tokenizer_raises_an_error(folders):
+    with pytest.raises(
+        ModelError, match=r"the tokenizer of \S*headless cannot be loaded .*; name one with --tokenizer"
+    ):
         load_codec(str(folders / "headless"))
 
 
-def test_a_token_behind_every_text_is_no_start():
-    ended = letters(begins=False)
-    post = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
-    ended.backend_tokenizer.post_processor = post
-    assert ended("a")["input_ids"][-1] == 0
-    assert HFCodec(ended, "letters").start == ()
+def test_a_token_after_every_text_is_not_a_start_token():
+    tokenizer = byte_level_tokenizer(has_start=False)
+    processor = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
+    tokenizer.backend_tokenizer.post_processor = processor
+    assert tokenizer("a")["input_ids"][-1] == 0
+    assert HFCodec(tokenizer, "bytes").start == ()
 
 
-def test_weights_of_half_precision_are_measured_in_float32_unless_asked_otherwise(tmp_path):
+def test_half_precision_weights_load_as_float32_by_default(tmp_path):
     causal_model(CONFIGS["llama"]()).bfloat16().save_pretrained(tmp_path)
     assert load_causal_lm(str(tmp_path)).model.dtype == torch.float32
     assert load_causal_lm(str(tmp_path), dtype="bfloat16").model.dtype == torch.bfloat16
@@ -87,16 +92,16 @@ def test_weights_of_half_precision_are_measured_in_float32_unless_asked_otherwis
         load_causal_lm(str(tmp_path), dtype="float64")
 
 
-@pytest.mark.parametrize("begins", [True, False])
-def test_the_start_of_every_text_is_known_apart_from_its_tokens(begins):
-    codec = HFCodec(letters(begins=begins), "letters")
-    assert codec.start == ((0,) if begins else ())
+@pytest.mark.parametrize("has_start", [True, False])
+def test_the_codec_separates_start_tokens_from_the_text(has_start):
+    codec = HFCodec(byte_level_tokenizer(has_start=has_start), "bytes")
+    assert codec.start == ((0,) if has_start else ())
     tokens = codec.encode("ab é <s>")
     assert 0 not in tokens[:2]
     assert "".join(codec.token_text(token) for token in tokens[:3]) == "ab "
 
 
-def test_a_text_of_any_length_is_tokenized_without_a_warning(folders, capfd):
+def test_tokenizing_a_long_text_prints_no_warning(folders, capfd):
     codec = load_codec(str(folders / "llama"))
     assert len(codec.encode("a" * 3000)) == 3000
     assert capfd.readouterr().err == ""

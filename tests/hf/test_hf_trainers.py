@@ -1,4 +1,4 @@
-"""A few steps of `Trainer` and of TRL's `SFTTrainer`: columns arrive, IDs are ours, the loss is finite or joint."""
+"""Tests of a few steps of `Trainer` and of TRL's `SFTTrainer`: columns, position IDs and losses."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.positions import Coupled, Predicted
 
-ROWS = {
+EXAMPLES = {
     "input_ids": [[5, 6, 7, 8], [9, 10, 11, 12, 13], [14, 15, 16], [17, 18, 19, 20]],
     "coupling": [[1, 2, 1, 2], [1, 2, 3, 2, 1], [4, 5, 4], [1, 2, 1, 2]],
     "completion_mask": [[0, 0, 1, 1], [0, 0, 0, 1, 1], [0, 0, 1], [0, 0, 1, 1]],
@@ -30,7 +30,7 @@ SETTINGS = {
     "save_strategy": "no",
     "disable_tqdm": True,
 }
-NAMED = PreTrainedTokenizerFast(
+TOKENIZER = PreTrainedTokenizerFast(
     tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>")),
     pad_token="<pad>",
     eos_token="<end>",
@@ -38,63 +38,65 @@ NAMED = PreTrainedTokenizerFast(
 over_packs = pytest.mark.parametrize("pack_to", [None, 9])
 
 
-def watch(model, seen: list) -> None:
-    """Keep what the model is asked with."""
-    model.register_forward_pre_hook(lambda _, given, named: seen.append(named), with_kwargs=True)
+def record_inputs(model) -> list[dict]:
+    """Return a list to which every call of the model appends its inputs."""
+    calls: list[dict] = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)
+    return calls
 
 
-def check(collator: PositionCollator, seen: list, trainer, trained) -> None:
-    """Every row was trained on once, with jumping IDs of the scheme and a mask; evaluation takes another collator."""
-    assert math.isfinite(trained.training_loss)
-    assert len(seen) == 2
-    for named in seen:
-        assert named["attention_mask"].dim() == (2 if collator.pack_to is None else 4)
-        assert set(named["position_ids"].diff().unique().tolist()) - {0, 1}
-        assert named["position_ids"].max() < 96
-    scored = torch.cat([named["labels"][named["labels"] >= 0] for named in seen])
+def check(collator: PositionCollator, calls: list[dict], trainer) -> None:
+    """Train on every example once with jumping IDs and a mask, and evaluate with another collator."""
+    assert math.isfinite(trainer.train().training_loss)
+    assert len(calls) == 2
+    for inputs in calls:
+        assert inputs["attention_mask"].dim() == (2 if collator.pack_to is None else 4)
+        assert set(inputs["position_ids"].diff().unique().tolist()) - {0, 1}
+        assert inputs["position_ids"].max() < 96
+    scored = torch.cat([inputs["labels"][inputs["labels"] >= 0] for inputs in calls])
     assert sorted(scored.tolist()) == [7, 8, 12, 13, 16, 19, 20]
     trainer.data_collator = replace(collator, training=False)
     assert math.isfinite(trainer.evaluate()["eval_loss"])
-    assert {number for named in seen[2:] for number in named["position_ids"].unique().tolist()} <= set(range(6))
+    assert {number for inputs in calls[2:] for number in inputs["position_ids"].unique().tolist()} <= set(range(6))
 
 
 @over_packs
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_trainer_gives_our_ids_to_the_model(pack_to, tmp_path):
-    model, rows, seen = causal_model(CONFIGS["llama"]()), Dataset.from_dict(ROWS), []
-    watch(model, seen)
+def test_trainer_passes_the_ids_of_the_collator_to_the_model(pack_to, tmp_path):
+    model, examples = causal_model(CONFIGS["llama"]()), Dataset.from_dict(EXAMPLES)
+    calls = record_inputs(model)
     collator = replace(COLLATOR, pack_to=pack_to)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(str(tmp_path), **SETTINGS),
-        train_dataset=rows,
-        eval_dataset=rows,
+        train_dataset=examples,
+        eval_dataset=examples,
         data_collator=collator,
     )
-    check(collator, seen, trainer, trainer.train())
+    check(collator, calls, trainer)
 
 
 @over_packs
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_sft_trainer_gives_our_ids_to_the_model(pack_to, tmp_path):
+def test_sft_trainer_passes_the_ids_of_the_collator_to_the_model(pack_to, tmp_path):
     trl = pytest.importorskip("trl")
-    model, rows, seen = causal_model(CONFIGS["llama"]()), Dataset.from_dict(ROWS), []
-    watch(model, seen)
+    model, examples = causal_model(CONFIGS["llama"]()), Dataset.from_dict(EXAMPLES)
+    calls = record_inputs(model)
     collator = replace(COLLATOR, pack_to=pack_to)
     trainer = trl.SFTTrainer(
         model=model,
         args=trl.SFTConfig(str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, **SETTINGS),
-        train_dataset=rows,
-        eval_dataset=rows,
+        train_dataset=examples,
+        eval_dataset=examples,
         data_collator=collator,
-        processing_class=NAMED,
+        processing_class=TOKENIZER,
     )
-    check(collator, seen, trainer, trainer.train())
+    check(collator, calls, trainer)
 
 
 @over_packs
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, tmp_path):
+def test_sft_trainer_and_trainer_train_the_same_position_head(pack_to, tmp_path):
     trl = pytest.importorskip("trl")
 
     class JointSFTTrainer(trl.SFTTrainer):
@@ -105,17 +107,17 @@ def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, t
         JointSFTTrainer: (
             trl.SFTConfig,
             {"dataset_kwargs": {"skip_prepare_dataset": True}},
-            {"processing_class": NAMED},
+            {"processing_class": TOKENIZER},
         ),
     }
     collator = PositionCollator(Predicted(num_position_ids=96), 0, pack_to=pack_to, num_position_ids=96)
     heads = []
     for trainer, (arguments, options, more) in kinds.items():
-        alike = {"learning_rate": 1e-3, "weight_decay": 0.0, "lr_scheduler_type": "linear", "logging_steps": 1}
-        args = arguments(str(tmp_path / trainer.__name__), **SETTINGS, **options, **alike, bf16=False)
+        shared = {"learning_rate": 1e-3, "weight_decay": 0.0, "lr_scheduler_type": "linear", "logging_steps": 1}
+        args = arguments(str(tmp_path / trainer.__name__), **SETTINGS, **options, **shared, bf16=False)
         model = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()))
-        rows = Dataset.from_dict(ROWS)
-        trainer(model=model, args=args, train_dataset=rows, data_collator=collator, **more).train()
+        examples = Dataset.from_dict(EXAMPLES)
+        trainer(model=model, args=args, train_dataset=examples, data_collator=collator, **more).train()
         heads.append(model.position_head.state_dict())
     assert all(torch.equal(weight, heads[1][name]) for name, weight in heads[0].items())
     before = PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]())).position_head.state_dict()
@@ -123,12 +125,14 @@ def test_sft_trainer_trains_what_trainer_does_where_ids_are_predicted(pack_to, t
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_columns_that_trainer_removed_are_missed_in_one_line(tmp_path):
+def test_a_column_removed_by_trainer_raises_a_one_line_error(tmp_path):
     trainer = Trainer(
         model=causal_model(CONFIGS["llama"]()),
         args=TrainingArguments(str(tmp_path), **{**SETTINGS, "remove_unused_columns": True}),
-        train_dataset=Dataset.from_dict(ROWS),
+        train_dataset=Dataset.from_dict(EXAMPLES),
         data_collator=COLLATOR,
     )
-    with pytest.raises(FeatureError, match=r"^row 0 of the batch: there is no coupling; .*remove_unused_columns=False"):
+    with pytest.raises(
+        FeatureError, match=r"^example 0 of the batch: the column coupling is missing; .*remove_unused_columns=False"
+    ):
         trainer.train()

@@ -1,4 +1,4 @@
-"""Exact match by length while the Trainer of `transformers` trains."""
+"""Tests of exact match by length while `Trainer` trains."""
 
 import json
 from dataclasses import replace
@@ -12,18 +12,21 @@ from tests.hf.test_export import EXPERIMENTS
 from tests.support.small_runs import small_experiment
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-import lengthwise as lw
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError
-from lengthwise.evaluation.exact_match import evaluate_by_length
+from lengthwise.core.randomness import stream
+from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.experiments.run import load_run, train
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.export import export_hf
 from lengthwise.hf.length_callback import EvaluateByLength
 from lengthwise.hf.predictive_model import PredictivePositionModel
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import Coupled, Predicted, Sequential
+from lengthwise.tasks import Parity
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:'pin_memory' argument:UserWarning")
-SETTINGS = lw.EvaluationSettings(lengths=(2, 4), num_examples=(16, 8))
-SCHEME = lw.Predicted(num_position_ids=48)
+SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 8))
+SCHEME = Predicted(num_position_ids=48)
 
 
 def llama() -> transformers.PreTrainedModel:
@@ -34,13 +37,13 @@ def llama() -> transformers.PreTrainedModel:
     )
 
 
-def rows_of(task=None, lengths=(2, 4), each=4):
-    task = lw.Parity() if task is None else task
-    made = []
+def examples_of(task=None, lengths=(2, 4), each=4):
+    task = Parity() if task is None else task
+    result = []
     for length in lengths:
-        examples = task.sample(length=length, size=each, rng=lw.randomness.stream(0, "rows", length))
+        examples = task.sample(length=length, size=each, rng=stream(0, "rows", length))
         for row in range(each):
-            made.append(
+            result.append(
                 {
                     "input_ids": examples.tokens[row].tolist(),
                     "coupling": examples.coupling[0, row].tolist(),
@@ -48,7 +51,7 @@ def rows_of(task=None, lengths=(2, 4), each=4):
                     "length": length,
                 }
             )
-    return made
+    return result
 
 
 def trainer_of(model, folder, **options) -> Trainer:
@@ -63,7 +66,7 @@ def trainer_of(model, folder, **options) -> Trainer:
         seed=7,
         **options,
     )
-    data = Dataset.from_list(rows_of())
+    data = Dataset.from_list(examples_of())
     return Trainer(
         model=model,
         args=arguments,
@@ -77,9 +80,9 @@ def results(folder):
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def test_rows_are_written_and_logged_every_so_many_steps_and_at_the_end(tmp_path):
+def test_rows_are_written_and_logged_every_n_steps_and_at_the_end(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
-    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, every_steps=3))
+    trainer.add_callback(EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, every_steps=3))
     trainer.train()
     rows = results(tmp_path)
     assert [(row["steps"], row["length"], row["num_examples"]) for row in rows] == [
@@ -93,72 +96,72 @@ def test_rows_are_written_and_logged_every_so_many_steps_and_at_the_end(tmp_path
     assert trainer.model.training
 
 
-def test_the_last_rows_are_logged_before_trackers_hear_the_end_and_say_what_rows_of_runs_do(tmp_path):
-    heard = []
+def test_the_last_rows_are_logged_before_training_ends_with_the_keys_of_runs(tmp_path):
+    events = []
 
     class Tracker(transformers.TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):
-            heard.extend(name for name in logs if name == "eval_exact_match_4")
+            events.extend(name for name in logs if name == "eval_exact_match_4")
 
         def on_train_end(self, args, state, control, **kwargs):
-            heard.append("end")
+            events.append("end")
 
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     trainer.add_callback(Tracker())
-    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS))
+    trainer.add_callback(EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS))
     trainer.train()
-    assert heard == ["eval_exact_match_4", "end"]
-    known = {"task", "scheme", "encoding", "seed", "length", "num_examples", "decode", "exact_match", "token_accuracy"}
-    known |= {"low", "high", "first_error", "train_lengths", "id_range", "steps", "fitted", "wall_s", "id_accuracy"}
-    assert known <= set(results(tmp_path)[0])
+    assert events == ["eval_exact_match_4", "end"]
+    keys = {"task", "scheme", "encoding", "seed", "length", "num_examples", "decode", "exact_match", "token_accuracy"}
+    keys |= {"low", "high", "first_error", "train_lengths", "id_range", "steps", "fitted", "wall_s", "id_accuracy"}
+    assert keys <= set(results(tmp_path)[0])
 
 
-def test_a_length_without_any_exact_match_can_be_the_last_one(tmp_path):
+def test_measuring_stops_after_a_length_without_exact_match(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
-    settings = replace(SETTINGS, lengths=(2, 4, 8), num_examples=(16, 8, 8), until_none=True)
-    (two, *more) = EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, settings).measure(trainer.state)
+    settings = replace(SETTINGS, lengths=(2, 4, 8), num_examples=(16, 8, 8), stop_at_zero=True)
+    (two, *more) = EvaluateByLength.from_task(trainer, Parity(), SCHEME, settings).measure(trainer.state)
     assert (two["length"], two["exact_match"], more) == (2, 0, [])
     logged = trainer.state.log_history[-1]
     assert [logged[f"eval_exact_match_{length}"] for length in settings.lengths] == [0, 0, 0]
 
 
-def test_it_measures_when_the_trainer_evaluates(tmp_path):
+def test_the_callback_measures_when_the_trainer_evaluates(tmp_path):
     trainer = trainer_of(llama(), tmp_path, eval_strategy="steps", eval_steps=2)
-    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), lw.Sequential(), SETTINGS))
-    trainer.data_collator = PositionCollator(lw.Sequential(), 3)
+    trainer.add_callback(EvaluateByLength.from_task(trainer, Parity(), Sequential(), SETTINGS))
+    trainer.data_collator = PositionCollator(Sequential(), 3)
     trainer.train()
     assert [row["steps"] for row in results(tmp_path)] == [2, 2, 4, 4]
     assert {row["id_accuracy"] for row in results(tmp_path)} == {0.0}
 
 
-def test_the_best_model_can_be_chosen_by_it(tmp_path):
+def test_exact_match_can_select_the_best_model(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = trainer_of(llama(), tmp_path, **options, metric_for_best_model="eval_exact_match_4")
-    trainer.data_collator = PositionCollator(lw.Sequential(), 3)
-    # Also where it has measured before the trainer evaluates.
-    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), lw.Sequential(), SETTINGS, every_steps=2))
+    trainer.data_collator = PositionCollator(Sequential(), 3)
+    # The callback may have measured this step before.
+    trainer.add_callback(EvaluateByLength.from_task(trainer, Parity(), Sequential(), SETTINGS, every_steps=2))
     trainer.train()
     assert trainer.state.best_metric is not None
 
 
-def test_every_process_measures_and_the_first_one_writes(tmp_path):
+def test_only_the_first_process_writes(tmp_path):
     trainer = trainer_of(llama(), tmp_path)
-    asked = EvaluateByLength.of_rows(trainer, rows_of(), PositionCollator(lw.Sequential(), 0))
+    callback = EvaluateByLength.from_examples(trainer, examples_of(), PositionCollator(Sequential(), 0))
     trainer.state.is_world_process_zero = False
-    assert [row["length"] for row in asked.measure(trainer.state)] == [2, 4]
+    assert [row["length"] for row in callback.measure(trainer.state)] == [2, 4]
     assert not (tmp_path / "results.jsonl").exists()
 
 
-def test_a_run_of_ours_is_measured_as_it_is_here(tmp_path):
-    # Trained long enough that some answers are right.
-    experiment = replace(small_experiment(steps=150), decoder=lw.DecoderSettings(d_model=32))
+def test_an_exported_run_has_the_results_of_the_run(tmp_path):
+    # After this training, some answers are correct.
+    experiment = replace(small_experiment(steps=150), decoder=DecoderSettings(d_model=32))
     train(experiment, tmp_path / "run")
     export_hf(tmp_path / "run", tmp_path / "hf")
     run = load_run(tmp_path / "run")
-    settings = lw.EvaluationSettings(lengths=(8, 30), num_examples=(16, 8))
+    settings = EvaluationSettings(lengths=(8, 30), num_examples=(16, 8))
     expected = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
     trainer = trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "out")
-    measured = EvaluateByLength.of_task(trainer, experiment.task, experiment.scheme, settings).measure(trainer.state)
+    measured = EvaluateByLength.from_task(trainer, experiment.task, experiment.scheme, settings).measure(trainer.state)
     for ours, theirs in zip(expected, measured, strict=True):
         assert 0 < ours.token_accuracy < 1
         for name in ("length", "num_examples", "exact_match", "exact_tokens", "low", "high", "id_accuracy"):
@@ -169,87 +172,88 @@ def test_a_run_of_ours_is_measured_as_it_is_here(tmp_path):
             assert theirs["first_error"]["median_index"] == ours.first_error.median_index
 
 
-def test_free_decoding_finds_what_forced_does(tmp_path):
-    experiment = replace(small_experiment(steps=150), decoder=lw.DecoderSettings(d_model=32))
+def test_free_and_forced_decoding_have_the_same_exact_match(tmp_path):
+    experiment = replace(small_experiment(steps=150), decoder=DecoderSettings(d_model=32))
     train(experiment, tmp_path / "run")
     export_hf(tmp_path / "run", tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
-    # A model's own settings say nothing of its likeliest token.
+    # The model's own generation settings are ignored.
     model.generation_config.suppress_tokens = [0, 1]
     trainer = trainer_of(model, tmp_path / "out")
-    settings = lw.EvaluationSettings(lengths=(8, 20), num_examples=(16, 16))
+    settings = EvaluationSettings(lengths=(8, 20), num_examples=(16, 16))
     forced, free = (
-        EvaluateByLength.of_task(trainer, experiment.task, experiment.scheme, replace(settings, decode=decode)).measure(
-            trainer.state
-        )
+        EvaluateByLength.from_task(
+            trainer, experiment.task, experiment.scheme, replace(settings, decode=decode)
+        ).measure(trainer.state)
         for decode in ("forced", "free")
     )
     assert [row["exact_match"] for row in free] == [row["exact_match"] for row in forced]
     assert [row["decode"] for row in free] == ["free", "free"]
     assert 0 < sum(row["exact_match"] for row in forced) < 2
     assert model.generation_config.suppress_tokens == [0, 1]
-    # A bare model writes with IDs that count up.
+    # A bare model counts the IDs up.
     bare = trainer_of(llama(), tmp_path / "bare")
-    rows = EvaluateByLength.of_task(bare, lw.Parity(), lw.Sequential(), replace(SETTINGS, decode="free"))
+    rows = EvaluateByLength.from_task(bare, Parity(), Sequential(), replace(SETTINGS, decode="free"))
     assert [row["num_examples"] for row in rows.measure(bare.state)] == [16, 8]
-    coupled = EvaluateByLength.of_task(bare, lw.Parity(), lw.Coupled(), replace(SETTINGS, decode="free"))
+    coupled = EvaluateByLength.from_task(bare, Parity(), Coupled(), replace(SETTINGS, decode="free"))
     bare.state.global_step = 1
-    with pytest.raises(SettingError, match="cannot go on with IDs that do not count up from 0; wrap it"):
+    with pytest.raises(SettingError, match="this model only continues IDs that count from 0; wrap it"):
         coupled.measure(bare.state)
 
 
-def test_rows_of_a_data_set_are_grouped_by_their_length(tmp_path):
+def test_examples_are_grouped_by_their_length(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
-    asked = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, facts={"task": "mine"})
-    rows = asked.measure(trainer.state)
+    examples = examples_of(lengths=(3, 2))
+    callback = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, facts={"task": "mine"})
+    rows = callback.measure(trainer.state)
     assert [(row["length"], row["num_examples"], row["task"]) for row in rows] == [(2, 4, "mine"), (3, 4, "mine")]
-    free = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, decode="free")
+    free = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, decode="free")
     assert [row["decode"] for row in free.measure(trainer.state)] == ["free", "free"]
-    first = EvaluateByLength.of_rows(trainer, rows_of(lengths=(3, 2)), trainer.data_collator, until_none=True)
+    first = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, stop_at_zero=True)
     (two, *more) = first.measure(trainer.state)
     assert (two["length"], two["exact_match"], more) == (2, 0, [])
-    # Nothing is measured twice at a step.
-    assert asked.measure(trainer.state) == []
+    # A step is measured once.
+    assert callback.measure(trainer.state) == []
 
 
-def test_symbols_are_translated(tmp_path):
+def test_token_ids_replace_the_symbols_of_the_task(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
-    asked = EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, token_ids=[5, 6, 7, 8])
-    batch = next(asked.batches[2]())
+    callback = EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, token_ids=[5, 6, 7, 8])
+    batch = next(callback.batches[2]())
     assert set(batch["input_ids"].unique().tolist()) <= {5, 6, 7, 8}
     assert bool((batch["labels"][batch["labels"] != -100] >= 5).all())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
-def test_a_model_under_adapters_is_measured(task_type, tmp_path):
-    asked = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["position_head"], "task_type": task_type}
-    model = peft.get_peft_model(PredictivePositionModel.wrap(llama()), peft.LoraConfig(r=2, **asked))
+def test_a_model_with_adapters_is_measured(task_type, tmp_path):
+    options = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["position_head"], "task_type": task_type}
+    model = peft.get_peft_model(PredictivePositionModel.wrap(llama()), peft.LoraConfig(r=2, **options))
     trainer = trainer_of(model, tmp_path)
-    trainer.add_callback(EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS))
+    trainer.add_callback(EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS))
     before = model.get_base_model().model.lm_head.weight.clone()
     trainer.train()
     assert [row["steps"] for row in results(tmp_path)] == [4, 4]
     assert torch.equal(model.get_base_model().model.lm_head.weight, before)
     tokens, ids = torch.tensor([[0, 1, 2]]), torch.tensor([[1, 2, 3]])
-    made = [
+    outputs = [
         model.generate(input_ids=tokens, position_ids=ids, max_new_tokens=4, do_sample=False, use_cache=use)
         for use in (True, False)
     ]
-    assert torch.equal(*made)
+    assert torch.equal(*outputs)
 
 
-def test_wrong_input_is_refused(tmp_path):
+def test_invalid_arguments_raise_an_error(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
-    with pytest.raises(SettingError, match="2 token_ids for the 4 symbols of parity; give one for each"):
-        EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, token_ids=[1, 2])
-    with pytest.raises(FeatureError, match="row 1 says no length; give each a column length"):
-        EvaluateByLength.of_rows(trainer, [{"length": 2}, {}], trainer.data_collator)
-    with pytest.raises(SettingError, match="every_steps 0 is never; use at least 1, or None"):
-        EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, SETTINGS, every_steps=0)
-    with pytest.raises(SettingError, match="no length to evaluate at"):
-        EvaluateByLength.of_rows(trainer, [], trainer.data_collator)
-    with pytest.raises(SettingError, match="variants uniform are not measured; give each as a task, to its own"):
-        EvaluateByLength.of_task(trainer, lw.Parity(), SCHEME, replace(SETTINGS, variants=("uniform",)))
+    with pytest.raises(SettingError, match="2 token_ids for the 4 symbols of parity; give one per symbol"):
+        EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, token_ids=[1, 2])
+    with pytest.raises(FeatureError, match="example 1 has no length; add a column length"):
+        EvaluateByLength.from_examples(trainer, [{"length": 2}, {}], trainer.data_collator)
+    with pytest.raises(SettingError, match="invalid every_steps 0; use at least 1, or None"):
+        EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, every_steps=0)
+    with pytest.raises(SettingError, match="there are no lengths to evaluate; give at least one"):
+        EvaluateByLength.from_examples(trainer, [], trainer.data_collator)
+    with pytest.raises(SettingError, match="variants uniform are not supported; create one callback per variant"):
+        EvaluateByLength.from_task(trainer, Parity(), SCHEME, replace(SETTINGS, variants=("uniform",)))
     with pytest.raises(UnsupportedTaskError, match="multi_addition has IDs on several levels"):
-        next(EvaluateByLength.of_task(trainer, EXPERIMENTS["two levels"].task, SCHEME, SETTINGS).batches[2]())
+        next(EvaluateByLength.from_task(trainer, EXPERIMENTS["two levels"].task, SCHEME, SETTINGS).batches[2]())

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tests.support.causal_models import CONFIGS, FOLLOWS_IDS, POSITIONS, REFUSED, VOCABULARY, causal_model
+from tests.support.causal_models import CONFIGS, POSITIONS, SUPPORTED, UNSUPPORTED, VOCABULARY, causal_model
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError, UnreachableIDsWarning
 from lengthwise.hf.position_cache import PositionCache
@@ -35,7 +35,7 @@ IDS[:, 5] = IDS[:, 4]
 
 def wrapped(architecture: str, **options) -> PredictivePositionModel:
     """A model whose head says something else for every token, and whose end never comes."""
-    model = causal_model(FOLLOWS_IDS[architecture]())
+    model = causal_model(SUPPORTED[architecture]())
     made = PredictivePositionModel.wrap(model, **{"segments": True} | options)
     torch.manual_seed(1)
     for part in (made.position_head, made.segment):
@@ -55,7 +55,7 @@ def written(model, **options):
 
 
 @pytest.mark.parametrize("scaling", ["none", "log"])
-@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+@pytest.mark.parametrize("architecture", SUPPORTED)
 def test_one_answer_however_it_is_computed(architecture, scaling):
     model = shared(architecture, length_scaling=scaling)
     made = written(model)
@@ -73,7 +73,7 @@ def test_one_answer_however_it_is_computed(architecture, scaling):
     assert torch.equal(forced.logits[:, PROMPT - 1 :].argmax(dim=-1), made.sequences[:, PROMPT:])
 
 
-@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+@pytest.mark.parametrize("architecture", SUPPORTED)
 def test_a_prompt_is_continued_as_it_is_alone(architecture):
     model = shared(architecture, length_scaling="none")
     together = written(model)
@@ -251,7 +251,7 @@ def batch() -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "position_ids": ids, "labels": labels, "position_labels": position_labels}
 
 
-@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+@pytest.mark.parametrize("architecture", SUPPORTED)
 def test_packed_rows_have_the_loss_of_their_texts(architecture):
     model, whole = shared(architecture), batch()
     packed = {name: values.view(1, -1) for name, values in whole.items()}
@@ -264,7 +264,7 @@ def test_packed_rows_have_the_loss_of_their_texts(architecture):
     torch.testing.assert_close(apart.loss, apart.token_loss + apart.position_loss)
 
 
-@pytest.mark.parametrize("architecture", FOLLOWS_IDS)
+@pytest.mark.parametrize("architecture", SUPPORTED)
 def test_the_last_logits_see_what_stands_before_a_jump(architecture):
     model = shared(architecture)
     embeddings = []
@@ -388,8 +388,8 @@ def test_a_copy_reads_its_own_hidden_states():
     [
         (CONFIGS["mistral"], "looks back 4096 tokens by token index, whatever their IDs; give it the whole context"),
         (CONFIGS["gemma3"], "looks back 4096 tokens by token index"),
-        (REFUSED["mamba"], "has layers of kind .*|takes no position_ids"),
-        (REFUSED["bloom"], "takes no position_ids; give a model that takes both, such as Llama"),
+        (UNSUPPORTED["mamba"], "has layers of kind .*|takes no position_ids"),
+        (UNSUPPORTED["bloom"], "takes no position_ids; give a model that takes both, such as Llama"),
         (
             lambda: transformers.FalconConfig(
                 vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True

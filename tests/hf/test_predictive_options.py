@@ -83,7 +83,7 @@ def test_every_head_reads_the_token_that_was_chosen_unless_told_not_to(head):
             prompt = state.prompts
             assert prompt is None
             model.next_position_ids(state, chosen)
-            head_in_use, hidden = model._head_in_use(), state.last_hidden().float()
+            head_in_use, hidden = model.position_head, state.last_hidden().float()
             ids.append(head_in_use(hidden, state.last_ids(), model._embed_next(chosen), state.prompts[0]).log_probs)
         losses.append(torch.equal(*ids))
     assert losses == [False, True]

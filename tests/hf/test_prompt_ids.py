@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.hf.test_hf_loading import letters
+from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.hf.test_predictive_model import IDS, INSIDE, TOKENS, batch, wrapped
 from tests.support.causal_models import CONFIGS, causal_model
 from tests.support.small_runs import small_experiment
@@ -33,7 +33,7 @@ def ask(model, **options):
 
 def test_a_prompt_without_ids_is_refused_wherever_it_enters():
     model = wrapped("llama")
-    talk = pipeline("text-generation", model=model, tokenizer=letters(begins=True))
+    talk = pipeline("text-generation", model=model, tokenizer=byte_level_tokenizer(has_start=True))
     for call in (lambda: ask(model), lambda: model(TOKENS), lambda: talk("abc", max_new_tokens=3)):
         with pytest.raises(SettingError, match=NO_RULE):
             call()
@@ -68,7 +68,7 @@ def test_a_batch_of_prompts_is_continued_and_one_of_training_is_refused():
 
 
 def test_training_that_would_learn_no_id_is_refused():
-    base, tokenizer = causal_model(CONFIGS["llama"]()), letters(begins=True)
+    base, tokenizer = causal_model(CONFIGS["llama"]()), byte_level_tokenizer(has_start=True)
     tokenizer.pad_token = "<s>"
     with pytest.raises(ModelError, match=r"asks the model to predict IDs, and llama predicts none, .* wrap it first"):
         PositionCollator.for_model(base, Predicted(num_position_ids=64), tokenizer)

@@ -35,8 +35,8 @@ CONFIGS = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**_SIZES),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
 }
-# What takes IDs of one's own: none of them looks back by token index.
-FOLLOWS_IDS = {
+# Models that support custom position IDs: none attends to a window by token index.
+SUPPORTED = {
     **{name: CONFIGS[name] for name in ("llama", "qwen3", "olmo2", "gpt_neox", "gpt2")},
     "mistral": lambda: transformers.MistralConfig(**_GROUPED, sliding_window=None),
     "qwen2": lambda: transformers.Qwen2Config(**_GROUPED),
@@ -52,8 +52,8 @@ _NEO = {
     "eos_token_id": 2,
 }
 _LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-# Windows by token index that a pack of questions exceeds; angles that change with the largest ID of a call.
-CHANGES_WITH_THE_CALL = {
+# Windows by token index that a pack of queries exceeds, and angles that change with the largest ID of a call.
+CALL_DEPENDENT = {
     "gpt_neo_local": lambda: transformers.GPTNeoConfig(
         **_NEO, attention_types=[[["global", "local"], 2]], window_size=24
     ),
@@ -68,16 +68,16 @@ CHANGES_WITH_THE_CALL = {
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
     ),
 }
-# What scales with the number of keys, or keeps a number of them.
-COUNTS_KEYS = {
+# Attention that depends on the number of keys.
+KEY_COUNTING = {
     "llama4": lambda: transformers.Llama4TextConfig(
         **_GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, no_rope_layers=[1, 1, 0], floor_scale=4
     ),
     "doge": lambda: transformers.DogeConfig(**_GROUPED, keep_window_size=8),
     "doge_wide": lambda: transformers.DogeConfig(**_GROUPED, keep_window_size=80),
 }
-# What has no keys that could be hidden, or takes no IDs.
-REFUSED = {
+# Models without keys to hide, or without position IDs.
+UNSUPPORTED = {
     "mamba": lambda: transformers.MambaConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
     ),
@@ -88,7 +88,7 @@ REFUSED = {
 
 
 def causal_model(config) -> PreTrainedModel:
-    """Weights large enough that every token matters for the prediction."""
+    """Return a model with weights so large that every token changes the prediction."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():

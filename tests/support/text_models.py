@@ -1,9 +1,9 @@
-"""Tiny language models that are asked in text: byte tokens, random weights or answers learned by heart."""
+"""Tiny language models for text, with byte tokens and random or memorized answers."""
 
 from collections.abc import Sequence
 
 import torch
-from tests.hf.test_hf_loading import letters
+from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.support.causal_models import CONFIGS, causal_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -13,9 +13,9 @@ from lengthwise.hf.tokenization import HFCodec
 POSITIONS = 600
 
 
-def bytewise() -> PreTrainedTokenizerFast:
-    """A token per byte behind ``<s>``, which is what ends a text as well."""
-    tokenizer = letters(begins=True)
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per byte; ``<s>`` starts and ends a text."""
+    tokenizer = byte_level_tokenizer(has_start=True)
     tokenizer.eos_token = "<s>"
     return tokenizer
 
@@ -26,20 +26,20 @@ def tiny_model(kind: str = "llama") -> PreTrainedModel:
     return causal_model(config)
 
 
-def asked_in_bytes(model: PreTrainedModel | None = None) -> TextModel:
-    return TextModel(tiny_model() if model is None else model, HFCodec(bytewise(), "tiny"), "tiny")
+def byte_text_model(model: PreTrainedModel | None = None) -> TextModel:
+    return TextModel(tiny_model() if model is None else model, HFCodec(byte_tokenizer(), "tiny"), "tiny")
 
 
-def learned_by_heart(questions: Sequence[Question]) -> PreTrainedModel:
-    """A model that answers these questions right, of one number of tokens, and others by chance."""
+def memorize(questions: Sequence[Question]) -> PreTrainedModel:
+    """Train a model on the answers to these questions, which have the same number of tokens."""
     torch.manual_seed(0)
     model = tiny_model().train()
-    tokens = torch.tensor([each.given + each.answer for each in questions])
-    asked = torch.tensor([[False] * len(each.given) + [True] * len(each.answer) for each in questions])
+    tokens = torch.tensor([each.context + each.answer for each in questions])
+    is_answer = torch.tensor([[False] * len(each.context) + [True] * len(each.answer) for each in questions])[:, 1:]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(400):
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
-        loss = torch.nn.functional.cross_entropy(logits[asked[:, 1:]], tokens[:, 1:][asked[:, 1:]])
+        loss = torch.nn.functional.cross_entropy(logits[is_answer], tokens[:, 1:][is_answer])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

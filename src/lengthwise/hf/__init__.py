@@ -1,9 +1,9 @@
-"""Models of the `transformers` library; nothing else in this package imports it."""
+"""Support for `transformers`; no other room imports that library."""
 
 from importlib import import_module
 from typing import Any
 
-# Public names, imported on first use: `transformers` takes seconds to import.
+# Public names and their modules, imported on first use because importing `transformers` takes seconds.
 MODULES = {
     "EvaluateByLength": "length_callback",
     "LengthwiseConfig": "lengthwise_config",
@@ -21,7 +21,7 @@ MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
-        raise AttributeError(f"lengthwise.hf has no {name}; it has {', '.join(MODULES)}")
+        raise AttributeError(f"lengthwise.hf has no attribute {name}; known: {', '.join(MODULES)}")
     return getattr(import_module(f"lengthwise.hf.{MODULES[name]}"), name)
 
 

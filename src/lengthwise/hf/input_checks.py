@@ -1,4 +1,4 @@
-"""What a call of a model that predicts IDs is refused for."""
+"""Checks of the inputs of models that predict IDs; every check raises ``SettingError`` with the reason."""
 
 import inspect
 import warnings
@@ -16,106 +16,123 @@ from lengthwise.model.position_heads import PositionHead
 
 
 def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
-    """``SettingError`` for embeddings in the place of tokens; adapters pass on that there are none."""
+    """Refuse embeddings in place of tokens; adapters pass None."""
     if inputs_embeds is not None:
-        raise SettingError("an ID depends on tokens, and inputs_embeds names none; give input_ids")
+        raise SettingError("inputs_embeds has no tokens, which position IDs depend on; pass input_ids instead")
 
 
-def check_all_ids(given: int, tokens: Int[Tensor, "batch new"], *asked: Tensor | None) -> None:
-    """``SettingError`` where IDs are missing in a call that is asked for more than what comes next."""
-    if any(each is not None for each in asked):
-        raise SettingError(f"labels and packed texts need all IDs, and position_ids has {given} of {tokens.shape[1]}")
-
-
-def check_range(position_ids: Shaped[Tensor, "*given"], most: int) -> None:
-    """``SettingError`` for IDs below 0 or not below ``most``; a compiled call is not stopped to look."""
-    if torch.compiler.is_compiling() or not position_ids.numel():
-        return
-    smallest, largest = (int(bound) for bound in position_ids.aminmax())
-    if smallest < 0:
-        raise SettingError(f"position_ids fall to {smallest}; give IDs from 0 to {most - 1}")
-    if largest >= most:
+def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
+    """Refuse missing IDs in a call with labels or packed texts."""
+    if any(target is not None for target in targets):
         raise SettingError(
-            f"position_ids reach {largest} and have to stay below {most}; give smaller ones, or wrap the model with a "
-            "larger num_position_ids"
+            f"position_ids has {num_ids} of {tokens.shape[1]} IDs, but labels and packed texts need all; pass them all"
         )
 
 
-def check_known_arguments(named: Iterable[str], inner: nn.Module) -> None:
-    """``SettingError`` for an argument that the model within would swallow unread."""
-    if not named or torch.compiler.is_compiling():
+def check_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
+    """Refuse IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
+    if torch.compiler.is_compiling() or not position_ids.numel():
+        return
+    smallest, largest = (int(bound) for bound in position_ids.aminmax())
+    if smallest < 0 or largest >= num_position_ids:
+        raise SettingError(
+            f"position_ids range from {smallest} to {largest}, allowed are 0 to {num_position_ids - 1}; change them, "
+            "or wrap the model with a larger num_position_ids"
+        )
+
+
+def check_known_arguments(names: Iterable[str], inner: nn.Module) -> None:
+    """Refuse arguments that the wrapped model would ignore."""
+    if not names or torch.compiler.is_compiling():
         return
     known = {*inspect.signature(type(inner).forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
-    if unknown := sorted(set(named) - known):
+    if unknown := sorted(set(names) - known):
         raise SettingError(
-            f"this model takes no {', '.join(unknown)}; leave it out (forward knows position_ids, labels, "
+            f"unknown arguments {', '.join(unknown)}; leave them out (forward also takes position_ids, labels, "
             "position_labels, sequence_ids and prompt_mask)"
         )
 
 
 def check_log_attention(length_scaling: str, attention: str | None) -> None:
-    """``SettingError`` where the model within was set to another attention, which would leave out the scaling."""
+    """Refuse another attention in a wrapped model with log-length scaling."""
     if length_scaling == "log" and attention != LOG_LENGTH:
         raise SettingError(
-            f"length_scaling='log' is off: the model within was set to the attention {attention}; undo it with "
+            f"the wrapped model was set to the attention {attention}, which disables length_scaling='log'; call "
             f"model.model.set_attn_implementation({LOG_LENGTH!r})"
         )
 
 
 def check_id_training(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
-    """``SettingError`` for a training step in which a head that learns is asked for no ID."""
+    """Refuse a training step without ``position_labels`` for a trainable head."""
     if head is None or labels is None or position_labels is not None or not torch.is_grad_enabled():
         return
     if any(weight.requires_grad for weight in head.parameters()):
         raise SettingError(
-            "labels came without position_labels, so the position head would learn nothing; use a scheme that predicts "
-            "IDs (Predicted), wrap the model with head=None, or freeze the head"
+            "training with labels but without position_labels does not train the position head; use a scheme that "
+            "predicts IDs (Predicted), wrap the model with head=None, or freeze the head"
         )
 
 
 def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
-    """``SettingError`` for IDs that are asked of a model that predicts none."""
+    """Refuse ``position_labels`` for a model without a position head."""
     if position_labels is not None and not num_heads:
         raise SettingError(
-            "position_labels came to a model without a position head, so no ID would be learned; wrap a model with a "
-            "head, or use a scheme that predicts no IDs, such as Coupled"
+            "position_labels need a position head, and this model has none; wrap a model with a head, or use a scheme "
+            "that predicts no IDs, such as Coupled"
         )
 
 
-def check_prompts_only(given: Mapping[str, Any]) -> None:
-    """``SettingError`` for a batch of training where `generate` needs one of prompts."""
-    if rest := [name for name in ("labels", "position_labels", "sequence_ids") if given.get(name) is not None]:
+def check_prompts_only(inputs: Mapping[str, Any]) -> None:
+    """Refuse a training batch in `generate`."""
+    if names := [name for name in ("labels", "position_labels", "sequence_ids") if inputs.get(name) is not None]:
         raise SettingError(
-            f"generate got {', '.join(rest)}, so its rows hold answers already; give a batch of prompts, as "
-            "PositionCollator.prompts(rows) makes it"
+            f"generate got {', '.join(names)}, so the batch already contains answers; pass a batch of prompts, such as "
+            "PositionCollator.prompts(rows)"
         )
 
 
 def check_left_padding(attention_mask: Tensor | None) -> None:
-    """``SettingError`` for prompts that are padded on the right, where padding would be continued."""
+    """Refuse prompts that end with padding, which `generate` would continue."""
     if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
         raise SettingError(
-            "a prompt ends with padding, and generate would continue the padding; pad on the left "
+            "a prompt ends with padding, which generate would continue; pad on the left "
             "(tokenizer.padding_side = 'left', or PositionCollator.prompts)"
         )
 
 
 def check_token_labels(labels: Tensor | None) -> None:
-    """``SettingError`` where a training step has ``position_labels`` alone, which no trainer of ours asks for."""
+    """Refuse a training step with ``position_labels`` alone."""
     if labels is None:
         raise SettingError(
-            "position_labels came without labels, as from a trainer that computes the loss of tokens itself, and "
-            "unshifted; leave label_smoothing_factor at 0, and compute_loss_func out"
+            "position_labels need labels; a trainer that removes the labels to compute its own loss is not supported, "
+            "so leave label_smoothing_factor at 0 and compute_loss_func out"
+        )
+
+
+def check_supported_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the decoder of this library does not support."""
+    if names := [name for name, value in arguments.items() if value is not None and value is not False]:
+        raise SettingError(
+            f"this decoder does not support {', '.join(names)}; leave them out (pack_to adds sequence_ids)"
+        )
+
+
+def check_no_replica(model: nn.Module) -> None:
+    """Refuse copies of a model within one process."""
+    if getattr(model, "_is_replica", False):
+        raise SettingError(
+            "torch.nn.DataParallel is not supported, because its copies share state; start one process per device "
+            "(torchrun, or accelerate launch), or make one device visible"
         )
 
 
 def warn_frozen_head(head: nn.Module | None) -> None:
-    """Adapters freeze all that is not theirs, and nobody is told."""
-    # Sharded, a head may have no weights of its own here.
+    """Warn that no weight of the head is trained, as under adapters."""
+    # A sharded head may have no weights in this process.
     weights = [] if head is None else list(head.parameters())
     if weights and torch.is_grad_enabled() and not any(weight.requires_grad for weight in weights):
         warnings.warn(
-            "the position head is frozen, so it learns nothing of position_labels; where it should, add "
+            "the position head is frozen, so it learns nothing from position_labels; to train it, add "
             "modules_to_save=['position_head', 'segment'] to LoraConfig",
             FrozenHeadWarning,
             stacklevel=3,
@@ -123,28 +140,11 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """IDs without a candidate are left out of the loss, which falls to 0 where that is all of them."""
+    """Warn that the head can predict none of the labelled IDs, so that their loss is 0."""
     warnings.warn(
-        f"none of the IDs in position_labels is one that the head {type(head).__name__} can give in this batch, so it "
-        "learns nothing. pointer, rank and search choose among the IDs of the prompt: what prompt_mask marks, or what "
-        "stands before the first label",
+        f"the head {type(head).__name__} can predict none of the IDs in position_labels, so it learns nothing from "
+        "this batch; pointer, rank and search choose among the IDs of the prompt, which is prompt_mask, or the tokens "
+        "before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )
-
-
-def check_supported_arguments(other: Mapping[str, Any]) -> None:
-    """``SettingError`` for what our own decoder, which has no layers of `transformers`, is asked for in vain."""
-    if asked := [name for name, value in other.items() if value is not None and value is not False]:
-        raise SettingError(
-            f"our own decoder does not serve {', '.join(asked)}; leave it out (sequence_ids are what pack_to adds)"
-        )
-
-
-def check_no_replica(model: nn.Module) -> None:
-    """``SettingError`` for one of several copies in a process."""
-    if getattr(model, "_is_replica", False):
-        raise SettingError(
-            "torch.nn.DataParallel runs copies of this model that share what they read; start a process for each "
-            "device (torchrun, or accelerate launch), or show one device alone"
-        )

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
-from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, drawn
-from lengthwise.evaluation.grading import DECODES, Graded
+from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, iter_examples
+from lengthwise.evaluation.grading import DECODES, Grades
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.dataset_columns import UNSCORED
@@ -24,106 +25,20 @@ from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_facts
 
-
-@torch.no_grad()
-def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "forced") -> Graded:
-    """Grade a batch such as a collator makes, with ``labels`` and where IDs are predicted ``position_labels``.
-
-    ``forced``: each choice after the right tokens and IDs, in one forward; where one answer is right, greedy decoding
-    is exact if and only if all of these are. ``free``: the prompts are continued by ``generate``, greedily and with
-    IDs of the model's own: predicted ones or, of a bare model, such as count up (``SettingError`` for prompts whose IDs
-    do not). ``SettingError`` where IDs are to be predicted and the model predicts none.
-    """
-    device = device_of(model)
-    inputs = {name: values.to(device) for name, values in batch.items()}
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    check_has_head(
-        inner.num_position_heads if isinstance(inner, IDGenerationMixin) else 0, inputs.get("position_labels")
-    )
-    return _forced(model, inputs) if decode == "forced" else _free(model, inputs, isinstance(inner, IDGenerationMixin))
-
-
-def _forced(model: Any, inputs: dict[str, Tensor]) -> Graded:
-    tokens, wanted = inputs["input_ids"], inputs.get("position_labels")
-    made = model(**inputs)
-    logits = made.logits[:, :-1].float()
-    written_ids = None if wanted is None else made.predicted_position_ids[:, 1:]
-    loss = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-    return _graded(inputs, logits.argmax(dim=-1), written_ids, loss)
-
-
-def _free(model: Any, inputs: dict[str, Tensor], takes_ids: bool) -> Graded:
-    """Rows of one prompt length at a time; nothing ends early, and what is behind an end is not scored."""
-    tokens, ids = inputs["input_ids"], inputs["position_ids"]
-    written = torch.full_like(tokens, -1)
-    written_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
-    first = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
-    for prompt in first.unique().tolist():
-        rows = first == prompt
-        given = ids[rows, :prompt]
-        if not takes_ids and bool((given != torch.arange(prompt, device=given.device)).any()):
-            raise SettingError(
-                "this model cannot go on with IDs that do not count up from 0; wrap it, or use decode='forced'"
-            )
-        with _greedy(model):
-            made = model.generate(
-                input_ids=tokens[rows, :prompt],
-                attention_mask=inputs["attention_mask"][rows, :prompt],
-                **({"position_ids": given} if takes_ids else {}),
-                max_new_tokens=tokens.shape[1] - prompt,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-            )
-        written[rows] = made.sequences
-        if written_ids is not None:
-            written_ids[rows] = made.position_ids
-    return _graded(inputs, written[:, 1:], None if written_ids is None else written_ids[:, 1:], None)
-
-
-@contextmanager
-def _greedy(model: Any) -> Iterator[None]:
-    """No setting of a model's own: it may forbid tokens or punish repetition, and a greedy choice is the likeliest."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = inner.generation_config
-    inner.generation_config = GenerationConfig(do_sample=False, num_beams=1)
-    try:
-        yield
-    finally:
-        inner.generation_config = own
-
-
-def _graded(inputs: dict[str, Tensor], written: Tensor, written_ids: Tensor | None, loss: Tensor | None) -> Graded:
-    scored, wanted = inputs["labels"][:, 1:] != UNSCORED, inputs.get("position_labels")
-    id_scored, id_right = torch.zeros_like(scored), torch.ones_like(scored)
-    if wanted is not None and written_ids is not None:
-        id_scored, id_right = wanted[:, 1:] != UNSCORED, written_ids == wanted[:, 1:]
-    return Graded(
-        token_right=written == inputs["input_ids"][:, 1:],
-        id_right=id_right,
-        scored=scored,
-        id_scored=id_scored,
-        # Tokens of others have no name for their end.
-        end=torch.zeros_like(scored),
-        prompt_offset=scored.int().argmax(dim=1),
-        token_loss=loss,
-    )
-
-
-# What rows of our own runs say besides, and a trainer does not know; ``facts`` may.
+# Keys of the rows of runs that a trainer does not know; ``facts`` may add them.
 UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
-# Batches of one length, with labels, as a collator makes them.
+# Yields the batches of one length, with labels.
 Batches = Callable[[], Iterator[dict[str, Tensor]]]
 
 
 class EvaluateByLength(TrainerCallback):
-    """Measures exact match by length when `Trainer` evaluates, every so many steps, and when training ends.
+    """Measures exact match by length when `Trainer` evaluates, every ``every_steps`` steps, and when training ends.
 
-    ``trainer.add_callback(EvaluateByLength(trainer, ...))``. For ``decode`` see `grade_batch`; where IDs are predicted,
-    these have to be right too. One batch's logits are held at a time. Each measurement adds rows to ``results.jsonl``
-    of the output folder, and ``eval_exact_match_LENGTH`` to what the trainer logs, so that its trackers see them.
-    ``batches`` has for each length a function that begins anew; ``of_task`` and ``of_rows`` make them. ``facts`` are
-    written into each row. With ``until_none`` a length without any exact match is the last one measured; longer ones
-    have no row, and count as 0 in what is logged.
+    Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. ``batches`` has one function per
+    length that yields its batches; ``from_task`` and ``from_examples`` create them. See `grade_batch` for ``decode``.
+    Each measurement appends rows, with the entries of ``facts``, to ``results.jsonl`` in the output folder, and logs
+    ``eval_exact_match_LENGTH``. With ``stop_at_zero``, no length after the first one without an exact match is
+    measured; these lengths are logged as 0.
     """
 
     def __init__(
@@ -133,22 +48,22 @@ class EvaluateByLength(TrainerCallback):
         *,
         every_steps: int | None = None,
         decode: str = "forced",
-        until_none: bool = False,
+        stop_at_zero: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         if not batches:
-            raise SettingError("no length to evaluate at; give at least one")
+            raise SettingError("there are no lengths to evaluate; give at least one")
         if every_steps is not None and every_steps < 1:
-            raise SettingError(f"every_steps {every_steps} is never; use at least 1, or None")
+            raise SettingError(f"invalid every_steps {every_steps}; use at least 1, or None")
         if decode not in DECODES:
             raise unknown_name("decode", decode, DECODES)
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
-        self.every_steps, self.until_none, self.facts = every_steps, until_none, dict(facts or {})
-        self._measured_at: int | None = None
+        self.every_steps, self.stop_at_zero, self.facts = every_steps, stop_at_zero, dict(facts or {})
+        self._last_step: int | None = None
         self._latest: dict[str, float] = {}
 
     @classmethod
-    def of_task(
+    def from_task(
         cls,
         trainer: Trainer,
         task: Task,
@@ -158,88 +73,85 @@ class EvaluateByLength(TrainerCallback):
         token_ids: Sequence[int] | None = None,
         every_steps: int | None = None,
     ) -> "EvaluateByLength":
-        """With the examples that runs of ours are tested on; ``token_ids`` are the model's for the task's symbols."""
+        """Evaluate on the examples that runs are evaluated on; ``token_ids`` has the model's token for each symbol."""
         if settings.variants:
             raise SettingError(
-                f"variants {', '.join(settings.variants)} are not measured; give each as a task, to its own callback"
+                f"variants {', '.join(settings.variants)} are not supported; create one callback per variant"
             )
         numbers = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
         if len(numbers) != len(task.vocabulary):
             raise SettingError(
-                f"{len(numbers)} token_ids for the {len(task.vocabulary)} symbols of {task.name}; give one for each"
+                f"{len(numbers)} token_ids for the {len(task.vocabulary)} symbols of {task.name}; give one per symbol"
             )
 
         def batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
-            for _, batch in drawn(task, scheme, length, settings.examples_at(place), settings.seed):
+            for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(place), settings.seed):
                 if len(batch.position_ids) != 1:
                     raise UnsupportedTaskError(
-                        f"{task.name} has IDs on several levels and models of transformers on one"
+                        f"{task.name} has IDs on several levels, but models of transformers take one; use another task"
                     )
                 ids, tokens = batch.position_ids[0], numbers[batch.tokens]
-                made = {
+                inputs = {
                     "input_ids": tokens,
                     "position_ids": ids,
                     "attention_mask": torch.ones_like(tokens),
                     "labels": torch.where(batch.token_scored, tokens, UNSCORED),
                 }
-                wanted = {"position_labels": torch.where(batch.id_scored, ids, UNSCORED)}
-                yield made | wanted if scheme.predicts_ids else made
+                position_labels = {"position_labels": torch.where(batch.id_scored, ids, UNSCORED)}
+                yield inputs | position_labels if scheme.predicts_ids else inputs
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
         facts = {**task_facts(task), "scheme": scheme.name}
-        by_length = {
-            length: lambda place=place, length=length: batches(place, length)
-            for place, length in enumerate(settings.lengths)
-        }
-        decode, until_none = settings.decode, settings.until_none
-        return cls(trainer, by_length, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
+        by_length = {length: partial(batches, place, length) for place, length in enumerate(settings.lengths)}
+        stop = settings.stop_at_zero
+        return cls(trainer, by_length, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, facts=facts)
 
     @classmethod
-    def of_rows(  # noqa: PLR0913
+    def from_examples(  # noqa: PLR0913
         cls,
         trainer: Trainer,
-        rows: Iterable[Mapping[str, Any]],
+        examples: Iterable[Mapping[str, Any]],
         collator: PositionCollator,
         *,
         batch_size: int = 16,
         every_steps: int | None = None,
         decode: str = "forced",
-        until_none: bool = False,
+        stop_at_zero: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
-        """With tokenized rows of a data set, which say their ``length``; IDs are those of evaluation."""
+        """Evaluate on tokenized examples with a column ``length``, with the IDs of evaluation."""
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
         by_length: dict[int, list[Mapping[str, Any]]] = {}
-        for number, row in enumerate(rows):
-            if "length" not in row:
-                raise FeatureError(f"row {number} says no length; give each a column length")
-            by_length.setdefault(int(row["length"]), []).append(row)
+        for number, example in enumerate(examples):
+            if "length" not in example:
+                raise FeatureError(f"example {number} has no length; add a column length")
+            by_length.setdefault(int(example["length"]), []).append(example)
 
-        def batches(own: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
-            for start in range(0, len(own), batch_size):
-                yield collator(own[start : start + batch_size])
+        def batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
+            for start in range(0, len(group), batch_size):
+                yield collator(group[start : start + batch_size])
 
-        made = {length: lambda own=own: batches(own) for length, own in by_length.items()}
         facts = {"scheme": collator.scheme.name, **(facts or {})}
-        return cls(trainer, made, every_steps=every_steps, decode=decode, until_none=until_none, facts=facts)
+        groups = {length: partial(batches, group) for length, group in by_length.items()}
+        return cls(trainer, groups, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, facts=facts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A training that begins anew is measured anew."""
-        self._measured_at = None
+        """Forget the last measurement, so that a new training is measured."""
+        self._last_step = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Every so many steps, and at the last one, before trackers hear that training has ended."""
-        often = self.every_steps is not None and state.global_step % self.every_steps == 0
-        if often or state.global_step >= state.max_steps:
+        """Measure every ``every_steps`` steps, and at the last step, before trackers close."""
+        is_due = self.every_steps is not None and state.global_step % self.every_steps == 0
+        if is_due or state.global_step >= state.max_steps:
             self.measure(state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Whenever the trainer evaluates; what it found is among its metrics, by which the best model is chosen."""
+        """Measure when the trainer evaluates, and add the results to its metrics, which select the best model."""
         self.measure(state)
         if (metrics := kwargs.get("metrics")) is not None:
             metrics |= self._latest
@@ -247,18 +159,17 @@ class EvaluateByLength(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """What was trained, where training was stopped before its last step."""
+        """Measure a training that was stopped before its last step."""
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
-        """The rows of the model as it is, once per step.
+        """Measure the model once per step and return the rows.
 
-        Every process measures all (with sharded weights none can alone, and all may choose the best model by it); the
-        first one writes.
+        Every process measures all examples, because sharded weights need all processes; the first one writes.
         """
-        if self._measured_at == state.global_step:
+        if self._last_step == state.global_step:
             return []
-        self._measured_at = state.global_step
+        self._last_step = state.global_step
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         training, rows = model.training, []
         model.eval()
@@ -266,14 +177,12 @@ class EvaluateByLength(TrainerCallback):
             started, tally = time.perf_counter(), Tally()
             for batch in batches():
                 tally.add(grade_batch(model, batch, decode=self.decode))
-            measured = asdict(tally.result(length, self.decode, 0)) | {
-                "wall_s": round(time.perf_counter() - started, 3)
-            }
-            del measured["largest_distance"]
-            seed = self.trainer.args.seed
-            known = {"steps": state.global_step, "epoch": state.epoch, "seed": seed}
-            rows.append({**UNKNOWN, **known, **self.facts, **measured})
-            if self.until_none and measured["exact_match"] == 0:
+            result = asdict(tally.result(length, self.decode, 0))
+            result["wall_s"] = round(time.perf_counter() - started, 3)
+            del result["largest_distance"]
+            progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
+            rows.append({**UNKNOWN, **progress, **self.facts, **result})
+            if self.stop_at_zero and result["exact_match"] == 0:
                 break
         model.train(training)
         if state.is_world_process_zero:
@@ -282,3 +191,82 @@ class EvaluateByLength(TrainerCallback):
         self._latest = {f"eval_exact_match_{length}": share for length, share in exact.items()}
         self.trainer.log(dict(self._latest))
         return rows
+
+
+@torch.no_grad()
+def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "forced") -> Grades:
+    """Grade a batch with ``labels`` and, if IDs are predicted, ``position_labels``.
+
+    ``forced``: predict each token and ID from the correct previous ones, in one forward pass. If each prompt has one
+    correct answer, greedy decoding is exact if and only if all these predictions are correct. ``free``: generate
+    greedily, with IDs that the model predicts or that count up. ``SettingError`` if the model cannot do this.
+    """
+    device = device_of(model)
+    inputs = {name: values.to(device) for name, values in batch.items()}
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    has_ids = isinstance(inner, IDGenerationMixin)
+    check_has_head(inner.num_position_heads if has_ids else 0, inputs.get("position_labels"))
+    return _grade_forced(model, inputs) if decode == "forced" else _grade_free(model, inner, inputs, has_ids)
+
+
+def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
+    tokens, position_labels = inputs["input_ids"], inputs.get("position_labels")
+    output = model(**inputs)
+    logits = output.logits[:, :-1].float()
+    ids = None if position_labels is None else output.predicted_position_ids[:, 1:]
+    loss = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    return _compare(inputs, logits.argmax(dim=-1), ids, loss)
+
+
+def _grade_free(model: Any, inner: Any, inputs: dict[str, Tensor], has_ids: bool) -> Grades:
+    """Generate for the prompts of one length at a time; tokens after the end are not scored."""
+    tokens, ids = inputs["input_ids"], inputs["position_ids"]
+    generated = torch.full_like(tokens, -1)
+    generated_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
+    prompt_length = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
+    for length in prompt_length.unique().tolist():
+        rows = prompt_length == length
+        prompt_ids = ids[rows, :length]
+        if not has_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
+            raise SettingError("this model only continues IDs that count from 0; wrap it, or use decode='forced'")
+        with _greedy_decoding(inner):
+            output = model.generate(
+                input_ids=tokens[rows, :length],
+                attention_mask=inputs["attention_mask"][rows, :length],
+                **({"position_ids": prompt_ids} if has_ids else {}),
+                max_new_tokens=tokens.shape[1] - length,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+            )
+        generated[rows] = output.sequences
+        if generated_ids is not None:
+            generated_ids[rows] = output.position_ids
+    return _compare(inputs, generated[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None)
+
+
+@contextmanager
+def _greedy_decoding(inner: Any) -> Iterator[None]:
+    """Replace the model's generation settings, which may forbid or penalize tokens."""
+    settings = inner.generation_config
+    inner.generation_config = GenerationConfig(do_sample=False, num_beams=1)
+    try:
+        yield
+    finally:
+        inner.generation_config = settings
+
+
+def _compare(inputs: dict[str, Tensor], tokens: Tensor, ids: Tensor | None, loss: Tensor | None) -> Grades:
+    scored, position_labels = inputs["labels"][:, 1:] != UNSCORED, inputs.get("position_labels")
+    id_scored, id_correct = torch.zeros_like(scored), torch.ones_like(scored)
+    if position_labels is not None and ids is not None:
+        id_scored, id_correct = position_labels[:, 1:] != UNSCORED, ids == position_labels[:, 1:]
+    return Grades(
+        token_correct=tokens == inputs["input_ids"][:, 1:],
+        id_correct=id_correct,
+        scored=scored,
+        id_scored=id_scored,
+        # The end token of the model is unknown.
+        end=torch.zeros_like(scored),
+        prompt_offset=scored.int().argmax(dim=1),
+        token_loss=loss,
+    )

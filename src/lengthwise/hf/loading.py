@@ -1,4 +1,4 @@
-"""Causal language models and their tokenizers, from a folder or by their name on the hub."""
+"""Causal language models and tokenizers of `transformers`, from a folder or by their name on the Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-# Imported because they register our model types with the Auto classes.
+# These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model
 import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
@@ -18,26 +18,26 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
 
-# What a model without its last matrix lacks, under the names in use; tied to the embedding, it is no loss.
+# Names of the language-modelling head, which a model without one lacks.
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> CausalLM:
-    """A model whose influences can be measured; ``ModelError`` says what is missing. See ``load_pretrained``."""
+    """Load a model to measure influence with; raises as `load_pretrained`."""
     return CausalLM(load_pretrained(name, device=device, dtype=dtype), name)
 
 
 def load_text_model(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> TextModel:
-    """A model with its own tokenizer, to be asked in plain text; ``ModelError`` says what is missing."""
+    """Load a model and its tokenizer to evaluate it in plain text; raises as `load_pretrained`."""
     return TextModel(load_pretrained(name, device=device, dtype=dtype), load_codec(name), name)
 
 
 def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
-    """A causal model for inference; ``ModelError`` says what is missing.
+    """Load a causal model for inference; ``ModelError`` for a missing, damaged or unsupported model.
 
-    ``dtype`` is one of ``DTYPES``: half precision moves a loss by some hundredths of a nat and takes half of the
-    memory. No code that comes with a model is run.
+    ``dtype`` is one of ``DTYPES``. Half precision halves the memory and changes a loss by some hundredths of a nat.
+    Loading never runs code from the model's folder.
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
@@ -46,29 +46,27 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             _check_num_layers(Path(name), config)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            result: Any = AutoModelForCausalLM.from_pretrained(
                 name,
                 config=config,
                 dtype=getattr(torch, dtype),
                 trust_remote_code=False,
-                # Other formats are unpickled.
+                # Other formats use pickle.
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except Exception as error:  # a damaged file ends in whatever the library meets first
+        except Exception as error:  # a damaged file can raise any class of error
             raise ModelError(_reason(name, error)) from None
-    model, found = loaded
-    if lost := sorted(set(found["missing_keys"])):
-        part = "its language-modelling head" if set(lost) & set(OUTPUTS) else f"weights such as {lost[0]}"
-        raise ModelError(
-            f"{name} lacks {part}; give a model that was saved with one (an architecture that ends in ForCausalLM)"
-        )
+    model, info = result
+    if missing := sorted(set(info["missing_keys"])):
+        part = "a language-modelling head" if set(missing) & set(OUTPUTS) else f"weights such as {missing[0]}"
+        raise ModelError(f"{name} was saved without {part}; use a model whose architecture ends in ForCausalLM")
     model.eval()
     return model if device is None else model.to(device)
 
 
 def check_exists(name: str) -> None:
-    """``ModelError`` unless a model of this name is there; its weights are not read."""
+    """Raise ``ModelError`` unless a model of this name exists, without loading its weights."""
     _check_folder(name)
     with _quiet():
         try:
@@ -78,26 +76,26 @@ def check_exists(name: str) -> None:
 
 
 def load_codec(name: str) -> HFCodec:
-    """The tokenizer beside a model; ``ModelError`` when there is none."""
+    """Load the tokenizer of a model; ``ModelError`` if there is none."""
     with _quiet():
         try:
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
         except Exception as error:  # see load_pretrained
             raise ModelError(
-                f"{name} has no tokenizer that can be loaded ({_first_line(error)}); name one with --tokenizer"
+                f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); name one with --tokenizer"
             ) from None
 
 
 def _check_folder(name: str) -> None:
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(f"{name} holds no model (it has no config.json); give a folder that save_pretrained made")
+        raise ModelError(f"{name} contains no model (no config.json); use a folder written by save_pretrained")
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise ModelError(f"{name} does not exist; give a folder that save_pretrained made, or a name on the hub")
+        raise ModelError(f"{name} does not exist; use a folder written by save_pretrained, or a name on the Hub")
 
 
 def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """``ValueError`` for more layers than the weights have tensors: building them would take for ever."""
+    """Raise ``ValueError`` for more layers than saved tensors, before building them takes too long."""
     files = list(folder.glob("*.safetensors"))
     if not files:
         return
@@ -107,16 +105,16 @@ def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
             num_tensors += len(list(file.keys()))
     num_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(num_layers, int) and num_layers > num_tensors:
-        raise ValueError(f"config.json has {num_layers:,} layers and the weights {num_tensors:,} tensors")
+        raise ValueError(f"config.json has {num_layers:,} layers, but the weights have {num_tensors:,} tensors")
 
 
 def _reason(name: str, error: Exception) -> str:
     line = _first_line(error)
     if "Unrecognized configuration class" in line:
-        return f"{name} is no causal model with a language-modelling head; give one that is, such as a Llama or GPT-2"
+        return f"{name} is not a causal model with a language-modelling head; use one, such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
-        return f"{name} needs code of its own to run, and none is run; give a model that transformers itself knows"
-    return f"{name} cannot be loaded ({line}); give a folder that save_pretrained made, or a name on the hub"
+        return f"{name} needs code from its folder, which is never run; use a model that transformers supports"
+    return f"{name} cannot be loaded ({line}); use a folder written by save_pretrained, or a name on the Hub"
 
 
 def _first_line(error: Exception) -> str:
@@ -126,13 +124,13 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    # Loading prints what belongs on no standard output.
-    before, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    # Loading prints warnings and progress bars.
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()

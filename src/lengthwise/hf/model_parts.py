@@ -34,6 +34,20 @@ def check_one_device(name: str, model: nn.Module) -> None:
         )
 
 
+def use_mask_attention(model: PreTrainedModel) -> None:
+    """Set sdpa attention, unless the current attention takes any mask."""
+    if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
+        model.set_attn_implementation("sdpa")
+
+
+def active_module(module: Any) -> Any:
+    """Return the module, or the copy of it that adapters train."""
+    copies = getattr(module, "modules_to_save", None)
+    if copies is None:
+        return module
+    return module.original_module if module.disable_adapters else copies[module.active_adapters[0]]
+
+
 class InputCapture:
     """Forward pre-hook that stores the first argument of a module."""
 

@@ -11,7 +11,13 @@ from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.compatibility import FULL, WINDOWED, full_context_setting, narrowest_window
 from lengthwise.hf.id_generation import IDGenerationMixin
-from lengthwise.hf.model_parts import MASK_ATTENTIONS, check_one_device, device_of, num_scaled_layers
+from lengthwise.hf.model_parts import (
+    MASK_ATTENTIONS,
+    check_one_device,
+    device_of,
+    num_scaled_layers,
+    use_mask_attention,
+)
 from lengthwise.positions import PositionScheme
 
 # Extra rows that a position table may have for padding.
@@ -136,8 +142,7 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
 def _uses_position_ids(model: Any) -> bool:
     """Return True if IDs change the prediction, or if tokens do not change it either."""
     model.eval()
-    if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
-        model.set_attn_implementation("sdpa")
+    use_mask_attention(model)
     device = device_of(model)
     tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [5, 3, 2, 4, 1]], device=device)
     ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5], [0, 1, 2, 3, 4]], device=device)

@@ -1,4 +1,4 @@
-"""What the wrapper for PPC is configured with, and what it answers."""
+"""Configuration and output of `PredictivePositionModel`."""
 
 import math
 from dataclasses import dataclass, fields
@@ -15,48 +15,47 @@ from lengthwise.core.errors import ModelError, SettingError, unknown_name
 from lengthwise.model.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
-# The options of ``wrap``: the types of each, and what an error calls them.
+# Options of ``wrap``: their types, and the description of these in errors.
 OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     "head": ((str, type(None)), "a name, or None"),
-    "num_position_ids": ((int, type(None)), "a whole number"),
+    "num_position_ids": ((int, type(None)), "an integer"),
     "segments": ((bool,), "True or False"),
     "length_scaling": ((str,), "'none' or 'log'"),
-    "log_length_from": ((int, type(None)), "a whole number, or None"),
+    "log_length_from": ((int, type(None)), "an integer, or None"),
     "condition_on_token": ((bool,), "True or False"),
     "id_weight": ((int, float), "a number"),
-    "count_prompt_from": ((int, type(None)), "a whole number, or None"),
+    "count_prompt_from": ((int, type(None)), "an integer, or None"),
 }
-# What `transformers` itself hands to a configuration besides its fields.
+# Arguments that `transformers` passes to a configuration besides its fields.
 INHERITED = {"model_type", "attn_implementation", "experts_implementation", "name_or_path", "torch_dtype", "use_cache"}
 
 
 def check_types(options: dict[str, Any]) -> None:
-    """Raise ``SettingError`` for an option of the wrong type, and ``UnknownNameError`` for one that does not exist."""
+    """Raise ``SettingError`` for an option of a wrong type, and ``UnknownNameError`` for an unknown option."""
     for name, value in options.items():
         if name not in OPTIONS:
             raise unknown_name("option", name, OPTIONS)
         types, description = OPTIONS[name]
-        # True is an int to Python.
+        # In Python, True is an int.
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise SettingError(f"{name} is {value!r} ({type(value).__name__}); use {description}")
+            raise SettingError(f"invalid {name} {value!r} ({type(value).__name__}); use {description}")
 
 
-# What is saved has more than the fields, and the class takes it all.
+# A saved configuration has more than the fields, and the class accepts them all.
 @no_type_check
 @strict
 class PredictivePositionConfig(PreTrainedConfig):
-    """What `PredictivePositionModel` adds to the model of ``text_config``.
+    """Options that `PredictivePositionModel` adds to the model of ``text_config``.
 
-    ``head`` is one of ours (``pointer``, ``rank``, ``increment``, ``search``, ``class``), or None for a model whose IDs
-    are given. IDs stay below ``num_position_ids``. ``segments`` adds a learned vector to the embeddings of the
-    response. ``length_scaling`` is "none" or "log"; "log" leaves texts of up to ``log_length_from`` tokens alone, where
-    that is named. ``condition_on_token`` lets an ID depend on the token that has it; ``id_weight`` is the weight of the
-    ID loss. Under a trainer that says how many labels a step has, both losses are divided by that number: where fewer
-    IDs than tokens are scored, theirs weighs as much less.
-
-    ``count_prompt_from`` is the ID of the first prompt token of a model whose prompts count up in training (0, 1, 2,
-    ...); calls without ``position_ids`` then count from it. None: such calls raise an error. A model without a head
-    counts from 0 unless another number is set.
+    - ``head``: ``pointer``, ``rank``, ``increment``, ``search``, ``class``, or None for a model that predicts no IDs.
+    - ``num_position_ids``: upper bound (exclusive) of the IDs.
+    - ``segments``: add a learned vector to the embeddings of the response.
+    - ``length_scaling``: "none" or "log"; with ``log_length_from``, texts of up to that many tokens are not scaled.
+    - ``condition_on_token``: let the ID of a token depend on the token.
+    - ``id_weight``: weight of the ID loss. If a trainer passes the number of labels of a step, both losses are divided
+      by it, so the ID loss counts less if fewer IDs than tokens are scored.
+    - ``count_prompt_from``: ID of the first prompt token, for models whose prompts count up in training. Calls without
+      ``position_ids`` count from it; without it they raise an error, or count from 0 if the model has no head.
     """
 
     model_type = "predictive_position"
@@ -89,63 +88,64 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in `transformers`; ``ModelError`` for the configuration of another kind of model."""
-        found = config_dict.get("model_type", cls.model_type)
-        if found != cls.model_type:
+        """Load as in `transformers`; ``ModelError`` for the configuration of another model type."""
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
             raise ModelError(
-                f"this is a saved {found}, and no model that predicts IDs; load it as what it is and wrap it"
+                f"the saved model has the type {model_type}, not {cls.model_type}; load it with AutoModelForCausalLM "
+                "and wrap it"
             )
-        # Trainers leave attributes of their own in a configuration; they are kept, as in `transformers`.
+        # Trainers add attributes to a configuration; `transformers` keeps them.
         known = {part.name for part in fields(cls)} | INHERITED
         extra = {name: value for name, value in config_dict.items() if name not in known}
-        made = super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
-        config = made[0] if isinstance(made, tuple) else made
+        result = super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
         for name, value in extra.items():
             setattr(config, name, value)
-        return made
+        return result
 
     @property
     def predicts_ids(self) -> bool:
-        """Whether the model has a position head."""
+        """True if the model has a position head."""
         return self.head is not None
 
     @property
     def first_counted_id(self) -> int | None:
-        """The first ID of a prompt that comes without any; None where a prompt has to have its own."""
+        """First ID of prompts without IDs; None if prompts need their own IDs."""
         if self.count_prompt_from is None and self.head is None:
             return 0
         return self.count_prompt_from
 
     def check_options(self) -> None:
-        """Raise ``SettingError`` for values that no option takes, and for options that would have no effect."""
+        """Raise ``SettingError`` for invalid values, and for options without effect."""
         if self.head is not None and self.head not in POSITION_HEADS:
             raise unknown_name("head", self.head, POSITION_HEADS)
         if self.length_scaling not in LENGTH_SCALINGS:
             raise unknown_name("length_scaling", self.length_scaling, LENGTH_SCALINGS)
         if self.log_length_from is not None and (self.length_scaling == "none" or self.log_length_from < 1):
             raise SettingError(
-                f"log_length_from {self.log_length_from} scales nothing; use a number of tokens with "
-                f"length_scaling='log'"
+                f"log_length_from {self.log_length_from} has no effect; use a positive number of tokens with "
+                "length_scaling='log'"
             )
         if self.num_position_ids < 1:
-            raise SettingError(f"num_position_ids {self.num_position_ids} leaves no ID; use at least 1")
+            raise SettingError(f"invalid num_position_ids {self.num_position_ids}; use at least 1")
         if not (math.isfinite(self.id_weight) and self.id_weight >= 0):
-            raise SettingError(f"id_weight {self.id_weight} is no weight of a loss; use 0 or more")
+            raise SettingError(f"invalid id_weight {self.id_weight}; use a finite number, 0 or more")
         if self.head is None and (self.id_weight != 1 or not self.condition_on_token):
             raise SettingError(
-                "head=None predicts no IDs, so id_weight and condition_on_token do nothing; leave them out"
+                "head=None predicts no IDs, so id_weight and condition_on_token have no effect; leave them out"
             )
         if self.count_prompt_from is not None and not 0 <= self.count_prompt_from < self.num_position_ids:
             last = self.num_position_ids - 1
-            raise SettingError(f"count_prompt_from {self.count_prompt_from} is no ID of this model; use 0 to {last}")
+            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use 0 to {last}")
 
 
 @dataclass
 class PredictivePositionOutput(CausalLMOutputWithPast):
-    """The joint loss and its two parts, in nats: of the tokens, and of their IDs.
+    """Output with the two parts of the joint loss (nats): of the tokens, and of their IDs.
 
-    ``predicted_position_ids``, of the shape of ``position_labels``, are those that the head would have given the
-    labelled tokens; -1 elsewhere. None in training and of packed rows.
+    ``predicted_position_ids`` has the shape of ``position_labels``: the head's prediction at labelled tokens, and -1
+    elsewhere. It is None in training and for packed rows.
     """
 
     token_loss: Float[Tensor, ""] | None = None

@@ -1,4 +1,4 @@
-"""Saving and loading of our models: a model card that says how to load them, and no weight lost without an error."""
+"""Base class of the saved models: registration with `transformers`, model card, and checks when loading."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from lengthwise.core.errors import ModelError
 
 CARD = "README.md"
-# What `transformers` writes where a repository has no card.
+# Text of the cards that `transformers` writes.
 GENERATED = "This model card has been automatically generated"
 HEADER = """---
 library_name: lengthwise
@@ -18,10 +18,10 @@ pipeline_tag: text-generation
 # {kind}
 
 """
-BODY = """## How to load it
+BODY = """## How to load this model
 
-This model was made with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers` alone does not
-know the model type `{model_type}`: install `lengthwise` and import the model class first.
+This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers` alone does
+not know the model type `{model_type}`. Install `lengthwise` and import the model class first:
 
 ```bash
 pip install 'lengthwise[hf]'
@@ -36,14 +36,14 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 
 {prompt_ids}
 
-Do not load it with another class, such as `LlamaForCausalLM`: that leaves out weights, and its answers are wrong.
+Do not load it with another class, such as `LlamaForCausalLM`. That drops weights and gives wrong answers.
 """
-GIVEN = "`generate` needs the `position_ids` of the prompt, as the model met them in training."
-COUNTED = "Prompts get the position IDs {first}, {first} + 1, {first} + 2, ... unless `position_ids` are given."
+REQUIRED_IDS = "`generate` needs the `position_ids` of the prompt, assigned as in training."
+COUNTED_IDS = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
 
 
 class ModelCardMixin(PreTrainedModel):
-    """Base class of our models: registers them, writes a model card, and refuses weights saved under other options."""
+    """Registers the model type, writes a model card, and raises an error for weights saved with other options."""
 
     card_kind: ClassVar[str]
 
@@ -54,25 +54,25 @@ class ModelCardMixin(PreTrainedModel):
         AutoModelForCausalLM.register(cls.config_class, cls, exist_ok=True)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As in `transformers`, with a model card that says what to install."""
+        """Save as in `transformers`, with a model card."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             self._write_card(Path(save_directory))
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As in `transformers`; ``ModelError`` where the saved head or segment does not fit the options."""
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        model, found = loaded
-        for keys, fault in (("missing_keys", "has no"), ("unexpected_keys", "has a")):
-            if other := sorted(name for name in found[keys] if name.startswith(("position_head", "segment"))):
+        """Load as in `transformers`; ``ModelError`` if the saved head or segment does not match the options."""
+        result: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = result
+        for keys, verb in (("missing_keys", "has no"), ("unexpected_keys", "has")):
+            if names := sorted(name for name in info[keys] if name.startswith(("position_head", "segment"))):
                 raise ModelError(
-                    f"the saved model {fault} {other[0]}: it was saved with other options; load it with its own, or "
-                    "wrap the model within anew"
+                    f"the saved model {verb} {names[0]}, so it was saved with other options; load it without options, "
+                    "or wrap the inner model again"
                 )
-        return (model, found) if output_loading_info else model
+        return (model, info) if output_loading_info else model
 
-    # Called by `push_to_hub`, and by `save_pretrained` that pushes, after they have put a card of their own there.
+    # `push_to_hub`, and `save_pretrained` with it, write their own card before this call.
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         self._write_card(Path(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
@@ -82,7 +82,7 @@ class ModelCardMixin(PreTrainedModel):
         body = BODY.format(
             model_type=self.config.model_type,
             model_class=type(self).__name__,
-            prompt_ids=GIVEN if first is None else COUNTED.format(first=first),
+            prompt_ids=REQUIRED_IDS if first is None else COUNTED_IDS.format(first=first),
         )
         card = folder / CARD
         text = card.read_text(encoding="utf-8") if card.is_file() else GENERATED

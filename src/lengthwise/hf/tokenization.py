@@ -1,4 +1,4 @@
-"""Tokenizers of `transformers`: a codec for any tokenizer, and a tokenizer for the symbols of a task."""
+"""Tokenizers of `transformers`: a codec for any tokenizer, and a tokenizer for a task's symbols."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,51 +9,50 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from lengthwise.core.errors import ModelError
 
 
-def _tokens_of_a_text(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
-    """Of a letter or, where that is unknown, of a token that is not."""
-    try:
-        return list(tokenizer("a", add_special_tokens=special)["input_ids"])
-    except Exception:  # What tokenizers raise has no class of its own.
-        known = next(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
-        return list(tokenizer(known, add_special_tokens=special)["input_ids"])
-
-
 class HFCodec:
-    """A tokenizer of `transformers`; what it puts before every text is the start."""
+    """Encoder and decoder of text by a tokenizer of `transformers`; ``start`` holds the tokens before every text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
-        plain, whole = (_tokens_of_a_text(tokenizer, special) for special in (False, True))
-        # Some tokenizers end a text with a token as well.
-        before = [place for place in range(len(whole)) if whole[place : place + len(plain)] == plain]
-        begun = whole[: before[0]] if before else [token for token in whole[:1] if token == tokenizer.bos_token_id]
-        self.start: tuple[int, ...] = tuple(begun)
+        plain, full = (_tokenize_any(tokenizer, special) for special in (False, True))
+        # Some tokenizers also add a token at the end.
+        offsets = [place for place in range(len(full)) if full[place : place + len(plain)] == plain]
+        start = full[: offsets[0]] if offsets else [token for token in full[:1] if token == tokenizer.bos_token_id]
+        self.start: tuple[int, ...] = tuple(start)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
     def encode(self, text: str) -> Sequence[int]:
-        """The tokens of a text, of whatever length, without special ones; ``ModelError`` for one that it has not."""
+        """Return the tokens of a text, without special tokens; ``ModelError`` for unknown symbols."""
         try:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        except Exception as error:  # As above.
+        except Exception as error:  # tokenizers raise plain exceptions
             raise ModelError(
-                f"the tokenizer of {self.name} cannot cut the text ({str(error)[:100]}); give a model whose tokenizer "
-                "knows all symbols of the task"
+                f"the tokenizer of {self.name} cannot encode the text ({str(error)[:100]}); use a model whose "
+                "tokenizer knows all symbols of the task"
             ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, with nothing tidied up."""
+        """Return the text of tokens, without cleaning up spaces."""
         return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def _token_text(self, token: int) -> str:
         return self.decode([token])
 
 
-def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Each symbol is a token under its own number; ``end`` is the end of a text, and its fill.
+def _tokenize_any(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
+    """Tokenize a letter or, if it is unknown, a token of the vocabulary."""
+    try:
+        return list(tokenizer("a", add_special_tokens=special)["input_ids"])
+    except Exception:  # tokenizers raise plain exceptions
+        text = next(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    Symbols are parted by spaces, and a line ends with ``end``, as in
-    `lengthwise.tasks.text_format`, there and back. Where all but
-    ``end`` are single characters, they may stand together: ``0110=``.
+
+def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per symbol; ``end`` ends and pads a text.
+
+    Its text is that of `lengthwise.tasks.text_format`: symbols separated by spaces, and a newline for ``end``. If all
+    other symbols are single characters, the spaces are optional: ``0110=``.
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
     if "end" in symbols:
@@ -63,13 +62,13 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
         parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     # A space between symbols, and none around a newline.
-    spaced = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
-    ended = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
-    tokenizer.decoder = decoders.Sequence(spaced + (ended if "end" in symbols else []))
+    spaces = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
+    newlines = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
+    tokenizer.decoder = decoders.Sequence(spaces + (newlines if "end" in symbols else []))
     special = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special)
 
 
 def tokenizer_from_json(content: str) -> PreTrainedTokenizerFast:
-    """The tokenizer that a text run keeps, from its JSON."""
+    """Return the tokenizer of a run on text, from its JSON file."""
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content))
