@@ -1,0 +1,81 @@
+"""Copies of a model that replace its forward passes: to stop before a pass, or to count tokens without computing."""
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+
+PASSES = (
+    "log_probs",
+    "losses",
+    "plain_log_probs",
+    "prefill",
+    "log_probs_with_prefix",
+    "log_probs_with_mask",
+    "gate_gradient",
+    "attention_weights",
+)
+# Cost of a forward and backward pass, in forward passes.
+BACKWARD = 3
+
+
+class StopRequestedError(Exception):
+    """Stop requested before a forward pass."""
+
+
+def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
+    """Return a copy of the model whose forward passes raise ``StopRequestedError`` once ``stop()`` is true."""
+
+    def checked(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_unless_stopped(*inputs: Any) -> Any:
+            if stop():
+                raise StopRequestedError
+            return run(*inputs)
+
+        return run_unless_stopped
+
+    return _replace_methods(model, {name: checked(getattr(model, name)) for name in PASSES})
+
+
+class TokenCounter:
+    """Counts the tokens that a model would read: ``model`` predicts uniformly without computing."""
+
+    def __init__(self, model: NextTokenModel) -> None:
+        self.tokens, self.vocabulary_size = 0, model.vocabulary_size
+        self.model = _replace_methods(
+            model,
+            {
+                "log_probs": lambda tokens, ids: self._uniform(tokens.numel(), len(tokens)),
+                "prefill": lambda tokens, ids, num_read: self._count(len(tokens), num_read),
+                "log_probs_with_prefix": lambda states, tokens, ids: self._uniform(tokens.numel(), len(tokens)),
+                "log_probs_with_mask": lambda states, near, ids, visible: self._uniform(
+                    len(near) * len(visible), len(visible)
+                ),
+                "gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
+                    BACKWARD * len(near), torch.zeros(len(log_gates))
+                ),
+                "attention_weights": lambda states, near, ids: self._count(
+                    len(near), torch.full((states,), 1 / states)
+                ),
+            },
+        )
+
+    def _count(self, tokens: int, result: Any) -> Any:
+        self.tokens += tokens
+        return result
+
+    def _uniform(self, tokens: int, batch: int) -> Float[Tensor, "batch vocab"]:
+        uniform = -torch.tensor(float(self.vocabulary_size)).log()
+        return self._count(tokens, uniform.expand(batch, self.vocabulary_size))
+
+
+def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., Any]]) -> NextTokenModel:
+    replaced = copy(model)
+    for name, method in methods.items():
+        setattr(replaced, name, method)
+    return replaced
