@@ -1,4 +1,4 @@
-"""Damaged folders, huge numbers, odd names and failed writes: one line with status 2, and nothing left behind."""
+"""Damaged folders, huge numbers, unusual names and failed writes: a one-line error, and no files remain."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.cli.test_cli import asked, refused
+from tests.cli.test_cli import error_of, output_of
 from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
@@ -29,13 +29,13 @@ from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import MAX_DEPTH, parse_json
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
-FEW = ["--num-examples", "4", "--device", "cpu"]
+SMALL = ["--num-examples", "4", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, a plain run and its export."""
-    folder = tmp_path_factory.mktemp("made")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a PPC run, a plain run and the export of the plain run."""
+    folder = tmp_path_factory.mktemp("folders")
     lw.train(small_experiment(), folder / "run", device="cpu")
     lw.train(small_experiment(scheme=lw.Sequential()), folder / "plain", device="cpu")
     lw.export_hf(folder / "plain", folder / "hf")
@@ -43,14 +43,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of them, which is the working folder."""
-    subprocess.run(["cp", "-r", *map(str, made.iterdir()), str(tmp_path)], check=True)
+def here(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the folders and make the copy the working folder."""
+    subprocess.run(["cp", "-r", *map(str, folders.iterdir()), str(tmp_path)], check=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-# Numbers that no machine has room for, with the part of the line that says what to change.
+# Values beyond the limits of any machine, and the advice in the error.
 HUGE = {
     "evaluate run --lengths 1000000000 --num-examples 1": "use a shorter length",
     "evaluate run --lengths 99999999999999999999": "use a number below 2^53",
@@ -67,17 +67,17 @@ HUGE = {
 
 
 @pytest.mark.parametrize("line", HUGE)
-def test_a_number_or_a_name_that_nothing_has_room_for_is_refused_in_one_line(line, here, capsys):
+def test_a_value_beyond_the_limits_raises_a_one_line_error(line, here, capsys):
     (here / "texts").mkdir()
     (here / "texts/a.txt").write_text("the cat sat on the mat. " * 40)
     before = sorted(here.rglob("*"))
-    said = refused(line.split(), capsys)
-    assert HUGE[line] in said
-    assert len(said) < 1000
+    message = error_of(line.split(), capsys)
+    assert HUGE[line] in message
+    assert len(message) < 1000
     assert sorted(here.rglob("*")) == before
 
 
-def test_a_decoder_of_more_layers_or_weights_than_there_can_be_is_refused():
+def test_a_decoder_larger_than_the_memory_raises_an_error():
     with pytest.raises(SettingError, match="num_layers 1000000 "):
         lw.DecoderSettings(num_layers=10**6)
     wide = replace(small_experiment(), decoder=lw.DecoderSettings(num_layers=900, d_model=2**20, num_heads=2))
@@ -87,7 +87,7 @@ def test_a_decoder_of_more_layers_or_weights_than_there_can_be_is_refused():
         lw.build_decoder(wide)
 
 
-def test_memory_is_that_of_the_container_where_it_has_less(tmp_path, monkeypatch):
+def test_the_memory_limit_of_a_container_applies(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "CONTAINER_LIMIT", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text(str(2**20))
     devices.machine_memory.cache_clear()
@@ -100,52 +100,52 @@ def test_memory_is_that_of_the_container_where_it_has_less(tmp_path, monkeypatch
     devices.machine_memory.cache_clear()
 
 
-def test_of_long_examples_no_more_are_drawn_than_are_asked_for(here, monkeypatch):
-    # So that length 2 is a long one.
+def test_long_examples_are_sampled_one_by_one(here, monkeypatch):
+    # Makes length 2 a long one.
     monkeypatch.setattr(lengthwise.evaluation.exact_match, "BLOCK_TOKENS", 2)
-    drawn = []
+    sizes = []
     sample = lw.Parity.sample
 
-    def counted(self, *, length, size, rng):
-        drawn.append(size)
+    def count(self, *, length, size, rng):
+        sizes.append(size)
         return sample(self, length=length, size=size, rng=rng)
 
-    monkeypatch.setattr(lw.Parity, "sample", counted)
+    monkeypatch.setattr(lw.Parity, "sample", count)
     lw.evaluate(lw.load_run("run", device="cpu"), lw.EvaluationSettings(lengths=(2,), num_examples=(1,)))
-    assert set(drawn) == {1}
+    assert set(sizes) == {1}
 
 
 NAMES = ["[/b]", "[red]x", ":key:", "[link=x]y", "%s {}"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_printed_as_it_is_and_never_read_as_markup(name, here, capsys):
-    out, _ = asked(["train", "parity", "--quick", "--device", "cpu", "--out", name], capsys)
+def test_a_name_is_printed_literally_and_not_as_markup(name, here, capsys):
+    out, _ = output_of(["train", "parity", "--quick", "--device", "cpu", "--out", name], capsys)
     assert f"saved in {name}" in out
     assert (here / name / "model.safetensors").is_file()
-    said = refused(["train", "parity", "--quick", "--device", "cpu", "--out", name], capsys)
-    assert name in said
-    assert f"'{name}'" in refused(["train", name, "--out", "new"], capsys)
+    message = error_of(["train", "parity", "--quick", "--device", "cpu", "--out", name], capsys)
+    assert name in message
+    assert f"'{name}'" in error_of(["train", name, "--out", "new"], capsys)
 
 
-def test_what_would_move_the_cursor_or_turn_the_text_is_printed_as_an_escape(here, capsys):
-    said = refused(["train", "\x1b[31m01\u202e", "--out", "new"], capsys)
-    assert "\x1b" not in said
-    assert "\u202e" not in said
-    assert "\\x1b[31m01\\u202e" in said
+def test_control_characters_are_printed_as_escapes(here, capsys):
+    message = error_of(["train", "\x1b[31m01\u202e", "--out", "new"], capsys)
+    assert "\x1b" not in message
+    assert "\u202e" not in message
+    assert "\\x1b[31m01\\u202e" in message
 
 
-def test_printable_keeps_every_letter_and_escapes_the_rest():
-    assert terminal.printable("漢字 é\n") == "漢字 é\n"
-    assert terminal.printable("\a\x9b\u200f\udcff\t") == "\\x07\\x9b\\u200f\\udcff\\t"
+def test_escape_keeps_letters_and_escapes_control_characters():
+    assert terminal.escape("漢字 é\n") == "漢字 é\n"
+    assert terminal.escape("\a\x9b\u200f\udcff\t") == "\\x07\\x9b\\u200f\\udcff\\t"
 
 
-def test_no_document_for_scripts_holds_what_json_has_not(capsys):
+def test_json_output_has_null_for_nan_and_infinity(capsys):
     terminal.print_json({"loss": float("nan"), "most": [float("inf"), 1.5]})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {"loss": None, "most": [None, 1.5]}
 
 
-def test_a_row_with_half_a_character_is_refused_before_training(tmp_path):
+def test_a_record_with_a_lone_surrogate_raises_an_error_before_training(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": ["\\ud83d"], "response": ["x"]}\n')
     with pytest.raises(LengthwiseError, match=r"rows.jsonl") as error:
         _ = lw.JSONLTask(file=str(tmp_path / "rows.jsonl")).vocabulary
@@ -157,19 +157,19 @@ BROKEN = ["", "{", "\x00", "nul", '{"a": "\\ud800"}', "3", "[]", '"x"', "null", 
 
 
 @pytest.mark.parametrize("text", [*DEEP, *BROKEN])
-def test_any_damage_to_json_is_one_kind_of_error(text):
+def test_damaged_json_raises_a_value_error(text):
     for content in (text, text.encode()):
         with pytest.raises(ValueError, match=r"."):
             parse_json(content)
 
 
-def test_json_is_read_as_deep_as_is_promised():
+def test_json_is_parsed_up_to_the_maximal_depth():
     content = "[" * MAX_DEPTH + "]" * MAX_DEPTH
     assert parse_json(content, list) == json.loads(content)
 
 
 def pickled(folder: Path) -> None:
-    """Weights that the loader of pickles would run as a program."""
+    """Replace the weights by a pickle that runs code when it is loaded."""
 
     class Payload:
         def __reduce__(self) -> tuple[Callable[..., object], tuple[str, ...]]:
@@ -180,22 +180,22 @@ def pickled(folder: Path) -> None:
         pickle.dump(Payload(), file)
 
 
-def plainly_pickled(folder: Path) -> None:
-    """The same weights in another format, which torch can load as data alone."""
+def saved_by_torch(folder: Path) -> None:
+    """Save the weights with torch.save, which can be loaded as data only."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
 
 
 def reshaped(folder: Path) -> None:
-    """Each tensor with one row more."""
+    """Add a row to each tensor."""
     weights = load_file(folder / "model.safetensors")
     grown = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in weights.items()}
     save_file(grown, folder / "model.safetensors", {"format": "pt"})
 
 
 def configured(**settings: object) -> Callable[[Path], None]:
-    """Other settings in its configuration."""
+    """Return a change of settings in config.json."""
 
     def change(folder: Path) -> None:
         path = folder / "config.json"
@@ -205,7 +205,7 @@ def configured(**settings: object) -> Callable[[Path], None]:
 
 
 def resized(**settings: object) -> Callable[[Path], None]:
-    """Other settings of its decoder."""
+    """Return a change of decoder settings in config.json."""
 
     def change(folder: Path) -> None:
         sizes = json.loads((folder / "config.json").read_text())["decoder_settings"]
@@ -215,13 +215,13 @@ def resized(**settings: object) -> Callable[[Path], None]:
 
 
 def written(name: str, content: bytes) -> Callable[[Path], None]:
-    """Another content of one file."""
+    """Return a change of the content of one file."""
     return lambda folder: (folder / name).write_bytes(content) and None
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "pickled": pickled,
-    "plainly pickled": plainly_pickled,
+    "saved by torch": saved_by_torch,
     "reshaped": reshaped,
     "cut weights": lambda folder: os.truncate(folder / "model.safetensors", 300),
     "empty weights": lambda folder: os.truncate(folder / "model.safetensors", 0),
@@ -242,14 +242,14 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_folder_is_refused_in_one_line(damage, here, capsys):
+def test_a_damaged_model_folder_raises_a_one_line_error(damage, here, capsys):
     DAMAGES[damage](here / "hf")
-    said = refused(["evaluate", "./hf", "--task", "parity", "--lengths", "2", *FEW], capsys)
-    assert "hf" in said
+    message = error_of(["evaluate", "./hf", "--task", "parity", "--lengths", "2", *SMALL], capsys)
+    assert "hf" in message
     assert not (here / "hf" / "entered").exists()
 
 
-def test_facts_of_a_run_are_checked_when_it_is_loaded(here):
+def test_loading_a_run_checks_its_training_facts(here):
     path = here / "run" / "model.safetensors"
     tensors, facts = load_tensors(path)
     for name, value in {"fitted": "x", "id_range": [1], "steps": 1.5, "train_s": float("nan")}.items():
@@ -259,21 +259,21 @@ def test_facts_of_a_run_are_checked_when_it_is_loaded(here):
         assert "\n" not in str(error.value)
 
 
-def test_a_tensor_of_a_type_that_torch_lacks_is_damage(tmp_path):
+def test_a_tensor_with_an_unsupported_dtype_counts_as_damage(tmp_path):
     header = json.dumps({"weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(1))
     with pytest.raises(RunFolderError, match=r"model\.safetensors is damaged"):
         load_tensors(tmp_path / "model.safetensors")
 
 
-def test_a_file_of_tensors_without_facts_is_refused(tmp_path):
+def test_a_tensor_file_without_facts_raises_an_error(tmp_path):
     header = b'{"__metadata__": null}'
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(RunFolderError, match="was modified after training"):
         load_tensors(tmp_path / "model.safetensors")
 
 
-def test_tensors_that_are_read_again_and_again_leave_nothing_in_memory(tmp_path):
+def test_repeated_loading_of_tensors_leaks_no_memory(tmp_path):
     path = tmp_path / "model.safetensors"
     save_tensors(path, {f"a weight of number {number}": torch.zeros(1) for number in range(50)}, {})
     load_tensors(path)
@@ -281,13 +281,13 @@ def test_tensors_that_are_read_again_and_again_leave_nothing_in_memory(tmp_path)
     try:
         for _ in range(40):
             load_tensors(path)
-        kept, _ = tracemalloc.get_traced_memory()
+        memory, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 40 * 50 * 16
+    assert memory < 40 * 50 * 16
 
 
-def test_a_row_behind_one_that_was_cut_is_whole_and_the_cut_one_is_told_of(tmp_path):
+def test_a_row_after_an_incomplete_row_is_complete_and_reading_names_the_damaged_line(tmp_path):
     path = tmp_path / "results.jsonl"
     append_rows(path, [{"row": 1}, {"row": 2}])
     path.write_bytes(path.read_bytes()[:-4])
@@ -297,7 +297,7 @@ def test_a_row_behind_one_that_was_cut_is_whole_and_the_cut_one_is_told_of(tmp_p
         read_rows(path)
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"before")
 
@@ -305,7 +305,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(RunFolderError, match=r"cannot write .*file \(No space left on device\); choose a folder"):
+    with pytest.raises(RunFolderError, match=r"cannot write .*file \(No space left on device\); choose a writable"):
         write_atomically(path, b"after")
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"before")]
 
@@ -319,10 +319,10 @@ files.write_atomically(Path(sys.argv[1]), b"half")
 """
 
 
-def test_what_a_killed_write_left_goes_with_the_next_one(tmp_path):
+def test_the_next_write_removes_the_leftovers_of_a_killed_write(tmp_path):
     path = tmp_path / "file"
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    process = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert process.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1
     alive = tmp_path / f".file.{files._host()}-{os.getpid()}.unfinished.of-another"
     alive.write_bytes(b"another's")
@@ -330,14 +330,14 @@ def test_what_a_killed_write_left_goes_with_the_next_one(tmp_path):
     assert {each.name for each in tmp_path.iterdir()} == {"file", alive.name}
 
 
-def test_an_export_that_was_cut_short_is_made_by_the_next(here, monkeypatch):
+def test_an_interrupted_export_can_be_repeated(here, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("lengthwise.hf.export.atomic_folder", files.atomic_folder)
         patch.setattr("lengthwise.hf.lengthwise_model.LengthwiseForCausalLM.save_pretrained", _full)
         with pytest.raises(RunFolderError, match=r"cannot write .*again .*No space left"):
             lw.export_hf("plain", "again")
     assert not [path for path in here.iterdir() if "again" in path.name]
-    # Killed, it can delete nothing itself.
+    # A killed export leaves a partial folder.
     (here / ".again.unfinished").mkdir()
     (here / ".again.unfinished" / "config.json").write_text("{}")
     lw.export_hf("plain", "again")
@@ -360,22 +360,22 @@ def _full(*args: object, **kwargs: object) -> None:
         (np.exceptions.AxisError("x"), None, None),
     ],
 )
-def test_what_a_machine_lacks_is_one_line_and_a_bug_is_a_traceback(error, line, status, monkeypatch, capsys):
+def test_machine_errors_print_one_line_and_bugs_print_a_traceback(error, line, status, monkeypatch, capsys):
     def fails(*args: object, **kwargs: object) -> None:
         raise error
 
     monkeypatch.setattr("lengthwise.cli.app.app", fails)
-    with pytest.raises(type(error) if line is None else SystemExit) as left:
+    with pytest.raises(type(error) if line is None else SystemExit) as exit_info:
         cli.main(["list"])
     if line is not None:
         printed = capsys.readouterr().err
-        assert isinstance(left.value, SystemExit)
-        assert left.value.code == status
+        assert isinstance(exit_info.value, SystemExit)
+        assert exit_info.value.code == status
         assert printed.startswith(line)
         assert printed.count("\n") == 1
 
 
-def test_settings_that_train_nothing_or_backwards_are_refused():
+def test_invalid_training_settings_raise_an_error():
     for settings in ({"fit_every": 0}, {"clip": -1.0}, {"learning_rate": float("nan")}, {"clip": float("inf")}):
         with pytest.raises(SettingError, match=next(iter(settings))):
             lw.TrainingSettings(**settings)

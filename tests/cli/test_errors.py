@@ -85,7 +85,7 @@ from lengthwise.tasks.text.prepare import prepare_corpus
 from lengthwise.training.batch import Sampler
 
 SOURCE = Path(lengthwise.__file__).parent
-# Layers whose every raise has a case below.
+# Files whose every raise statement has a case below; errors of the excluded files have their own tests.
 COVERED = (
     "tasks/*.py",
     "positions/*.py",
@@ -94,6 +94,7 @@ COVERED = (
     "model/position_heads/*.py",
     "training/batch.py",
 )
+EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
 
 def assign(scheme: str, *, coupling: str = "next", **settings: int) -> None:
@@ -861,8 +862,7 @@ def raise_lines(path: Path) -> set[tuple[str, int]]:
 
 
 def test_every_raise_of_the_covered_layers_has_a_case():
-    paths = [path for name in COVERED for path in SOURCE.glob(f"{name}*")]
-    files = [file for path in paths for file in ([path] if path.is_file() else path.glob("*.py"))]
+    files = [path for pattern in COVERED for path in SOURCE.glob(pattern) if path.name not in EXCLUDED]
     expected = set().union(*map(raise_lines, files))
     reached = set()
     for call, _, _ in CASES:
