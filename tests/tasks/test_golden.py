@@ -1,4 +1,4 @@
-"""Examples and draws that must never change unnoticed; ``python tests/tasks/test_golden.py --write`` writes them anew.
+"""Golden examples and random numbers; ``python tests/tasks/test_golden.py --write`` writes new ones.
 
 A change to tests/golden is a decision: raise the task's ``version`` and name it in the changelog.
 """
@@ -18,40 +18,40 @@ PURPOSES: tuple[tuple[str | int, ...], ...] = (("examples",), ("examples", 1), (
 
 
 def key(task: type[Task]) -> str:
-    """What golden examples are filed under."""
+    """Return the key of a task in the golden file."""
     return f"{task.name}-v{task.version}"
 
 
 def examples_of(name: str) -> dict[str, list[dict[str, str | None]]]:
-    """Five examples of the default task and of each variant."""
+    """Return five examples of the default task and of each variant."""
     task = TASKS[name]()
     return {variant: five_examples(each) for variant, each in {"default": task, **task.variants()}.items()}
 
 
 def five_examples(task: Task) -> list[dict[str, str | None]]:
-    """Symbols, the first and last token index of the answer and, where it is declared, the coupling."""
+    """Return symbols, the first and last token index of the answer, and the coupling if there is one."""
     examples = task.sample(length=5, size=5, rng=stream(0, "golden", task.name))
     return [
         {
             "tokens": " ".join(task.vocabulary[token] for token in tokens),
-            "answer": f"{examples.prompt_length[row]} {examples.response_end[row]}",
+            "answer": f"{examples.prompt_length[index]} {examples.response_end[index]}",
             "coupling": None
             if examples.coupling is None
-            else " | ".join(" ".join(map(str, level)) for level in examples.coupling[:, row]),
+            else " | ".join(" ".join(map(str, level)) for level in examples.coupling[:, index]),
         }
-        for row, tokens in enumerate(examples.tokens)
+        for index, tokens in enumerate(examples.tokens)
     ]
 
 
-def draws_of(purpose: tuple[str | int, ...]) -> dict[str, str]:
-    """The first draws of one seed and purpose."""
+def random_numbers(purpose: tuple[str | int, ...]) -> dict[str, str]:
+    """Return the first random numbers of one seed and purpose."""
     rng = stream(7, *purpose)
     integers, floats = rng.integers(0, 1_000_000, size=5).tolist(), rng.random(3).tolist()
     return {"integers": " ".join(map(repr, integers)), "floats": " ".join(map(repr, floats))}
 
 
 def read(name: str) -> dict[str, dict[str, Any]]:
-    """One golden file."""
+    """Read a golden file."""
     return json.loads((FOLDER / name).read_text())
 
 
@@ -61,21 +61,21 @@ def test_examples_of_a_task_version_never_change(name):
 
 
 @pytest.mark.parametrize("purpose", PURPOSES, ids=repr)
-def test_draws_of_a_stream_never_change(purpose):
-    assert draws_of(purpose) == read("streams.json")[repr(purpose)]
+def test_random_numbers_of_a_stream_never_change(purpose):
+    assert random_numbers(purpose) == read("streams.json")[repr(purpose)]
 
 
-def test_golden_files_hold_nothing_that_no_test_reads():
+def test_golden_files_have_no_unused_entries():
     assert set(read("tasks.json")) == {key(task) for task in TASKS.values()}
     assert set(read("streams.json")) == {repr(purpose) for purpose in PURPOSES}
 
 
 def write() -> None:
-    """Write all golden files from the code as it is."""
+    """Write all golden files with the current code."""
     FOLDER.mkdir(exist_ok=True)
     contents = {
         "tasks.json": {key(TASKS[name]): examples_of(name) for name in TASKS},
-        "streams.json": {repr(purpose): draws_of(purpose) for purpose in PURPOSES},
+        "streams.json": {repr(purpose): random_numbers(purpose) for purpose in PURPOSES},
     }
     for name, content in contents.items():
         (FOLDER / name).write_text(json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Index hints: the sequences of a task, with hints as plain Python writes them."""
+"""Index hints: the sequences of a task with hints from an independent implementation."""
 
 import numpy as np
 import pytest
@@ -14,22 +14,24 @@ TASKS_WITH_PLACES = {
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASKS_WITH_PLACES.items()])
 
 
-def hinted(task: Task, size: int, length: int = 5) -> tuple[list[list[str]], list[list[str]], np.ndarray]:
-    """The same examples with hints and without, as symbols, and the places of the latter."""
+def with_and_without_hints(
+    task: Task, size: int, length: int = 5
+) -> tuple[list[list[str]], list[list[str]], np.ndarray]:
+    """Return the symbols of the same examples with and without hints, and the places of the latter."""
     hints = IndexHints(task=task, num_hints=30)
-    made, plain = (each.sample(length=length, size=size, rng=np.random.default_rng(1)) for each in (hints, task))
+    hinted, plain = (each.sample(length=length, size=size, rng=np.random.default_rng(1)) for each in (hints, task))
     assert plain.places is not None
     return (
-        [words(hints, tokens[: end + 1]) for tokens, end in zip(made.tokens, made.response_end, strict=True)],
+        [words(hints, tokens[: end + 1]) for tokens, end in zip(hinted.tokens, hinted.response_end, strict=True)],
         [words(task, tokens[: end + 1]) for tokens, end in zip(plain.tokens, plain.response_end, strict=True)],
         plain.places,
     )
 
 
 @over_tasks
-def test_hints_stand_before_every_place_and_count_on_from_one_start(task):
+def test_every_token_with_a_place_has_the_hint_of_its_place(task):
     starts = set()
-    for symbols, plain, places in zip(*hinted(task, 60), strict=True):
+    for symbols, plain, places in zip(*with_and_without_hints(task, 60), strict=True):
         start = int(symbols[next(i for i, symbol in enumerate(symbols) if symbol.startswith("#"))][1:])
         expected = []
         for symbol, place in zip(plain, places, strict=False):
@@ -40,19 +42,19 @@ def test_hints_stand_before_every_place_and_count_on_from_one_start(task):
 
 
 @over_tasks
-def test_the_answer_is_that_of_the_task_with_its_hints(task):
+def test_the_answer_without_its_hints_is_the_answer_of_the_task(task):
     hints = IndexHints(task=task, num_hints=30)
-    made, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
+    hinted, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
     end = task.vocabulary.index("end")
     for row in range(40):
-        answer = words(hints, made.tokens[row, made.is_answer[row]])
+        answer = words(hints, hinted.tokens[row, hinted.is_answer[row]])
         assert answer[0].startswith("#") == bool(plain.places[row, plain.prompt_length[row]] > 0)
         assert [symbol for symbol in answer if symbol[0] != "#"] == words(task, plain.tokens[row, plain.is_answer[row]])
-        assert np.flatnonzero(made.is_answer[row])[0] == made.prompt_length[row]
-        assert (made.tokens[row, made.response_end[row] :] == end).all()
+        assert np.flatnonzero(hinted.is_answer[row])[0] == hinted.prompt_length[row]
+        assert (hinted.tokens[row, hinted.response_end[row] :] == end).all()
 
 
-def test_short_sequences_show_every_hint_equally_often(rng):
+def test_the_first_hint_of_short_sequences_is_uniform(rng):
     task = IndexHints(task=Copy(), num_hints=12)
     examples = task.sample(length=3, size=8_000, rng=rng)
     starts = examples.tokens[:, 0] - len(Copy().vocabulary)
@@ -61,26 +63,26 @@ def test_short_sequences_show_every_hint_equally_often(rng):
 
 
 @pytest.mark.parametrize("length", [11, 12])
-def test_hints_reach_up_to_the_longest_sequence_that_has_enough(length, rng):
+def test_the_number_of_first_hints_is_the_number_that_leaves_hints_for_all_places(length, rng):
     examples = IndexHints(num_hints=12).sample(length=length, size=50, rng=rng)
     assert len(set(examples.tokens[:, 0])) == 13 - length
 
 
-def test_an_asked_prompt_gets_hints_from_the_first_on():
+def test_a_parsed_prompt_gets_hints_from_zero_on():
     task = IndexHints(task=Addition(zero_padding=False), num_hints=9)
     examples = task.from_prompt("57+8")
     assert " ".join(words(task, examples.tokens[0])) == "#0 7 #1 5 + #0 8 = #0 5 #1 6 end"
     assert examples.prompt_length == 8
 
 
-def test_variants_are_those_of_the_task_with_hints():
+def test_the_variants_are_the_variants_of_the_task_with_hints():
     task = IndexHints(task=Addition(), num_hints=9)
     expected = {name: IndexHints(task=variant, num_hints=9) for name, variant in Addition().variants().items()}
     assert task.variants() == expected
     assert IndexHints(task=Parity()).variants() == {}
 
 
-def test_the_tasks_own_symbols_keep_their_numbers():
+def test_the_symbols_of_the_task_keep_their_token_ids():
     task = IndexHints(task=Copy(), num_hints=3)
     assert task.vocabulary == (*Copy().vocabulary, "#0", "#1", "#2")
     assert task.separators == Copy().separators

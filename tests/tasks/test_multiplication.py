@@ -1,4 +1,4 @@
-"""Multiplication: every symbol by plain Python from both factors alone, and what steps depend on."""
+"""Multiplication: an independent implementation of every symbol, coupling and support."""
 
 from collections import defaultdict
 
@@ -13,14 +13,14 @@ over_counts = pytest.mark.parametrize("digits", [1, 2, None])
 
 
 def factors_of(prompt: list[str]) -> tuple[int, int, int, int]:
-    """Both factors, and how many digits the rows and the second factor have."""
+    """Return both factors, and the numbers of digits of the rows and of the second factor."""
     first, second = "".join(prompt).removesuffix("=>").split("x")
     return int(first[::-1]), int(second), len(first), len(second)
 
 
 @over_counts
 @pytest.mark.parametrize("length", [1, 2, 4])
-def test_a_thousand_scratchpads_are_what_whole_numbers_say(length, digits, rng):
+def test_scratchpads_match_an_implementation_with_integers(length, digits, rng):
     task = Multiplication(digits=digits)
     examples = task.sample(length=length, size=1_000, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
@@ -32,7 +32,7 @@ def test_a_thousand_scratchpads_are_what_whole_numbers_say(length, digits, rng):
         assert int("".join(reversed(last))) == a * b
 
 
-def test_a_step_depends_on_every_token_that_its_support_names(rng):
+def test_a_step_depends_on_every_token_of_its_support(rng):
     task = Multiplication()
     examples = task.sample(length=3, size=1_000, rng=rng)
     assert examples.support is not None
@@ -49,7 +49,7 @@ def test_a_step_depends_on_every_token_that_its_support_names(rng):
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_what_a_step_needs_is_at_distance_zero_and_nothing_else_of_its_kind_is(length, rng):
+def test_only_the_support_of_a_step_is_at_id_distance_zero(length, rng):
     task = Multiplication(digits=3)
     examples = task.sample(length=length, size=1, rng=rng)
     assert examples.coupling is not None
@@ -58,17 +58,17 @@ def test_what_a_step_needs_is_at_distance_zero_and_nothing_else_of_its_kind_is(l
     index, (times, equals) = np.arange(len(symbols)), (symbols.index(sign) for sign in "x=")
     is_sum = np.array(["c" in symbol for symbol in symbols])
     for answer in np.flatnonzero(examples.is_answer[0]):
-        same, named = ids[:, :answer] == ids[:, answer - 1, None], examples.support[0, answer]
+        same, support = ids[:, :answer] == ids[:, answer - 1, None], examples.support[0, answer]
         before = index[:answer]
         if is_sum[answer]:
             read = before[same.all(axis=0) & is_sum[:answer]]
-            assert sorted(read) == sorted(place for place in named[1:] if place >= 0)
+            assert sorted(read) == sorted(place for place in support[1:] if place >= 0)
         elif symbols[answer] not in (">", "end"):
             first, second = before < times, (before > times) & (before < equals)
-            assert [*before[same[0] & first], *before[same[1] & second]] == named[:2].tolist()
+            assert [*before[same[0] & first], *before[same[1] & second]] == support[:2].tolist()
 
 
-def test_no_step_is_far_from_the_one_before_on_either_level(rng):
+def test_neighboring_step_tokens_differ_by_at_most_one_id_on_both_levels(rng):
     examples = Multiplication(digits=3).sample(length=5, size=1, rng=rng)
     assert examples.coupling is not None
     symbols = words(Multiplication(), examples.tokens[0])
@@ -80,7 +80,7 @@ def test_no_step_is_far_from_the_one_before_on_either_level(rng):
 @pytest.mark.parametrize(
     "prompt", ["57x68", "57*68", " 57 x 68 = ", "0x0", "9x99999", "007x5", "99999999999999999999x9"]
 )
-def test_an_asked_product_is_answered_as_python_multiplies(prompt):
+def test_a_parsed_product_has_the_answer_of_python(prompt):
     task = Multiplication()
     examples = task.from_prompt(prompt)
     symbols = words(task, examples.tokens[0])
@@ -90,7 +90,7 @@ def test_an_asked_product_is_answered_as_python_multiplies(prompt):
     assert (a, b, width, count) == (int(first), int(second), len(first) + len(second), len(second))
 
 
-def test_both_factors_have_as_many_digits_as_they_should(rng):
+def test_both_factors_have_the_configured_numbers_of_digits(rng):
     for digits, length in ((2, 5), (7, 3), (None, 4)):
         examples = Multiplication(digits=digits).sample(length=length, size=300, rng=rng)
         task = Multiplication()

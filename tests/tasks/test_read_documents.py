@@ -1,4 +1,4 @@
-"""Reading texts: files, folders and data sets, in one order, and what is no text by name."""
+"""Documents from files, folders and data sets: their order, and errors for invalid sources."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ FILES = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Texts, and files that are none."""
+    """Folder with texts and other files."""
     for name, text in FILES.items():
         path = tmp_path / "texts" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,37 +40,37 @@ def names(folder: Path, documents: list[Document]) -> list[str]:
     return [os.path.relpath(document.name, folder) for document in documents]
 
 
-def test_a_folder_gives_its_texts_in_the_order_of_their_names_and_nothing_hidden_empty_or_installed(folder):
-    found = list(read_documents([folder]))
-    assert names(folder, found) == ["a.md", "b.txt", "part/B.TXT", "part/z.py"]
-    assert [document.text for document in found] == ["first", "second", "third", "fourth = 4\n"]
+def test_a_folder_gives_its_texts_sorted_by_name_without_hidden_empty_or_installed_files(folder):
+    documents = list(read_documents([folder]))
+    assert names(folder, documents) == ["a.md", "b.txt", "part/B.TXT", "part/z.py"]
+    assert [document.text for document in documents] == ["first", "second", "third", "fourth = 4\n"]
 
 
-def test_sources_are_read_in_the_order_they_are_named_and_a_named_file_whatever_it_is_called(folder):
-    found = list(read_documents([folder / "table.csv", str(folder / "part")]))
-    assert names(folder, found) == ["table.csv", "part/B.TXT", "part/z.py"]
+def test_sources_are_read_in_order_and_a_named_file_may_have_any_suffix(folder):
+    documents = list(read_documents([folder / "table.csv", str(folder / "part")]))
+    assert names(folder, documents) == ["table.csv", "part/B.TXT", "part/z.py"]
 
 
-def test_a_link_to_where_it_is_is_not_followed(folder):
+def test_links_to_folders_are_not_followed(folder):
     (folder / "part" / "again").symlink_to(folder, target_is_directory=True)
     assert len(list(read_documents([folder]))) == 4
 
 
-def test_line_ends_are_kept_and_a_mark_of_the_byte_order_is_not(tmp_path):
+def test_reading_keeps_line_ends_and_removes_the_byte_order_mark(tmp_path):
     (tmp_path / "dos.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     (document,) = read_documents([tmp_path])
     assert document.text == "one\r\ntwo\r\n"
 
 
 @pytest.mark.parametrize("content", [b"caf\xe9", b"zero\0byte"])
-def test_a_file_of_a_folder_that_is_no_text_is_left_out_and_told_of_once(content, folder):
+def test_files_of_a_folder_that_are_not_text_are_skipped_with_one_warning(content, folder):
     for name in ("no_text.txt", "part/no_text.txt"):
         (folder / name).write_bytes(content)
     with pytest.warns(SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are not UTF-8 text, .*no_text"):
         assert len(list(read_documents([folder]))) == 4
 
 
-def test_copies_of_texts_are_left_out_and_told_of_once(folder):
+def test_copies_of_texts_are_skipped_with_one_warning(folder):
     (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
     known = {}
     with pytest.warns(
@@ -90,8 +90,8 @@ def test_documents_are_read_one_at_a_time(folder):
     assert next(documents).text == "changed"
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "nothing named": ([], r"^no source of text; use files, folders or dataset:NAME$"),
+INVALID: dict[str, tuple[list[str], str]] = {
+    "no sources": ([], r"^no source of text; use files, folders or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
         r"^texts/nowhere.txt does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["latin.txt"],
         r"latin.txt is not UTF-8 text \(byte 0xe9 at 3\); convert it, for example with iconv",
     ),
-    "a source that is named twice": (
+    "the same source twice": (
         ["texts/a.md", "texts/./a.md"],
         r"^texts/./a.md has only copies of other texts, such as texts/a.md; remove it$",
     ),
@@ -113,26 +113,26 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_text_is_refused_in_one_line_that_names_it(name, folder, monkeypatch):
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_source_raises_a_one_line_error_with_its_name(name, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     (folder / ".hidden" / "none").mkdir()
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("binary.txt").write_bytes(b"ab\0c")
-    sources, text = REFUSED[name]
+    sources, text = INVALID[name]
     with pytest.raises(TextError, match=text) as caught:
         list(read_documents(sources))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_refused_by_name(folder):
+def test_a_file_without_read_permission_raises_an_error_with_its_name(folder):
     (folder / "a.md").chmod(0)
     with pytest.raises(TextError, match=r"a.md cannot be read \(Permission denied\)"):
         list(read_documents([folder / "a.md"]))
 
 
-# What a library warns of while it is imported is no matter here.
+# Warnings at the import of the library do not matter here.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     datasets = pytest.importorskip("datasets")
@@ -140,7 +140,7 @@ with warnings.catch_warnings():
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A data set of two splits, as its library saves it."""
+    """Folder with data sets that the datasets library saved."""
     splits = {
         "train": datasets.Dataset.from_dict({"text": ["one", "", "three"], "label": [0, 1, 2]}),
         "test": datasets.Dataset.from_dict({"text": ["four", None]}),
@@ -152,10 +152,10 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_saved_data_set_gives_the_rows_of_all_its_splits(saved):
-    found = list(read_documents([saved / "saved"]))
-    assert [document.text for document in found] == ["one", "three", "four"]
-    assert [document.name for document in found] == [
+def test_a_saved_data_set_gives_the_texts_of_all_its_splits(saved):
+    documents = list(read_documents([saved / "saved"]))
+    assert [document.text for document in documents] == ["one", "three", "four"]
+    assert [document.name for document in documents] == [
         f"{saved / 'saved'}:train:0",
         f"{saved / 'saved'}:train:2",
         f"{saved / 'saved'}:test:0",
@@ -163,23 +163,23 @@ def test_a_saved_data_set_gives_the_rows_of_all_its_splits(saved):
     assert [document.text for document in read_documents([saved / "single"])] == ["one", "three"]
 
 
-def test_one_split_of_a_data_set_can_be_named(saved):
+def test_a_source_can_name_one_split_of_a_data_set(saved):
     (document,) = read_documents([f"dataset:{saved / 'saved'}:test"])
     assert document.text == "four"
     with pytest.raises(TextError, match=r"saved has no split 'tset'; use one of train, test"):
         list(read_documents([f"dataset:{saved / 'saved'}:tset"]))
 
 
-def test_a_data_set_of_the_hub_is_asked_for_by_its_name(saved, monkeypatch):
-    asked = []
+def test_a_data_set_of_the_hub_is_loaded_by_its_name(saved, monkeypatch):
+    calls = []
 
     def load(name: str) -> object:
-        asked.append(name)
+        calls.append(name)
         return datasets.load_from_disk(saved / "saved")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     (document,) = read_documents(["dataset:someone/something:test"])
-    assert (document.name, asked) == ("someone/something:test:0", ["someone/something"])
+    assert (document.name, calls) == ("someone/something:test:0", ["someone/something"])
 
 
 @pytest.mark.parametrize(
@@ -192,29 +192,29 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(saved, monkeypatch):
         ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a string column"),
     ],
 )
-def test_a_data_set_without_texts_is_refused(name, text, saved):
+def test_a_data_set_without_texts_raises_an_error(name, text, saved):
     with pytest.raises(TextError, match=text):
         list(read_documents([saved / name]))
 
 
-def test_a_data_set_that_cannot_be_loaded_is_refused_in_one_line(saved, monkeypatch):
+def test_a_data_set_that_cannot_be_loaded_raises_a_one_line_error(saved, monkeypatch):
     def load(name: str) -> object:
         raise ConnectionError("no way to the hub\nat all")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    text = r"^data set no/such cannot be loaded \(ConnectionError: no way to the hub\); use the name of a data set on the hub"
+    text = r"^data set no/such cannot be loaded \(ConnectionError: no way to the hub\); use the name of a data set"
     with pytest.raises(TextError, match=text):
         list(read_documents(["dataset:no/such"]))
 
 
-def test_a_data_set_needs_its_library(saved, monkeypatch):
+def test_a_data_set_without_the_datasets_library_raises_an_error(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(TextError, match=r"data sets need the datasets library; pip install 'lengthwise\[hf\]'"):
         list(read_documents(["dataset:someone/something"]))
 
 
-ROWS = [{"text": "one"}, {"text": ""}, {"text": "three", "url": "x"}, {"text": None}]
-LINES = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
+RECORDS = [{"text": "one"}, {"text": ""}, {"text": "three", "url": "x"}, {"text": None}]
+LINES = "\n".join(json.dumps(row) for row in RECORDS) + "\n\n"
 
 
 @pytest.mark.parametrize(
@@ -223,27 +223,27 @@ LINES = "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
         ("rows.jsonl", LINES.encode()),
         ("rows.JSONL", b"\xef\xbb\xbf" + LINES.encode()),
         ("rows.json", LINES.encode()),
-        ("list.json", json.dumps(ROWS).encode()),
+        ("list.json", json.dumps(RECORDS).encode()),
         ("c4.json.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("rows.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("rows.ndjson", LINES.encode()),
     ],
 )
-def test_rows_are_documents_and_not_json_as_text(name, content, tmp_path):
+def test_each_record_of_a_file_is_a_document(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    found = list(read_documents([tmp_path / name]))
-    assert [document.text for document in found] == ["one", "three"]
+    documents = list(read_documents([tmp_path / name]))
+    assert [document.text for document in documents] == ["one", "three"]
     first = 0 if name == "list.json" else 1
-    assert [document.name for document in found] == [f"{tmp_path / name}:{first + at}" for at in (0, 2)]
+    assert [document.name for document in documents] == [f"{tmp_path / name}:{first + at}" for at in (0, 2)]
 
 
-def test_a_folder_of_rows_is_read_and_json_there_that_may_be_anything_is_not(tmp_path):
+def test_a_folder_gives_the_records_of_jsonl_files_and_skips_json_files(tmp_path):
     (tmp_path / "rows.jsonl").write_text(LINES)
     (tmp_path / "settings.json").write_text('{"a": 1}')
     assert [document.text for document in read_documents([tmp_path])] == ["one", "three"]
 
 
-def test_the_column_of_a_file_of_rows_can_be_named(tmp_path):
+def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n')
     with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' but columns body; set the text"):
@@ -261,32 +261,32 @@ def test_the_column_of_a_file_of_rows_can_be_named(tmp_path):
         (b"", r"rows.json has no text"),
     ],
 )
-def test_rows_that_cannot_be_read_are_one_line(content, message, tmp_path):
+def test_invalid_records_raise_a_one_line_error(content, message, tmp_path):
     (tmp_path / "rows.json").write_bytes(content)
     with pytest.raises(TextError, match=message) as caught:
         list(read_documents([tmp_path / "rows.json"]))
     assert "\n" not in str(caught.value)
 
 
-def test_a_cut_archive_is_one_line(tmp_path):
+def test_a_truncated_archive_raises_an_error(tmp_path):
     (tmp_path / "rows.json.gz").write_bytes(gzip.compress(LINES.encode() * 100, mtime=0)[:40])
     with pytest.raises(TextError, match=r"rows.json.gz cannot be read \(Compressed file ended"):
         list(read_documents([tmp_path / "rows.json.gz"]))
 
 
-def test_configuration_and_column_of_a_data_set_are_asked_for_and_the_first_documents_are_streamed(saved, monkeypatch):
-    asked = []
+def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_streamed(saved, monkeypatch):
+    calls = []
 
     def load(name: str, *config: str, **options: object) -> object:
-        asked.append((name, config, options))
+        calls.append((name, config, options))
         whole = datasets.load_from_disk(saved / "saved").rename_column("text", "body")
         return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in whole.items()})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    found = list(read_documents(["dataset:allenai/c4:train:en:body"], most=1))
-    assert [(each.name, each.text) for each in found] == [("allenai/c4:train:0", "one")]
+    documents = list(read_documents(["dataset:allenai/c4:train:en:body"], most=1))
+    assert [(each.name, each.text) for each in documents] == [("allenai/c4:train:0", "one")]
     assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], most=2)] == ["one", "three"]
-    assert asked == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
+    assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
     with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
         list(read_documents(["dataset:a:b:c:d:e"]))
     with pytest.raises(SettingError, match=r"^0 documents per source are too few; use at least 1$"):

@@ -1,4 +1,4 @@
-"""Items of the form of reasoning-gym as rows of a file that is a task."""
+"""Items of reasoning-gym as records of a task file."""
 
 import json
 
@@ -9,20 +9,20 @@ from lengthwise.core.errors import TaskFileError
 from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 
 
-def item(terms=3, difficulty=None, **also):
-    """An item as reasoning-gym documents it."""
+def item(terms=3, difficulty=None, **changes):
+    """Return an item in the format of reasoning-gym."""
     ranges = {"num_terms": (2, 6), "num_digits": (1, 4)} if difficulty is None else difficulty
     return {
         "question": " + ".join(["1"] * terms) + " =",
         "answer": str(terms),
         "metadata": {"source_dataset": "chain_sum", "source_index": 0, "num_terms": terms, "difficulty": ranges},
-        **also,
+        **changes,
     }
 
 
-def test_a_question_and_its_answer_are_a_row_of_the_length_that_is_named():
-    (row,) = reasoning_records([item(3)], length="num_terms")
-    assert row == {"prompt": ["1", "+", "1", "+", "1", "="], "response": ["3"], "length": 3}
+def test_a_record_has_the_question_the_answer_and_the_length_from_the_metadata():
+    (record,) = reasoning_records([item(3)], length="num_terms")
+    assert record == {"prompt": ["1", "+", "1", "+", "1", "="], "response": ["3"], "length": 3}
 
 
 @pytest.mark.parametrize(
@@ -31,24 +31,24 @@ def test_a_question_and_its_answer_are_a_row_of_the_length_that_is_named():
         ({"size": 7}, 7),
         ({"size": (7, 7)}, 7),
         ({"size": [7, 7]}, 7),
-        # The item's own number goes before the range that it was drawn of.
+        # The value of the item takes precedence over the range.
         ({"num_terms": (2, 6)}, 3),
         ({}, None),
     ],
 )
-def test_the_only_difficulty_is_the_length(difficulty, length):
-    (row,) = reasoning_records([item(3, difficulty)])
-    assert row.get("length") == length
+def test_the_only_difficulty_is_the_default_length(difficulty, length):
+    (record,) = reasoning_records([item(3, difficulty)])
+    assert record.get("length") == length
 
 
-def test_a_length_and_tokens_can_be_made_of_an_item():
-    (row,) = reasoning_records(
+def test_functions_of_an_item_give_its_length_and_tokens():
+    (record,) = reasoning_records(
         [item(2)], length=lambda item: len(item["question"]), tokens=lambda text: text.split("+")
     )
-    assert row == {"prompt": ["1 ", " 1 ="], "response": ["2"], "length": 7}
+    assert record == {"prompt": ["1 ", " 1 ="], "response": ["2"], "length": 7}
 
 
-def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
+def test_a_written_file_is_a_task_with_the_lengths_of_its_records(tmp_path, rng):
     file = write_reasoning_records([item(terms) for terms in (2, 3, 3, 5)], tmp_path / "sums.jsonl", length="num_terms")
     task = lw.JSONLTask(file=str(file))
     assert task.available_lengths == (2, 3, 5)
@@ -58,7 +58,7 @@ def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
 
 
 @pytest.mark.parametrize(
-    ("items", "given", "message"),
+    ("items", "settings", "message"),
     [
         (
             [item(), item()],
@@ -81,14 +81,14 @@ def test_what_is_written_is_a_task_with_its_lengths(tmp_path, rng):
         ([], {}, r"content of .*rows.jsonl has no records; write one per line"),
     ],
 )
-def test_an_item_of_another_form_is_named_and_nothing_is_written(items, given, message, tmp_path):
+def test_an_invalid_item_raises_an_error_and_writes_nothing(items, settings, message, tmp_path):
     with pytest.raises(TaskFileError, match=message) as caught:
-        write_reasoning_records(items, tmp_path / "rows.jsonl", **given)
+        write_reasoning_records(items, tmp_path / "rows.jsonl", **settings)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_with_another_ending_is_refused(tmp_path):
+def test_a_file_with_another_suffix_raises_an_error(tmp_path):
     with pytest.raises(TaskFileError, match=r"rows.json does not end in .jsonl; use a name for --task FILE.jsonl"):
         write_reasoning_records([item()], tmp_path / "rows.json")
 
@@ -100,6 +100,6 @@ def test_a_data_set_of_reasoning_gym_is_a_task(tmp_path, rng):
     task = lw.JSONLTask(file=str(write_reasoning_records(items, tmp_path / "sums.jsonl", length="num_terms")))
     assert task.available_lengths == (2, 3, 4)
     (text,) = lw.format_examples(task, task.sample(length=4, size=1, rng=rng))
-    assert {(" ".join(map(str, row["question"].split())), row["answer"]) for row in items} >= {
+    assert {(" ".join(each["question"].split()), each["answer"]) for each in items} >= {
         (text.prompt.removesuffix(" <mark> <start>"), text.answer)
     }

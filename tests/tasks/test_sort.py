@@ -1,4 +1,4 @@
-"""Sort: which items are drawn, and what the IDs of a list and its response tell."""
+"""Sort: sampled values and the coupling of list and response."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ over_repeats = pytest.mark.parametrize("task", [Sort(), Sort(num_values=6, repea
 
 
 @over_repeats
-def test_the_id_of_a_response_token_is_that_of_the_item_written_next(task, rng):
+def test_a_response_token_has_the_id_of_the_next_item(task, rng):
     examples = task.sample(length=6, size=50, rng=rng)
     assert examples.coupling is not None
     for tokens, ids in zip(examples.tokens, examples.coupling[0], strict=True):
@@ -19,7 +19,7 @@ def test_the_id_of_a_response_token_is_that_of_the_item_written_next(task, rng):
         assert ids[13] == ids[6]
 
 
-def test_the_ids_of_a_prompt_say_nothing_about_the_order(rng):
+def test_the_ids_of_a_prompt_do_not_depend_on_the_order(rng):
     examples = Sort().sample(length=8, size=50, rng=rng)
     assert examples.coupling is not None
     prompts = examples.coupling[0, :, : examples.prompt_length[0]]
@@ -27,7 +27,7 @@ def test_the_ids_of_a_prompt_say_nothing_about_the_order(rng):
     assert len({tuple(ids) for ids in examples.coupling[0].tolist()}) > 40
 
 
-def test_values_repeat_only_where_they_may(rng):
+def test_values_repeat_only_with_the_setting_repeats(rng):
     distinct = Sort(num_values=12).sample(length=12, size=100, rng=rng).tokens[:, :12]
     assert all(len(set(row)) == 12 for row in distinct.tolist())
     assert len({tuple(row) for row in distinct.tolist()}) == 100
@@ -37,6 +37,6 @@ def test_values_repeat_only_where_they_may(rng):
 
 
 @pytest.mark.parametrize("prompt", ["17 4 33", "17 4 33 =", " 17  4 33 = > "])
-def test_an_asked_list_is_written_as_python_sorts_it(prompt):
+def test_a_parsed_list_has_the_answer_of_python(prompt):
     examples = Sort().from_prompt(prompt)
     assert words(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]

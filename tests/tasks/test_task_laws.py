@@ -1,4 +1,4 @@
-"""Laws that every task keeps, and every batch that is drawn of one."""
+"""Laws of all tasks and of the batches sampled from them."""
 
 from dataclasses import fields, replace
 
@@ -27,7 +27,7 @@ def test_the_same_stream_gives_the_same_examples(task):
 
 @over_tasks
 @over_schemes
-def test_a_batch_depends_on_its_step_and_seed_and_not_on_the_batches_before(scheme, task):
+def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme, task):
     if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     sampler = Sampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
@@ -44,7 +44,7 @@ def test_a_batch_depends_on_its_step_and_seed_and_not_on_the_batches_before(sche
 
 @over_tasks
 @over_schemes
-def test_the_draws_of_a_scheme_shift_no_draw_of_a_task(scheme, task):
+def test_the_random_numbers_of_a_scheme_do_not_change_the_examples(scheme, task):
     if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     settings = {"task": task, "lengths": (3, 9), "batch_size": 6, "seed": 3}
@@ -53,7 +53,7 @@ def test_the_draws_of_a_scheme_shift_no_draw_of_a_task(scheme, task):
         assert torch.equal(Sampler(scheme=small_scheme(scheme), **settings).batch(step).tokens, plain.tokens)
 
 
-def test_rows_of_a_batch_are_the_same_rows_of_every_tensor():
+def test_selecting_from_a_batch_selects_the_same_sequences_of_every_tensor():
     batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batch(0)
     part = batch.select(slice(1, 4))
     assert part.length == batch.length
@@ -69,7 +69,7 @@ def test_training_lengths_cover_both_ends_of_their_range():
 
 @over_answered
 @pytest.mark.parametrize("beyond", [0, 1, 6])
-def test_answers_reach_from_the_prompt_to_the_end_token(beyond, task, rng):
+def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=60, rng=rng)
     index = np.arange(examples.tokens.shape[1])
     end = task.vocabulary.index("end")
@@ -86,10 +86,10 @@ def test_answers_reach_from_the_prompt_to_the_end_token(beyond, task, rng):
 
 @over_answered
 @pytest.mark.parametrize("beyond", [0, 1, 2])
-def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, task, rng):
+def test_an_answer_is_a_function_of_its_support(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
     if isinstance(task, JSONLTask):
-        # Nobody says what an answer of one's own depends on.
+        # The support of a task file is unknown.
         assert examples.support is None
         return
     if examples.support is None:
@@ -103,37 +103,37 @@ def test_an_answer_is_a_function_of_the_tokens_that_its_support_names(beyond, ta
         -1,
     )
     answers: dict[tuple[int, ...], int] = {}
-    for known, answer in zip(read[examples.is_answer].tolist(), examples.tokens[examples.is_answer], strict=True):
-        assert answers.setdefault(tuple(known), answer) == answer
+    for inputs, answer in zip(read[examples.is_answer].tolist(), examples.tokens[examples.is_answer], strict=True):
+        assert answers.setdefault(tuple(inputs), answer) == answer
     assert len(set(answers.values())) > 1
 
 
 @over_settings
-def test_support_names_earlier_tokens_and_names_each_once(task, rng):
+def test_the_support_contains_only_earlier_tokens_and_each_once(task, rng):
     examples = task.sample(length=6, size=50, rng=rng)
     if examples.support is None:
         return
     index = np.arange(examples.tokens.shape[1])[:, None]
     assert (examples.support < index).all()
     assert (examples.support.max(axis=-1)[examples.is_answer] >= 0).all()
-    for named in examples.support[examples.is_answer].tolist():
-        given = [place for place in named if place >= 0]
-        assert len(given) == len(set(given))
+    for support in examples.support[examples.is_answer].tolist():
+        indices = [index for index in support if index >= 0]
+        assert len(indices) == len(set(indices))
 
 
 @over_settings
-def test_the_token_before_an_answer_has_the_id_of_what_the_answer_needs(task, rng):
+def test_the_token_before_an_answer_has_the_id_of_a_token_in_its_support(task, rng):
     examples = task.sample(length=6, size=50, rng=rng)
     if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
         return
     for row, index in np.argwhere(examples.is_answer):
         ids = examples.coupling[:, row].T
         needed = [ids[place] for place in examples.support[row, index] if 0 <= place < index - 1]
-        # A carry repeats what the token before says, and needs no other. One level may lead to one of several tokens.
+        # A carry only needs the token before it. On one level, the ID may match one of several tokens.
         assert any((ids[index - 1] == each).any() for each in needed) or not needed
 
 
-def test_same_coupling_gives_a_running_parity_the_id_of_its_own_bit(rng):
+def test_with_the_same_coupling_a_running_parity_has_the_id_of_its_own_bit(rng):
     groups = Parity(coupling="same").sample(length=6, size=2, rng=rng).coupling
     assert groups is not None
     assert np.array_equal(groups[0, :, 8:14], groups[0, :, 0:6])

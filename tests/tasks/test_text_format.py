@@ -1,4 +1,4 @@
-"""Examples as text: one form for all tasks, and the symbols of the task come back of it."""
+"""Text format: one format for all tasks, from which the symbols can be recovered."""
 
 import json
 
@@ -15,17 +15,17 @@ over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for
 
 @over_answered
 @pytest.mark.parametrize("beyond", [0, 5])
-def test_the_symbols_of_every_task_come_back_of_its_text(beyond, task, rng):
+def test_the_symbols_of_every_task_can_be_recovered_from_its_text(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=20, rng=rng)
-    for row, text in enumerate(format_examples(task, examples)):
-        last, first = examples.response_end[row], examples.prompt_length[row]
-        assert text.symbols == words(task, examples.tokens[row, : last + 1])
+    for index, text in enumerate(format_examples(task, examples)):
+        last, first = examples.response_end[index], examples.prompt_length[index]
+        assert text.symbols == words(task, examples.tokens[index, : last + 1])
         assert text.prompt.split(" ") == text.symbols[:first]
         assert text.answer.split(" ") == text.symbols[first:last]
 
 
 @over_answered
-def test_every_example_is_one_line_and_its_response_begins_with_a_space(task, rng):
+def test_every_example_is_one_line_and_its_response_starts_with_a_space(task, rng):
     for text in format_examples(task, task.sample(length=4, size=9, rng=rng)):
         assert (text.prompt + text.response).splitlines(keepends=True) == [text.prompt + text.response]
         assert text.prompt.strip() == text.prompt
@@ -33,18 +33,18 @@ def test_every_example_is_one_line_and_its_response_begins_with_a_space(task, rn
 
 
 @over_answered
-def test_a_span_holds_its_symbol_and_the_last_one_the_newline(task, rng):
+def test_a_span_contains_its_symbol_and_the_last_span_the_newline(task, rng):
     (text,) = format_examples(task, task.sample(length=4, size=1, rng=rng))
     whole = text.prompt + text.response
     assert [whole[first:last] for first, last in text.spans] == [*text.symbols[:-1], "\n"]
 
 
-def test_parity_reads_as_its_docstring_says():
+def test_the_text_of_parity_is_the_example_of_the_docstring():
     (text,) = format_examples(Parity(), Parity().from_prompt("010"))
     assert (text.prompt, text.response) == ("0 1 0 = 0", " 0 1 1\n")
 
 
-def test_a_symbol_with_white_space_is_refused(tmp_path, rng):
+def test_a_symbol_with_whitespace_raises_an_error(tmp_path, rng):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": ["New York"], "response": ["NY"]}))
     task = JSONLTask(file=str(file))
@@ -52,18 +52,18 @@ def test_a_symbol_with_white_space_is_refused(tmp_path, rng):
         format_examples(task, task.sample(length=1, size=1, rng=rng))
 
 
-def test_a_task_without_a_right_answer_is_refused(rng):
+def test_a_task_that_is_graded_by_loss_raises_an_error(rng):
     with pytest.raises(SettingError, match=r"^task text is graded by loss and has no prompts; use a task with"):
         format_examples(Text(), Text().sample(length=4, size=1, rng=rng))
 
 
-def test_what_is_shown_is_never_what_is_asked():
+def test_shots_never_have_an_excluded_prompt():
     for seed in range(20):
-        shown = sample_shots(Parity(), 1, 4, stream(seed), excluded={"0 = 0"})
-        assert [text.prompt for text in shown] == ["1 = 0"] * 4
+        shots = sample_shots(Parity(), 1, 4, stream(seed), excluded={"0 = 0"})
+        assert [text.prompt for text in shots] == ["1 = 0"] * 4
 
 
-def test_a_length_without_another_prompt_to_show_is_refused():
+def test_a_length_without_other_prompts_raises_an_error():
     with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts for 4 shots .* or --shots 0$"):
         sample_shots(Parity(), 1, 4, stream(0), excluded={"0 = 0", "1 = 0"})
     assert sample_shots(Parity(), 1, 0, stream(0), excluded={"0 = 0", "1 = 0"}) == []

@@ -1,4 +1,4 @@
-"""The task text: windows of a corpus, its kinds, and runs that keep what their tokens mean."""
+"""Text task: windows of a corpus, its kinds, and runs that store their tokenizer."""
 
 import hashlib
 import shutil
@@ -24,7 +24,7 @@ from lengthwise.tasks.text.tokenizer import END
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of two kinds."""
+    """Folder with a corpus of two kinds."""
     folder = tmp_path_factory.mktemp("corpora")
     small_corpus(folder)
     return folder
@@ -32,11 +32,11 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def text(corpora: Path) -> Text:
-    """Its training text."""
+    """Task with the training split of the corpus."""
     return Text(corpus=str(corpora / "corpus"))
 
 
-def test_text_is_a_task_that_is_graded_by_loss_and_keeps_files_and_parity_is_not():
+def test_text_satisfies_the_protocols_for_loss_and_run_files_and_parity_does_not():
     assert isinstance(Text(), Task)
     assert isinstance(Text(), GradedByLoss)
     assert isinstance(Text(), HasRunFiles)
@@ -50,7 +50,7 @@ def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora
     assert task_facts(Parity()) == {"task": "parity"}
 
 
-def test_a_sequence_is_tokens_in_a_row_and_every_token_but_the_first_is_an_answer(text, rng):
+def test_a_sequence_is_a_window_of_the_split_and_all_its_tokens_but_the_first_are_answers(text, rng):
     examples = text.sample(length=30, size=40, rng=rng)
     whole = open_corpus(Path(text.corpus)).stream(TRAIN)
     windows = np.lib.stride_tricks.sliding_window_view(whole, 31)
@@ -63,18 +63,18 @@ def test_a_sequence_is_tokens_in_a_row_and_every_token_but_the_first_is_an_answe
     assert examples.coupling is examples.places is examples.support is None
 
 
-def test_sequences_start_anywhere_from_the_first_token_to_the_last_that_leaves_room(text, rng):
+def test_sequences_start_at_every_token_that_leaves_room(text, rng):
     whole = open_corpus(Path(text.corpus)).stream(TRAIN).astype(np.int64)
     length = len(whole) - 3
-    found = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
-    assert found == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
+    windows = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
+    assert windows == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
     with pytest.raises(
         SettingError, match=rf"length {len(whole)} needs {len(whole) + 1} tokens and .* use at most {len(whole) - 1}"
     ):
         text.sample(length=len(whole), size=1, rng=rng)
 
 
-def test_a_split_and_a_kind_are_where_sequences_come_from(text, rng):
+def test_sequences_come_from_the_selected_split_and_kind(text, rng):
     corpus = open_corpus(Path(text.corpus))
     assert list(text.variants()) == ["tales", "notes"]
     for split in (TRAIN, HELD_OUT):
@@ -85,7 +85,7 @@ def test_a_split_and_a_kind_are_where_sequences_come_from(text, rng):
             assert task.variants() == {}
 
 
-def test_held_out_documents_are_those_of_the_corpus_whatever_the_split(text):
+def test_held_out_documents_do_not_depend_on_the_split_of_the_task(text):
     expected = {name: tokens.tolist() for name, tokens in open_corpus(Path(text.corpus)).texts(HELD_OUT)}
     for task in (text, replace(text, split=HELD_OUT)):
         assert {document.name: document.tokens.tolist() for document in task.held_out()} == expected
@@ -94,7 +94,7 @@ def test_held_out_documents_are_those_of_the_corpus_whatever_the_split(text):
     assert all(END not in document.tokens for document in of_kind)
 
 
-def test_without_a_corpus_it_is_our_own_words_a_token_per_byte(rng):
+def test_without_a_corpus_the_task_has_the_built_in_texts_with_one_token_per_byte(rng):
     task = Text()
     (tokens,) = task.sample(
         length=len("".join(TRAIN_TEXTS.values()).encode()) + len(TRAIN_TEXTS) - 1, size=1, rng=rng
@@ -106,13 +106,13 @@ def test_without_a_corpus_it_is_our_own_words_a_token_per_byte(rng):
     assert task.variants() == task.run_files() == {}
 
 
-def test_token_bytes_are_those_of_the_text(text):
+def test_the_token_bytes_of_a_text_add_up_to_its_size(text):
     tokens = text.tokenizer.encode("a bird, a house: 東京")
     assert text.token_bytes()[tokens].sum() == len("a bird, a house: 東京".encode())
     assert text.token_bytes()[END] == 0
 
 
-def test_a_kind_or_a_split_that_there_is_not_is_refused(text, rng):
+def test_an_unknown_kind_or_split_raises_an_error(text, rng):
     with pytest.raises(
         UnknownNameError, match=r"unknown kind of text 'tails'; did you mean 'tales'\? known: notes, tales"
     ):
@@ -121,15 +121,17 @@ def test_a_kind_or_a_split_that_there_is_not_is_refused(text, rng):
         Text(split="test")
 
 
-def test_the_path_of_the_run_that_keeps_the_tokenizer_is_not_saved(text):
-    kept = text.from_run_folder(Path(text.corpus))
-    assert kept.run_folder == text.corpus
-    assert kept == text
-    assert to_dict(kept) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}
-    assert from_dict(to_dict(Experiment(task=kept))).task == text
+def test_the_run_folder_of_the_tokenizer_is_not_saved(text):
+    loaded_task = text.from_run_folder(Path(text.corpus))
+    assert loaded_task.run_folder == text.corpus
+    assert loaded_task == text
+    assert (
+        to_dict(loaded_task) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}
+    )
+    assert from_dict(to_dict(Experiment(task=loaded_task))).task == text
 
 
-def test_a_run_folder_keeps_the_tokenizer_and_reads_text_without_the_corpus(corpora, tmp_path):
+def test_a_run_loads_without_its_corpus_and_evaluates_with_a_moved_one(corpora, tmp_path):
     lost = tmp_path / "lost"
     shutil.copytree(corpora / "corpus", lost)
     experiment = text_experiment(Text(corpus=str(lost)))
@@ -144,13 +146,13 @@ def test_a_run_folder_keeps_the_tokenizer_and_reads_text_without_the_corpus(corp
     assert loaded.experiment.task.vocabulary == Text(corpus=str(corpora / "corpus")).vocabulary
     with pytest.raises(TextError, match=r"lost is not a corpus \(it has no corpus.json\); run lengthwise prepare"):
         evaluate(loaded, experiment.evaluation)
-    # Named again where it is now, it is the same.
+    # The same corpus at its new path gives the same results.
     moved = replace(loaded.experiment, task=replace(loaded.experiment.task, corpus=str(corpora / "corpus")))
     again = evaluate(replace(loaded, experiment=moved), experiment.evaluation)
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
 
 
-def test_another_corpus_than_the_runs_is_refused(corpora, tmp_path):
+def test_evaluating_on_another_corpus_raises_an_error(corpora, tmp_path):
     other = small_corpus(tmp_path, documents=6)
     run = train(text_experiment(Text(corpus=str(corpora / "corpus")), steps=1), tmp_path / "run", device="cpu")
     assert run is not None
@@ -159,13 +161,13 @@ def test_another_corpus_than_the_runs_is_refused(corpora, tmp_path):
         task.held_out()
 
 
-def test_a_run_on_our_own_words_keeps_no_files(tmp_path):
+def test_a_run_on_the_built_in_texts_stores_no_task_files(tmp_path):
     claim_run_folder(tmp_path / "run", text_experiment(Text()), resume=False)
     assert set(tree(tmp_path / "run")) == {"experiment.json"}
     assert read_experiment(tmp_path / "run").task == Text()
 
 
-def test_a_stopped_language_model_goes_on_to_the_same_weights(text, tmp_path):
+def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
     experiment = text_experiment(text)
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
@@ -174,26 +176,26 @@ def test_a_stopped_language_model_goes_on_to_the_same_weights(text, tmp_path):
     assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
 
 
-def test_nothing_is_fitted_where_there_is_no_right_answer(text, tmp_path):
+def test_a_task_graded_by_loss_has_no_fitted_step(text, tmp_path):
     assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
     with pytest.raises(SettingError, match=r"fit_every needs exact match, and text is graded by loss; leave it out"):
         train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
 
 
-def test_text_is_continued_and_called_neither_right_nor_wrong(text, tmp_path):
+def test_a_continuation_of_text_is_neither_correct_nor_wrong(text, tmp_path):
     run = train(text_experiment(text, steps=40, learning_rate=1e-2), tmp_path / "run", device="cpu")
     assert run is not None
     answer = generate_from_prompt(run, "the bird ", max_new_tokens=5)
-    assert (answer.expected, answer.right) == ([], None)
-    assert 1 <= len(answer.symbols) <= 5
+    assert (answer.expected, answer.correct) == ([], None)
+    assert 1 <= len(answer.tokens) <= 5
     start = len(text.tokenizer.encode("the bird "))
-    assert answer.position_ids == list(range(start, start + len(answer.symbols)))
+    assert answer.position_ids == list(range(start, start + len(answer.tokens)))
     with pytest.raises(PromptError, match=r"the prompt is empty; text needs some words to continue"):
         generate_from_prompt(run, "")
 
 
-def test_a_corpus_that_was_opened_is_not_sent_to_another_process_whole(text):
+def test_pickling_the_task_does_not_include_the_tokens_of_an_open_corpus(text):
     import pickle  # noqa: PLC0415  (what worker processes are sent by)
 
     before = len(pickle.dumps(text))

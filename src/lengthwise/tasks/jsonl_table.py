@@ -171,10 +171,10 @@ def _words(record: Mapping[str, Any], key: str) -> list[str]:
     if isinstance(words, str):
         words = words.split()
     elif not isinstance(words, list):
-        raise _RecordError(f"invalid {key} {_excerpt(words)}; use a list of tokens, or a string of tokens and spaces")
+        raise _RecordError(f"invalid {key} {_excerpt(words)}; use a list of tokens, or a string")
     for word in words:
         if not isinstance(word, str) or not word:
-            raise _RecordError(f"the {key} has the invalid token {_excerpt(word)}; use strings that are not empty")
+            raise _RecordError(f"invalid token {_excerpt(word)} in the {key}; use non-empty strings")
     if not words:
         raise _RecordError(f"the {key} is empty; write at least one token")
     return words
@@ -188,7 +188,7 @@ def _coupling(record: Mapping[str, Any], prompt: int, response: int) -> list[int
         raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
     for number in coupling:
         if type(number) is not int or not 0 <= number < NUMBER_LIMIT:
-            raise _RecordError(f"the coupling has the invalid number {_excerpt(number)}; use integers from 0 on")
+            raise _RecordError(f"invalid coupling number {_excerpt(number)}; use integers from 0 on")
     if len(coupling) != prompt + response:
         raise _RecordError(
             f"the coupling has {len(coupling)} numbers; write {prompt + response}, one for each token of the prompt "
