@@ -1,4 +1,4 @@
-"""Laws that every position scheme keeps as it declares, what each adds to them, and the places that one counts."""
+"""Laws of all position schemes, properties of each one, and the places of digits."""
 
 from collections import Counter
 from dataclasses import fields, replace
@@ -25,24 +25,43 @@ from lengthwise.tasks import (
 )
 from lengthwise.tasks.examples import Examples
 
-# Room for the longest of the tasks below.
+# Enough IDs for the longest of the tasks below.
 RANGE = 512
+# One example of every task, to read what it declares.
+EXAMPLES = {name: task.sample(length=4, size=1, rng=np.random.default_rng(0)) for name, task in SETTINGS.items()}
 
-over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
+
+def pairs(*, supported: bool, random: bool = True) -> list:
+    """Return all pairs of scheme and task in which the scheme supports the task, or does not.
+
+    Without ``random``, schemes with random evaluation IDs are left out.
+    """
+    return [
+        pytest.param(scheme, SETTINGS[name], id=f"{scheme}-{name}")
+        for scheme in SCHEMES
+        for name in SETTINGS
+        if serves(scheme, EXAMPLES[name]) == supported and (random or not SCHEMES[scheme].random_at_evaluation)
+    ]
+
+
+over_supported = pytest.mark.parametrize(("scheme", "task"), pairs(supported=True))
+over_deterministic = pytest.mark.parametrize(("scheme", "task"), pairs(supported=True, random=False))
 over_schemes = pytest.mark.parametrize("scheme", SCHEMES)
 over_training = pytest.mark.parametrize("training", [True, False])
-gapped = pytest.mark.parametrize(
+over_gapped = pytest.mark.parametrize(
     "scheme", [name for name, scheme in SCHEMES.items() if "max_gaps" in {field.name for field in fields(scheme)}]
 )
-drawn = pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.random_at_evaluation])
-multilevel = pytest.mark.parametrize("scheme", ["multilevel", "predicted"])
+over_random = pytest.mark.parametrize(
+    "scheme", [name for name, scheme in SCHEMES.items() if scheme.random_at_evaluation]
+)
+over_multilevel = pytest.mark.parametrize("scheme", ["multilevel", "predicted"])
 over_ranges = pytest.mark.parametrize(
     "scheme", [name for name in SCHEMES if small_scheme(name).num_position_ids is not None]
 )
 
 
 def groups_of(scheme: str, examples: Examples) -> np.ndarray:
-    """The numbers whose order and ties a scheme has to keep: what it reads, or else the token index."""
+    """Return the numbers whose order and ties the IDs must keep: the part that a scheme reads, or token indexes."""
     needs = SCHEMES[scheme].needs
     if needs is None:
         return np.broadcast_to(np.arange(examples.tokens.shape[1]), (1, *examples.tokens.shape))
@@ -51,17 +70,8 @@ def groups_of(scheme: str, examples: Examples) -> np.ndarray:
     return groups if needs == "coupling" else groups[None]
 
 
-def assert_serves(scheme: str, examples: Examples, *, training: bool) -> bool:
-    """Whether a scheme serves a task, as it declares; where not, it must refuse and name schemes that do."""
-    if serves(scheme, examples):
-        return True
-    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has a coupling of) .* use the scheme"):
-        small_scheme(scheme).assign(examples, np.random.default_rng(0), training=training)
-    return False
-
-
-def coupled_on(groups: np.ndarray) -> Examples:
-    """Examples with this coupling, and nothing else in them that a scheme reads."""
+def examples_with_coupling(groups: np.ndarray) -> Examples:
+    """Return examples with this coupling and nothing else that a scheme reads."""
     size, seq = groups.shape[1:]
     is_answer = np.broadcast_to(np.arange(seq) >= seq // 2, (size, seq))
     return Examples(
@@ -72,18 +82,23 @@ def coupled_on(groups: np.ndarray) -> Examples:
     )
 
 
-def on_two_levels(size: int, largest: tuple[int, int] = (4, 4)) -> Examples:
-    """Groups that rise, repeat and fall, on both levels alike but for the largest one."""
+def two_level_examples(size: int, largest: tuple[int, int] = (4, 4)) -> Examples:
+    """Return examples whose groups rise, repeat and fall; the levels differ only in the largest group."""
     groups = np.array([[1, 2, 3, last, 3, 2, 3, last] for last in largest])
-    return coupled_on(np.broadcast_to(groups[:, None], (2, size, groups.shape[1])))
+    return examples_with_coupling(np.broadcast_to(groups[:, None], (2, size, groups.shape[1])))
 
 
-@over_settings
-@over_schemes
+@over_training
+@pytest.mark.parametrize(("scheme", "task"), pairs(supported=False))
+def test_a_scheme_rejects_an_unsupported_task_and_names_other_schemes(scheme, task, training, rng):
+    examples = task.sample(length=4, size=20, rng=rng)
+    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has a coupling of) .* use the scheme"):
+        small_scheme(scheme).assign(examples, rng, training=training)
+
+
+@over_supported
 def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
-    if not assert_serves(scheme, examples, training=True):
-        return
     ids = small_scheme(scheme, num_position_ids=RANGE).assign(examples, rng, training=True).position_ids
     groups = groups_of(scheme, examples)
     assert np.array_equal(
@@ -93,39 +108,33 @@ def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng)
     assert ids.max() < RANGE
 
 
-@over_settings
-@over_schemes
-def test_without_gaps_what_a_scheme_counts_is_shifted_as_one_block(scheme, task, rng):
+@over_deterministic
+def test_without_gaps_all_nonzero_ids_of_a_level_are_shifted_as_one_block(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
-    if SCHEMES[scheme].random_at_evaluation or not assert_serves(scheme, examples, training=True):
-        return
     groups = groups_of(scheme, examples)
-    counted = groups > 0 if SCHEMES[scheme].needs == "places" else np.ones(groups.shape, dtype=np.bool_)
+    is_shifted = groups > 0 if SCHEMES[scheme].needs == "places" else np.ones(groups.shape, dtype=np.bool_)
     shifts = (
         small_scheme(scheme, max_gaps=0, num_position_ids=RANGE).assign(examples, rng, training=True).position_ids
         - groups
     )
-    highest = np.where(counted, shifts, -1).max(axis=-1, keepdims=True)
-    assert np.array_equal(shifts, np.where(counted, highest, 0))
+    highest = np.where(is_shifted, shifts, -1).max(axis=-1, keepdims=True)
+    assert np.array_equal(shifts, np.where(is_shifted, highest, 0))
     assert len(np.unique(highest)) > 1 or scheme == "sequential"
 
 
-@over_settings
-@over_schemes
-def test_evaluation_ids_are_the_groups_and_draw_nothing_unless_it_is_declared(scheme, task, rng):
+@over_deterministic
+def test_deterministic_evaluation_ids_equal_the_groups_and_use_no_random_numbers(scheme, task, rng):
     examples = task.sample(length=4, size=5, rng=rng)
-    if SCHEMES[scheme].random_at_evaluation or not assert_serves(scheme, examples, training=False):
-        return
     before = rng.bit_generator.state
-    # Longer than the training range, too: at evaluation no range is a limit.
-    for kept in (small_scheme(scheme, num_position_ids=RANGE), small_scheme(scheme, num_position_ids=2)):
-        ids = kept.assign(examples, rng, training=False).position_ids
+    # Also beyond the training range, which is no limit at evaluation.
+    for settings in (small_scheme(scheme, num_position_ids=RANGE), small_scheme(scheme, num_position_ids=2)):
+        ids = settings.assign(examples, rng, training=False).position_ids
         assert np.array_equal(ids, groups_of(scheme, examples))
     assert rng.bit_generator.state == before
 
 
-@drawn
-def test_a_scheme_that_draws_at_evaluation_draws_there_as_in_training(scheme):
+@over_random
+def test_random_evaluation_ids_have_the_distribution_of_training_ids(scheme):
     examples = Parity().sample(length=4, size=5, rng=np.random.default_rng(0))
     trained, evaluated, other = (
         small_scheme(scheme, num_position_ids=RANGE)
@@ -135,32 +144,29 @@ def test_a_scheme_that_draws_at_evaluation_draws_there_as_in_training(scheme):
     )
     assert np.array_equal(trained, evaluated)
     assert not np.isin(other, evaluated).all()
-    assert len({tuple(row) for row in evaluated[0].tolist()}) == 5
+    assert len({tuple(ids) for ids in evaluated[0].tolist()}) == 5
 
 
-@over_settings
-@over_schemes
+@over_supported
 @over_training
-def test_every_answer_is_scored_and_every_answers_id_but_that_of_the_end_token(training, scheme, task, rng):
+def test_every_answer_is_scored_and_every_answer_id_except_the_end_tokens(training, scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
-    if not assert_serves(scheme, examples, training=training):
-        return
     assignment = small_scheme(scheme, num_position_ids=RANGE).assign(examples, rng, training=training)
-    ends = np.arange(examples.tokens.shape[1]) == examples.response_end[:, None]
+    is_end = np.arange(examples.tokens.shape[1]) == examples.response_end[:, None]
     assert np.array_equal(assignment.token_scored, examples.is_answer)
-    assert np.array_equal(assignment.id_scored, examples.is_answer & ~ends)
+    assert np.array_equal(assignment.id_scored, examples.is_answer & ~is_end)
 
 
 @over_schemes
 @over_training
-def test_ids_are_real_numbers_if_and_only_if_it_is_declared(training, scheme, rng):
+def test_ids_are_real_numbers_if_and_only_if_the_scheme_declares_it(training, scheme, rng):
     examples = Parity().sample(length=7, size=2, rng=rng)
     ids = small_scheme(scheme).assign(examples, rng, training=training).position_ids
     assert ids.dtype == (np.float64 if SCHEMES[scheme].real_valued else np.int64)
 
 
 @over_ranges
-def test_training_meets_every_id_of_the_range(scheme, rng):
+def test_training_uses_every_id_of_the_range(scheme, rng):
     examples = Parity().sample(length=2, size=4_000, rng=rng)
     ids = small_scheme(scheme, num_position_ids=64).assign(examples, rng, training=True).position_ids
     lowest = groups_of(scheme, examples).min()
@@ -168,23 +174,23 @@ def test_training_meets_every_id_of_the_range(scheme, rng):
 
 
 @pytest.mark.parametrize("needs", ["coupling", "places"])
-def test_a_refusal_names_the_schemes_that_serve_every_task_and_those_that_serve_this_one(needs, rng):
+def test_the_error_for_an_unsupported_task_names_all_schemes_that_support_it(needs, rng):
     examples = Parity().sample(length=2, size=1, rng=rng)
     bare = replace(examples, coupling=None, places=None)
-    served = {name for name, scheme in SCHEMES.items() if scheme.needs is None}
-    refusing = next(name for name, scheme in SCHEMES.items() if scheme.needs == needs)
-    for given, more in (
+    universal = {name for name, scheme in SCHEMES.items() if scheme.needs is None}
+    rejecting = next(name for name, scheme in SCHEMES.items() if scheme.needs == needs)
+    for unsupported, others in (
         (bare, set()),
         (replace(examples, **{needs: None}), {"abacus"} if needs == "coupling" else {"multilevel", "predicted"}),
     ):
         with pytest.raises(UnsupportedTaskError) as caught:
-            small_scheme(refusing).assign(given, rng, training=True)
-        named = str(caught.value).split("use the scheme")[1]
-        assert {word.strip(",") for word in named.split()} & set(SCHEMES) == served | more
+            small_scheme(rejecting).assign(unsupported, rng, training=True)
+        advice = str(caught.value).split("use the scheme")[1]
+        assert {word.strip(",") for word in advice.split()} & set(SCHEMES) == universal | others
 
 
-@gapped
-def test_gaps_open_distances_of_every_size_up_to_the_whole_range(scheme, rng):
+@over_gapped
+def test_gaps_produce_distances_of_every_size_up_to_the_whole_range(scheme, rng):
     examples = Parity().sample(length=4, size=3_000, rng=rng)
     ids = small_scheme(scheme).assign(examples, rng, training=True).position_ids[0]
     distances = ids.max(axis=1) - ids.min(axis=1)
@@ -197,17 +203,17 @@ def test_gaps_open_distances_of_every_size_up_to_the_whole_range(scheme, rng):
 
 
 @pytest.mark.parametrize("max_gaps", [0, 1, 5])
-def test_skipwise_cuts_a_sequence_into_one_chunk_more_than_gaps_at_most(max_gaps, rng):
+def test_skipwise_has_at_most_one_more_chunk_than_gaps(max_gaps, rng):
     examples = Parity().sample(length=20, size=2_000, rng=rng)
     ids = Skipwise(num_position_ids=4_096, max_gaps=max_gaps).assign(examples, rng, training=True).position_ids[0]
     chunks = 1 + (np.diff(ids, axis=1) != 1).sum(axis=1)
     assert set(chunks.tolist()) == set(range(1, max_gaps + 2))
 
 
-@multilevel
-def test_every_level_has_gaps_of_its_own(scheme, rng):
-    ids = small_scheme(scheme, max_gaps=1).assign(on_two_levels(4_000), rng, training=True).position_ids
-    # Every second one of the sorted IDs has the next group.
+@over_multilevel
+def test_gaps_of_different_levels_are_independent(scheme, rng):
+    ids = small_scheme(scheme, max_gaps=1).assign(two_level_examples(4_000), rng, training=True).position_ids
+    # Every other sorted ID belongs to the next group.
     gaps = np.diff(np.sort(ids, axis=-1)[..., ::2], axis=-1)
     opened = gaps.max(axis=-1) > 1
     both = opened.all(axis=0)
@@ -217,20 +223,20 @@ def test_every_level_has_gaps_of_its_own(scheme, rng):
     assert (sizes[0] == sizes[1]).mean() < 0.03
 
 
-@multilevel
-def test_every_level_has_a_shift_of_its_own(scheme, rng):
-    ids = small_scheme(scheme, max_gaps=0).assign(on_two_levels(4_000), rng, training=True).position_ids
+@over_multilevel
+def test_shifts_of_different_levels_are_independent(scheme, rng):
+    ids = small_scheme(scheme, max_gaps=0).assign(two_level_examples(4_000), rng, training=True).position_ids
     assert (ids[0, :, 0] == ids[1, :, 0]).mean() < 0.03
 
 
-@multilevel
-def test_a_level_of_few_groups_meets_distances_up_to_the_whole_range(scheme, rng):
-    examples = on_two_levels(3_000, largest=(NUM_POSITION_IDS - 2, 4))
+@over_multilevel
+def test_a_level_with_few_groups_uses_distances_up_to_the_whole_range(scheme, rng):
+    examples = two_level_examples(3_000, largest=(NUM_POSITION_IDS - 2, 4))
     ids = small_scheme(scheme).assign(examples, rng, training=True).position_ids
     assert (np.ptp(ids, axis=-1).max(axis=1) > 0.95 * NUM_POSITION_IDS).all()
 
 
-def test_on_one_level_the_coupled_schemes_give_the_same_ids():
+def test_the_coupled_schemes_assign_the_same_ids_on_one_level():
     examples = Addition(unequal=True, zero_padding=False).sample(length=5, size=8, rng=np.random.default_rng(0))
     first, *others = (
         scheme(num_position_ids=99).assign(examples, np.random.default_rng(1), training=True).position_ids
@@ -240,27 +246,27 @@ def test_on_one_level_the_coupled_schemes_give_the_same_ids():
 
 
 @over_training
-def test_coupled_refuses_a_second_level(training, rng):
+def test_coupled_rejects_a_second_level(training, rng):
     with pytest.raises(
         UnsupportedTaskError, match=r"of 2 levels and coupled assigns one ID per token; use the scheme multilevel"
     ):
-        Coupled().assign(on_two_levels(1), rng, training=training)
+        Coupled().assign(two_level_examples(1), rng, training=training)
 
 
-# Both ways of drawing: the wide ranges hold few repeats, the narrow ones are permuted.
+# Both sampling methods: wide ranges are resampled on repeats, narrow ranges are permuted.
 @pytest.mark.parametrize(("num_position_ids", "seq"), [(6, 1), (6, 3), (6, 5), (8, 1), (16, 2), (24, 3)])
 def test_every_subset_of_the_range_is_equally_likely(num_position_ids, seq, rng):
     possible = comb(num_position_ids, seq)
-    drawn_ids = sample_subsets(rng, num_position_ids, 60 * possible, seq)
-    counts = Counter(map(tuple, drawn_ids.tolist()))
+    ids = sample_subsets(rng, num_position_ids, 60 * possible, seq)
+    counts = Counter(map(tuple, ids.tolist()))
     assert len(counts) == possible
-    # A chi-square statistic has mean possible - 1 and this standard deviation.
+    # The chi-square statistic has mean possible - 1 and standard deviation sqrt(2 * (possible - 1)).
     statistic = sum((count - 60) ** 2 / 60 for count in counts.values())
     assert statistic < possible - 1 + 5 * np.sqrt(2 * (possible - 1))
 
 
 @pytest.mark.parametrize("seq", [1, 50, 511, 513, 4_000, 4_096])
-def test_a_subset_has_each_id_once_in_order(seq, rng):
+def test_a_subset_is_sorted_and_has_no_repeats(seq, rng):
     ids = sample_subsets(rng, 4_096, 3, seq)
     assert ids.shape == (3, seq)
     assert (np.diff(ids, axis=1) > 0).all()
@@ -270,7 +276,7 @@ def test_a_subset_has_each_id_once_in_order(seq, rng):
 
 @over_training
 @pytest.mark.parametrize("length", [1, 300])
-def test_random_floats_fill_the_same_range_at_every_length_and_strictly_rise(length, training, rng):
+def test_random_floats_increase_strictly_and_fill_the_same_range_at_every_length(length, training, rng):
     examples = Parity().sample(length=length, size=3_000 // length, rng=rng)
     ids = RandomFloats(num_position_ids=7).assign(examples, rng, training=training).position_ids
     assert (np.diff(ids, axis=-1) > 0).all()
@@ -278,40 +284,42 @@ def test_random_floats_fill_the_same_range_at_every_length_and_strictly_rise(len
     np.testing.assert_allclose(tenths, 0.1, atol=0.02)
 
 
-def test_abacus_moves_all_numbers_of_an_example_by_one_offset_and_nothing_else(rng):
+def test_abacus_shifts_all_numbers_of_an_example_by_one_offset(rng):
     examples = Addition(zero_padding=False, unequal=True).sample(length=6, size=4_000, rng=rng)
     places = examples.places
     ids = Abacus(num_position_ids=17).assign(examples, rng, training=True).position_ids[0]
     assert (ids[places == 0] == 0).all()
-    offsets = [np.unique((row - counted)[counted > 0]) for row, counted in zip(ids, places, strict=True)]
+    offsets = [np.unique((shifted - place)[place > 0]) for shifted, place in zip(ids, places, strict=True)]
     assert all(len(offset) == 1 for offset in offsets)
     counts = np.bincount(np.concatenate(offsets), minlength=17 - places.max())
-    # Uniform from 0 up to the one that moves the largest place to the last ID.
+    # Uniform from 0 to the offset that shifts the largest place to the last ID.
     assert len(counts) == 17 - places.max()
     np.testing.assert_allclose(counts / 4_000, 1 / len(counts), atol=0.03)
 
 
 @pytest.mark.parametrize("order", ["least", "most"])
-def test_abacus_tells_the_digits_place_in_writing_order(order):
+def test_abacus_ids_are_the_digits_places_in_writing_order(order):
     examples = Addition(order=order, zero_padding=False).from_prompt("957+68")
     ids = Abacus().assign(examples, np.random.default_rng(0), training=False).position_ids[0, 0]
     assert ids.tolist() == [1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 0]
 
 
-@over_settings
+@pytest.mark.parametrize("task", [pytest.param(SETTINGS[n], id=n) for n in SETTINGS if EXAMPLES[n].places is not None])
 @pytest.mark.parametrize("length", [1, 6])
-def test_places_count_the_symbols_of_every_number_and_string_from_one(length, task, rng):
+def test_places_number_the_symbols_of_every_number_and_string_from_1(length, task, rng):
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
-    if examples.places is None:
-        assert isinstance(task, IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment)
-        return
-    for row, tokens in enumerate(examples.tokens):
-        places, expected, counted = examples.places[row], [], 0
+    for example, tokens in enumerate(examples.tokens):
+        places, expected, place = examples.places[example], [], 0
         for index, symbol in enumerate(words(task, tokens)):
-            # Signs end a number or string, a start token is none of its symbols, a carry or product is between digits.
-            ends = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[row] - 1
-            product = isinstance(task, Multiplication) and len(symbol) == 2
-            digit = not ends and not product and symbol not in (".", "c")
-            counted = 0 if ends else counted + digit
-            expected.append(counted if digit else 0)
+            # Signs end a number or string; start tokens, carries and products are not symbols of it.
+            is_sign = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[example] - 1
+            is_product = isinstance(task, Multiplication) and len(symbol) == 2
+            is_symbol = not is_sign and not is_product and symbol not in (".", "c")
+            place = 0 if is_sign else place + is_symbol
+            expected.append(place if is_symbol else 0)
         assert places.tolist() == expected
+
+
+def test_tasks_without_numbers_and_strings_declare_no_places():
+    without = IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
+    assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in SETTINGS.items())
