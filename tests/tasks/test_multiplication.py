@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from tests.support.cases import words
-from tests.tasks.test_oracles import written_multiplication
+from tests.tasks.test_oracles import expected_multiplication
 
 from lengthwise.tasks import Multiplication
 
@@ -25,7 +25,7 @@ def test_scratchpads_match_an_implementation_with_integers(length, digits, rng):
     examples = task.sample(length=length, size=1_000, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
         symbols = words(task, tokens)
-        assert symbols == written_multiplication(task, symbols[:prompt_length])
+        assert symbols == expected_multiplication(task, symbols[:prompt_length])
         # The last row is the product.
         a, b, width, _ = factors_of(symbols[:prompt_length])
         last = [symbol[0] for symbol in symbols[-2 - 2 * width : -2] if "c" in symbol]
@@ -84,7 +84,7 @@ def test_a_parsed_product_has_the_answer_of_python(prompt):
     task = Multiplication()
     examples = task.from_prompt(prompt)
     symbols = words(task, examples.tokens[0])
-    assert symbols == written_multiplication(task, symbols[: examples.prompt_length[0]])
+    assert symbols == expected_multiplication(task, symbols[: examples.prompt_length[0]])
     first, second = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
     a, b, width, count = factors_of(symbols[: examples.prompt_length[0]])
     assert (a, b, width, count) == (int(first), int(second), len(first) + len(second), len(second))

@@ -1,4 +1,4 @@
-"""Sequences recomputed from their prompts by plain Python, one symbol at a time."""
+"""Independent implementation of all tasks: the sequence after each prompt, one symbol at a time."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
 over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
 
 
-def written_parity(task: Parity, prompt: list[str]) -> list[str]:
+def expected_parity(task: Parity, prompt: list[str]) -> list[str]:
     bits = prompt[: prompt.index("=")]
     ones, running = 0, []
     for bit in bits:
@@ -39,29 +39,29 @@ def written_parity(task: Parity, prompt: list[str]) -> list[str]:
     return [*bits, "=", "0", *running, "end"]
 
 
-def written_copy(task: Copy, prompt: list[str]) -> list[str]:
+def expected_copy(task: Copy, prompt: list[str]) -> list[str]:
     symbols = prompt[: prompt.index("=")]
     return [*symbols, "=", ">", *symbols, "end"]
 
 
-def written_reverse(task: Reverse, prompt: list[str]) -> list[str]:
+def expected_reverse(task: Reverse, prompt: list[str]) -> list[str]:
     symbols = prompt[1 : prompt.index(">")]
     return ["=", *symbols, ">", *reversed(symbols), "end"]
 
 
 def operands_of(task: Addition, prompt: list[str]) -> tuple[str, str]:
-    """Both operands as written in the prompt, turned most significant digit first."""
+    """Return both operands of the prompt, most significant digit first."""
     first, second = "".join(prompt).split("=")[0].split("+")
     return (first[::-1], second[::-1]) if task.order == "least" else (first, second)
 
 
 def carries_out(a: int, b: int, place: int) -> bool:
-    """Whether adding the digits up to a place, counted from 0, gives one digit more."""
+    """Return True if the sum of the digits up to a place, counted from 0, has one more digit."""
     power = 10 ** (place + 1)
     return a % power + b % power >= power
 
 
-def written_addition(task: Addition, prompt: list[str]) -> list[str]:
+def expected_addition(task: Addition, prompt: list[str]) -> list[str]:
     first, second = operands_of(task, prompt)
     a, b = int(first), int(second)
     digits = [str(a), str(b), str(a + b)]
@@ -77,7 +77,7 @@ def written_addition(task: Addition, prompt: list[str]) -> list[str]:
     return [*digits[0], "+", *digits[1], "=", *total, "end"]
 
 
-def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
+def expected_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
     operands = "".join(prompt).removesuffix("=>").split("+")
     width = len(operands[0])
     assert {len(operand) for operand in operands} == {width}
@@ -92,7 +92,7 @@ def written_multi_addition(task: MultiAddition, prompt: list[str]) -> list[str]:
     return [*symbols, "end"]
 
 
-def written_multiplication(task: Multiplication, prompt: list[str]) -> list[str]:
+def expected_multiplication(task: Multiplication, prompt: list[str]) -> list[str]:
     first, second = "".join(prompt).removesuffix("=>").split("x")
     symbols, a = [*first, "x", *second, "=", ">"], int(first[::-1])
     for row, digit in enumerate(map(int, second)):
@@ -107,115 +107,115 @@ def written_multiplication(task: Multiplication, prompt: list[str]) -> list[str]
     return [*symbols, "end"]
 
 
-def written_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
+def expected_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
     bits = [symbol for symbol in prompt if not symbol.startswith("#")]
-    plain = written_parity(Parity(), bits)
-    numbered, hint, start = [], 0, int(prompt[0].removeprefix("#"))
+    plain = expected_parity(Parity(), bits)
+    symbols, hint, start = [], 0, int(prompt[0].removeprefix("#"))
     for index, symbol in enumerate(plain):
-        # Neither the separator nor the start token behind it is counted, nor the end.
-        counted = symbol in ("0", "1") and index != bits.index("=") + 1
-        numbered += [f"#{start + hint}", symbol] if counted else [symbol]
-        hint = hint + 1 if counted else 0
-    return numbered
+        # The separator, the start token after it and the end token have no place.
+        has_place = symbol in ("0", "1") and index != bits.index("=") + 1
+        symbols += [f"#{start + hint}", symbol] if has_place else [symbol]
+        hint = hint + 1 if has_place else 0
+    return symbols
 
 
-def written_planted(task: Planted, prompt: list[str]) -> list[str]:
+def expected_planted(task: Planted, prompt: list[str]) -> list[str]:
     letters = prompt[: prompt.index("=")]
     first, second = (letter for letter in letters if letter in "cd")
     return [*letters, "=", "0" if first == second else "1", "end"]
 
 
-def written_sparse_parity(task: SparseParity, prompt: list[str]) -> list[str]:
-    given = prompt[: prompt.index("=")]
-    flagged = [symbol[0] for symbol in given if (symbol in "01" if task.coding == "letters" else symbol[1:] == "*")]
-    assert min(task.fewest, len(given)) <= len(flagged) <= task.most
-    return [*given, "=", str(flagged.count("1") % 2), "end"]
+def expected_sparse_parity(task: SparseParity, prompt: list[str]) -> list[str]:
+    tokens = prompt[: prompt.index("=")]
+    flagged = [symbol[0] for symbol in tokens if (symbol in "01" if task.coding == "letters" else symbol[1:] == "*")]
+    assert min(task.fewest, len(tokens)) <= len(flagged) <= task.most
+    return [*tokens, "=", str(flagged.count("1") % 2), "end"]
 
 
-def written_recall(task: Recall, prompt: list[str]) -> list[str]:
-    text, questions = prompt[: prompt.index("=")], prompt[prompt.index("=") + 1 : -1]
+def expected_recall(task: Recall, prompt: list[str]) -> list[str]:
+    text, queries = prompt[: prompt.index("=")], prompt[prompt.index("=") + 1 : -1]
     value_of = {key: text[place + 1] for place, key in enumerate(text) if key.startswith("k")}
-    return [*text, "=", *questions, ">", *(value_of[question] for question in questions), "end"]
+    return [*text, "=", *queries, ">", *(value_of[query] for query in queries), "end"]
 
 
-def written_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
-    width, (asked, _) = task.operands + 2, prompt[-2:]
+def expected_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
+    width, (query, _) = task.operands + 2, prompt[-2:]
     blocks = [prompt[first : first + width] for first in range(0, len(prompt) - 3, width)]
-    assigned = {variable: operands for variable, _, *operands in blocks}
-    variable, total, response = asked, 0, [asked]
+    assignments = {variable: operands for variable, _, *operands in blocks}
+    variable, total, response = query, 0, [query]
     while variable.startswith("x"):
-        variable, *constants = assigned[variable]
+        variable, *constants = assignments[variable]
         if task.operands == 1:
             response.append(variable)
             continue
-        read = [variable, *constants] if variable.startswith("v") else constants
-        total += sum(int(constant[1:]) for constant in read)
+        terms = [variable, *constants] if variable.startswith("v") else constants
+        total += sum(int(constant[1:]) for constant in terms)
         response += [f"v{total % task.num_values}", *([variable] if variable.startswith("x") else [])]
     return [*prompt, *response, "end"]
 
 
-def written_rows(task: JSONLTask, prompt: list[str]) -> list[str]:
+def expected_rows(task: JSONLTask, prompt: list[str]) -> list[str]:
     assert prompt[-2:] == ["<mark>", "<start>"]
     return [*prompt, *prompt[-3::-1], "end"]
 
 
-def written_sort(task: Sort, prompt: list[str]) -> list[str]:
+def expected_sort(task: Sort, prompt: list[str]) -> list[str]:
     items = prompt[: prompt.index("=")]
     return [*items, "=", ">", *sorted(items, key=int), "end"]
 
 
-WRITTEN = {
-    "parity": written_parity,
-    "copy": written_copy,
-    "reverse": written_reverse,
-    "addition": written_addition,
-    "multi_addition": written_multi_addition,
-    "multiplication": written_multiplication,
-    "index_hints": written_index_hints,
-    "planted": written_planted,
-    "sparse_parity": written_sparse_parity,
-    "recall": written_recall,
-    "variable_assignment": written_variable_assignment,
-    "rows": written_rows,
-    "sort": written_sort,
+ORACLES = {
+    "parity": expected_parity,
+    "copy": expected_copy,
+    "reverse": expected_reverse,
+    "addition": expected_addition,
+    "multi_addition": expected_multi_addition,
+    "multiplication": expected_multiplication,
+    "index_hints": expected_index_hints,
+    "planted": expected_planted,
+    "sparse_parity": expected_sparse_parity,
+    "recall": expected_recall,
+    "variable_assignment": expected_variable_assignment,
+    "rows": expected_rows,
+    "sort": expected_sort,
 }
 
 
-def spelled(task: Task, examples: Examples) -> list[list[str]]:
-    """The symbols of every row."""
+def symbols_of(task: Task, examples: Examples) -> list[list[str]]:
+    """Return the symbols of each sequence."""
     return np.array(task.vocabulary)[examples.tokens].tolist()
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
-def test_every_sequence_is_what_plain_python_writes_after_its_prompt(beyond, task, rng):
+def test_every_sequence_matches_the_oracle_of_its_task(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)
-    for symbols, prompt_length in zip(spelled(task, examples), examples.prompt_length.tolist(), strict=True):
-        expected = WRITTEN[task.name](task, symbols[:prompt_length])
+    for symbols, prompt_length in zip(symbols_of(task, examples), examples.prompt_length.tolist(), strict=True):
+        expected = ORACLES[task.name](task, symbols[:prompt_length])
         fill = ["end"] * (len(symbols) - len(expected))
         assert symbols == [*expected, *fill]
 
 
-def test_every_task_with_a_right_answer_has_an_oracle():
-    assert set(WRITTEN) == {name for name, task in TASKS.items() if not isinstance(task(), GradedByLoss)}
+def test_every_task_with_one_correct_answer_has_an_oracle():
+    assert set(ORACLES) == {name for name, task in TASKS.items() if not isinstance(task(), GradedByLoss)}
 
 
 def length_of(task: Addition, prompt: list[str]) -> tuple[int, int]:
-    """The numbers of digits of both operands, without the zeros in front."""
+    """Return the numbers of digits of both operands without leading zeros."""
     first, second = (len(operand.lstrip("0")) or 1 for operand in operands_of(task, prompt))
     return first, second
 
 
 @over_additions
 @over_lengths
-def test_the_longer_operand_has_as_many_digits_as_the_length_says(length, task, rng):
+def test_the_longer_operand_has_as_many_digits_as_the_length(length, task, rng):
     examples = task.sample(length=length, size=100, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
         assert max(length_of(task, words(task, tokens[:prompt_length]))) == length
 
 
 def longest_chain(a: int, b: int, length: int) -> int:
-    """The most neighbouring places that all carry."""
+    """Return the largest number of consecutive places with a carry."""
     longest = run = 0
     for place in range(length):
         run = run + 1 if carries_out(a, b, place) else 0
@@ -223,7 +223,7 @@ def longest_chain(a: int, b: int, length: int) -> int:
     return longest
 
 
-def chains(task: Addition, length: int, size: int, rng: np.random.Generator) -> list[int]:
+def chain_lengths(task: Addition, length: int, size: int, rng: np.random.Generator) -> list[int]:
     examples = task.sample(length=length, size=size, rng=rng)
     prompts = [words(task, row[:end]) for row, end in zip(examples.tokens, examples.prompt_length, strict=True)]
     return [longest_chain(*map(int, operands_of(task, prompt)), length) for prompt in prompts]
@@ -231,21 +231,21 @@ def chains(task: Addition, length: int, size: int, rng: np.random.Generator) -> 
 
 @over_additions
 @pytest.mark.parametrize("length", [1, 2, 5, 12, 31])
-def test_the_carry_variant_carries_through_at_least_half_the_digits(length, task, rng):
-    found = chains(task.variants()["carry"], length, 100, rng)
-    assert min(found) >= length / 2
-    assert max(found) == length
+def test_the_carry_variant_has_carry_chains_over_at_least_half_of_the_digits(length, task, rng):
+    lengths = chain_lengths(task.variants()["carry"], length, 100, rng)
+    assert min(lengths) >= length / 2
+    assert max(lengths) == length
 
 
-def test_long_carries_are_planted_in_the_share_that_is_asked_for(rng):
-    found = chains(Addition(long_carry_share=0.25, long_carry_from=1.0), 10, 2_000, rng)
-    assert np.mean([chain == 10 for chain in found]) == pytest.approx(0.25, abs=0.03)
+def test_the_share_of_long_carry_chains_is_long_carry_share(rng):
+    lengths = chain_lengths(Addition(long_carry_share=0.25, long_carry_from=1.0), 10, 2_000, rng)
+    assert np.mean([chain == 10 for chain in lengths]) == pytest.approx(0.25, abs=0.03)
 
 
 def test_the_uniform_variant_plants_no_carries(rng):
-    found = chains(Addition(long_carry_share=1.0).variants()["uniform"], 10, 500, rng)
-    assert np.mean([chain == 10 for chain in found]) < 0.02
-    assert 1 < np.mean(found) < 5
+    lengths = chain_lengths(Addition(long_carry_share=1.0).variants()["uniform"], 10, 500, rng)
+    assert np.mean([chain == 10 for chain in lengths]) < 0.02
+    assert 1 < np.mean(lengths) < 5
 
 
 @over_additions
@@ -265,7 +265,7 @@ def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task
 @pytest.mark.parametrize(
     "sum_of", ["57+68", "0+0", "999+1", "1+999", "5+5", "90+9", "007+5", " 12 + 34 = ", "99999999999999999999+1"]
 )
-def test_an_asked_sum_is_answered_as_python_adds(sum_of, task):
+def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
     examples = task.from_prompt(sum_of)
     answer = words(task, examples.tokens[0, examples.is_answer[0]])
     assert answer.pop() == "end"
@@ -279,54 +279,54 @@ def test_an_asked_sum_is_answered_as_python_adds(sum_of, task):
 
 @pytest.mark.parametrize("prompt", ["3 1 4", "314", "314=>", " 3 1 4 = > ", "7"])
 @pytest.mark.parametrize(("task", "step"), [(Copy(), 1), (Reverse(), -1)])
-def test_an_asked_string_is_written_as_python_orders_it(step, task, prompt):
+def test_a_parsed_string_is_copied_or_reversed(step, task, prompt):
     examples = task.from_prompt(prompt)
     symbols = prompt.replace(" ", "").removesuffix("=>")
     assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
 
 
 @pytest.mark.parametrize(("task", "step"), [(Copy(num_symbols=12), 1), (Reverse(num_symbols=12), -1)])
-def test_symbols_of_two_digits_are_read_between_spaces(step, task):
+def test_symbols_of_two_digits_are_separated_by_spaces(step, task):
     examples = task.from_prompt("11 3 10")
     assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
 
 
 @pytest.mark.parametrize("prompt", ["0110", "0 1 1 0", "0110=", "0110=0"])
-def test_asked_bits_are_answered_with_their_running_parity(prompt):
+def test_parsed_bits_have_their_running_parity_as_the_answer(prompt):
     examples = Parity().from_prompt(prompt)
     assert "".join(words(Parity(), examples.tokens[0])) == "0110=00100end"
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
-def test_a_sampled_prompt_that_is_asked_again_is_the_same_example(task, rng):
-    # As many hints as places: asked and sampled ones start at the same.
+def test_parsing_a_sampled_prompt_gives_the_same_example(task, rng):
+    # As many hints as places, so sampled hints start at zero too.
     task = replace(task, num_hints=5) if isinstance(task, IndexHints) else task
     examples = task.sample(length=5, size=10, rng=rng)
     for row, prompt_length in enumerate(examples.prompt_length):
         symbols = words(task, examples.tokens[row, :prompt_length])
-        asked = " ".join(symbol for symbol in symbols if not symbol.startswith("#"))
+        prompt = " ".join(symbol for symbol in symbols if not symbol.startswith("#"))
         if isinstance(task, Addition):
-            asked = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
+            prompt = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
         if isinstance(task, MultiAddition):
             operands = "".join(symbols).removesuffix("=>").split("+")
-            asked = "+".join(number.rstrip("0")[::-1] or "0" for number in operands)
+            prompt = "+".join(number.rstrip("0")[::-1] or "0" for number in operands)
         if isinstance(task, Multiplication):
             first, second = "".join(symbols).removesuffix("=>").split("x")
-            asked = first[: -len(second)][::-1] + "x" + second
-        again = task.from_prompt(asked)
-        kept = again.tokens.shape[1]
-        assert np.array_equal(again.tokens[0], examples.tokens[row, :kept])
-        assert np.array_equal(again.is_answer[0], examples.is_answer[row, :kept])
+            prompt = first[: -len(second)][::-1] + "x" + second
+        parsed = task.from_prompt(prompt)
+        seq = parsed.tokens.shape[1]
+        assert np.array_equal(parsed.tokens[0], examples.tokens[row, :seq])
+        assert np.array_equal(parsed.is_answer[0], examples.is_answer[row, :seq])
         if examples.coupling is not None:
-            assert again.coupling is not None
-            assert np.array_equal(again.coupling[:, 0], examples.coupling[:, row, :kept])
+            assert parsed.coupling is not None
+            assert np.array_equal(parsed.coupling[:, 0], examples.coupling[:, row, :seq])
         if examples.support is not None:
-            assert again.support is not None
-            assert np.array_equal(again.support[0], examples.support[row, :kept])
+            assert parsed.support is not None
+            assert np.array_equal(parsed.support[0], examples.support[row, :seq])
 
 
 @pytest.mark.parametrize(("operands", "chains"), [(1, 4), (1, 1), (3, 2)])
-def test_a_chain_takes_its_share_of_the_assignments_and_others_end_elsewhere(operands, chains, rng):
+def test_the_queried_chain_has_its_share_of_the_assignments_and_distractor_chains_the_rest(operands, chains, rng):
     task = VariableAssignment(operands=operands, num_chains=chains)
     examples = task.sample(length=12, size=1_000, rng=rng)
     depths, ends = [], []
@@ -341,7 +341,7 @@ def test_a_chain_takes_its_share_of_the_assignments_and_others_end_elsewhere(ope
     assert set(ends) == set(range(1, chains + 1))
 
 
-def test_a_sum_of_several_numbers_is_answered_as_python_adds():
+def test_a_parsed_sum_of_several_numbers_has_the_partial_sums_of_python():
     task = MultiAddition()
     examples = task.from_prompt("999 + 1 + 27 + 999 =")
     rows = "".join(words(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
@@ -361,7 +361,7 @@ def test_the_number_of_operands_covers_both_ends_of_its_range(rng):
     assert {int((examples.tokens == 10).sum()) + 1 for examples in samples} == {2, 3, 4}
 
 
-def test_what_a_step_needs_is_at_distance_zero_on_both_levels_and_nothing_else_of_the_numbers_is(rng):
+def test_only_the_support_of_a_step_is_at_id_distance_zero_on_both_levels(rng):
     task = MultiAddition(operands=(4, 4))
     examples = task.sample(length=3, size=1, rng=rng)
     assert examples.coupling is not None
@@ -369,5 +369,5 @@ def test_what_a_step_needs_is_at_distance_zero_on_both_levels_and_nothing_else_o
     ids, index = examples.coupling[:, 0], np.arange(examples.tokens.shape[1])
     places = examples.places[0]
     for answer in np.flatnonzero((places > 0) & (index >= examples.prompt_length[0])):
-        near = (ids[:, :answer] == ids[:, answer - 1, None]).all(axis=0) & (places[:answer] > 0)
-        assert sorted(np.flatnonzero(near)) == sorted(examples.support[0, answer, :2])
+        is_near = (ids[:, :answer] == ids[:, answer - 1, None]).all(axis=0) & (places[:answer] > 0)
+        assert sorted(np.flatnonzero(is_near)) == sorted(examples.support[0, answer, :2])

@@ -1,4 +1,4 @@
-"""Planted correlations: the probabilities are those of the definition, and the sampler draws by them."""
+"""Planted correlations: exact probabilities and the distribution of samples."""
 
 from collections.abc import Callable
 from itertools import product
@@ -14,12 +14,12 @@ from lengthwise.tasks import PLACEMENTS, Planted
 from lengthwise.tasks.planted.placement import ByLength, Local, Placement, Subsets, UniformShapes
 
 SEEDS = 20
-# Sequences of each seed.
+# Sequences per seed.
 SIZE = 2_000
-# Bonferroni: one chance in a thousand that any of the seeds is refused wrongly.
+# Bonferroni: a false rejection of any seed has probability 0.001.
 LEAST_P = 1e-3 / SEEDS
 
-# Background and planted tokens alike, labels by chance: nothing is told apart at sight.
+# Laws whose planted tokens also occur in the background, with random labels.
 AMBIGUOUS = {
     "local": Planted(
         background=(0.6, 0.4),
@@ -66,7 +66,7 @@ Outcome = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
 def local_sets(shapes: dict[tuple[int, ...], float], length: int) -> dict[tuple[int, ...], float]:
-    """The definition of a local law, one set at a time."""
+    """Return the probabilities of a local law from its definition."""
     fitting = {shape: weight for shape, weight in shapes.items() if shape[-1] < length}
     return {
         tuple(start + step for step in shape): weight / sum(fitting.values()) / (length - shape[-1])
@@ -76,7 +76,7 @@ def local_sets(shapes: dict[tuple[int, ...], float], length: int) -> dict[tuple[
 
 
 def sets_of(placement: Placement, length: int) -> dict[tuple[int, ...], float]:
-    """Every set and its probability, as plain Python has them."""
+    """Return the probability of each set from the definition of the placement."""
     tokens = range(length)
     match placement:
         case Local():
@@ -95,21 +95,21 @@ def sets_of(placement: Placement, length: int) -> dict[tuple[int, ...], float]:
 
 
 def joint(law: Planted, length: int) -> dict[Outcome, float]:
-    """``P(x, S, y)`` of everything that can be drawn, by the formula of the definition."""
+    """Return ``P(x, S, y)`` of all possible outcomes from the definition."""
     planted = dict(zip(law.tuples, zip(law.probabilities, law.labels, strict=True), strict=True))
     found: dict[Outcome, float] = {}
     for x in product(range(law.num_tokens), repeat=length):
-        for chosen, of_set in sets_of(law.placement, length).items():
-            share, labels = planted.get(tuple(x[token] for token in chosen), (0.0, ()))
-            around = prod(law.background[x[token]] for token in range(length) if token not in chosen)
+        for planted_set, of_set in sets_of(law.placement, length).items():
+            share, labels = planted.get(tuple(x[token] for token in planted_set), (0.0, ()))
+            around = prod(law.background[x[token]] for token in range(length) if token not in planted_set)
             for label, of_label in enumerate(labels):
                 if of_set * share * around * of_label > 0:
-                    found[x, chosen, label] = of_set * share * around * of_label
+                    found[x, planted_set, label] = of_set * share * around * of_label
     return found
 
 
-def told(law: Planted, length: int) -> dict[Outcome, float]:
-    """The same from what the law says of sets and labels."""
+def joint_from_law(law: Planted, length: int) -> dict[Outcome, float]:
+    """Return ``P(x, S, y)`` from the weights of sets and labels of the law."""
     tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
     sets, weights = law.set_weights(tokens)
     mu = np.where(np.array(law.background) == 0, 1.0, np.array(law.background))
@@ -122,7 +122,7 @@ def told(law: Planted, length: int) -> dict[Outcome, float]:
 
 
 def marginal(law: dict[Outcome, float], of: Callable[[Outcome], object]) -> dict[object, float]:
-    """The law of a part of what is drawn."""
+    """Return the distribution of a function of the outcome."""
     found: dict[object, float] = {}
     for outcome, probability in law.items():
         found[of(outcome)] = found.get(of(outcome), 0.0) + probability
@@ -130,32 +130,34 @@ def marginal(law: dict[Outcome, float], of: Callable[[Outcome], object]) -> dict
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """How likely a chi-square is at least so large."""
+    """Return the p-value of a chi-square statistic."""
     return float(torch.special.gammaincc(torch.tensor(freedom / 2).double(), torch.tensor(statistic / 2).double()))
 
 
-def drawn(law: Planted, length: int, size: int, seed: int) -> list[Outcome]:
+def sample_outcomes(law: Planted, length: int, size: int, seed: int) -> list[Outcome]:
     tokens, sets, labels = law.draw(length, size, stream(seed, "planted"))
     return [
-        (tuple(x), tuple(chosen), label)
-        for x, chosen, label in zip(tokens.tolist(), sets.tolist(), labels.tolist(), strict=True)
+        (tuple(x), tuple(planted_set), label)
+        for x, planted_set, label in zip(tokens.tolist(), sets.tolist(), labels.tolist(), strict=True)
     ]
 
 
 @over_laws
 @pytest.mark.parametrize("length", [4, 5])
 def test_the_probabilities_of_all_sequences_sets_and_labels_add_up_to_one(length, law):
-    assert sum(told(law, length).values()) == pytest.approx(1.0, abs=1e-12)
+    assert sum(joint_from_law(law, length).values()) == pytest.approx(1.0, abs=1e-12)
 
 
 @over_laws
-def test_the_marginal_of_sets_planted_tuples_and_labels_has_the_given_product_form(law):
+def test_the_marginal_of_sets_tuples_and_labels_is_a_product(law):
     planted = dict(zip(law.tuples, zip(law.probabilities, law.labels, strict=True), strict=True))
-    found = marginal(told(law, 4), lambda each: (each[1], tuple(each[0][token] for token in each[1]), each[2]))
+    found = marginal(
+        joint_from_law(law, 4), lambda each: (each[1], tuple(each[0][token] for token in each[1]), each[2])
+    )
     expected = {
-        (chosen, shown, label): of_set * share * of_label
-        for chosen, of_set in sets_of(law.placement, 4).items()
-        for shown, (share, labels) in planted.items()
+        (planted_set, each, label): of_set * share * of_label
+        for planted_set, of_set in sets_of(law.placement, 4).items()
+        for each, (share, labels) in planted.items()
         for label, of_label in enumerate(labels)
         if of_label > 0
     }
@@ -164,27 +166,29 @@ def test_the_marginal_of_sets_planted_tuples_and_labels_has_the_given_product_fo
 
 @over_placements
 @pytest.mark.parametrize("beyond", [0, 1, 3, 16])
-def test_the_law_of_a_placement_is_what_plain_python_lists(beyond, placement):
+def test_the_law_of_a_placement_matches_its_definition(beyond, placement):
     length = placement.min_length + beyond
     sets, probability = placement.law(length).sets()
-    listed = {tuple(chosen): share for chosen, share in zip(sets.tolist(), probability.tolist(), strict=True)}
-    assert len(listed) == len(sets)
-    assert listed == pytest.approx(sets_of(placement, length), abs=1e-15)
-    assert sum(listed.values()) == pytest.approx(1.0, abs=1e-12)
-
-
-@over_placements
-def test_no_set_of_a_placement_reaches_over_more_than_its_span_and_one_of_them_over_just_that(placement):
-    reached = {
-        int(np.ptp(chosen)) + 1
-        for length in range(placement.min_length, placement.min_length + 20)
-        for chosen in placement.law(length).sets()[0]
+    probabilities = {
+        tuple(planted_set): share for planted_set, share in zip(sets.tolist(), probability.tolist(), strict=True)
     }
-    assert max(reached) == (placement.min_length + 19 if placement.span is None else placement.span)
+    assert len(probabilities) == len(sets)
+    assert probabilities == pytest.approx(sets_of(placement, length), abs=1e-15)
+    assert sum(probabilities.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 @over_placements
-def test_a_placement_has_no_set_below_its_smallest_length(placement):
+def test_the_span_of_a_placement_is_the_largest_span_of_its_sets(placement):
+    spans = {
+        int(np.ptp(planted_set)) + 1
+        for length in range(placement.min_length, placement.min_length + 20)
+        for planted_set in placement.law(length).sets()[0]
+    }
+    assert max(spans) == (placement.min_length + 19 if placement.span is None else placement.span)
+
+
+@over_placements
+def test_a_length_below_the_minimum_of_a_placement_raises_an_error(placement):
     placement.law(placement.min_length)
     for call in (placement.law, lambda length: placement.sample(length, 3, stream(0))):
         with pytest.raises(
@@ -194,29 +198,29 @@ def test_a_placement_has_no_set_below_its_smallest_length(placement):
 
 
 @over_placements
-def test_sets_are_drawn_by_the_law_of_their_placement(placement):
+def test_sampled_sets_follow_the_law_of_their_placement(placement):
     length = placement.min_length + 4
     expected = sets_of(placement, length)
     for seed in range(SEEDS):
         sets = placement.sample(length, SIZE, stream(seed, "sets"))
-        assert {tuple(chosen) for chosen in sets.tolist()} <= set(expected)
-        counted = {each: int((sets == each).all(axis=1).sum()) for each in expected}
-        statistic = sum((counted[each] - SIZE * share) ** 2 / (SIZE * share) for each, share in expected.items())
+        assert {tuple(planted_set) for planted_set in sets.tolist()} <= set(expected)
+        counts = {each: int((sets == each).all(axis=1).sum()) for each in expected}
+        statistic = sum((counts[each] - SIZE * share) ** 2 / (SIZE * share) for each, share in expected.items())
         assert p_value(statistic, max(len(expected) - 1, 1)) > LEAST_P
 
 
 @over_laws
-def test_sequences_sets_and_labels_are_drawn_by_their_joint_law(law):
+def test_sampled_sequences_sets_and_labels_follow_their_joint_law(law):
     expected = joint(law, 4)
     for seed in range(SEEDS):
-        outcomes = drawn(law, 4, SIZE, seed)
+        outcomes = sample_outcomes(law, 4, SIZE, seed)
         assert set(outcomes) <= set(expected)
-        counted = dict.fromkeys(expected, 0)
+        counts = dict.fromkeys(expected, 0)
         for outcome in outcomes:
-            counted[outcome] += 1
-        # A cell of its own for what is drawn often, one for all else.
-        often = [outcome for outcome, share in expected.items() if SIZE * share >= 5]
-        cells = [(counted[outcome], SIZE * expected[outcome]) for outcome in often]
+            counts[outcome] += 1
+        # One cell per frequent outcome, and one for all others.
+        frequent = [outcome for outcome, share in expected.items() if SIZE * share >= 5]
+        cells = [(counts[outcome], SIZE * expected[outcome]) for outcome in frequent]
         rest = SIZE - sum(share for _, share in cells)
         if rest > 1:
             cells.append((SIZE - sum(count for count, _ in cells), rest))
@@ -231,19 +235,19 @@ def test_the_background_is_independent_of_the_planted_set_and_tuple(law):
         tokens, sets, _ = law.draw(length, size, stream(seed, "independent"))
         around = np.ones(tokens.shape, dtype=bool)
         np.put_along_axis(around, sets, values=False, axis=1)
-        # Any set has as many background tokens: one of them is looked at.
+        # The first background token of each sequence.
         first = tokens[np.arange(size), around.argmax(axis=1)]
-        given = np.unique(np.concatenate([sets, np.take_along_axis(tokens, sets, axis=1)], axis=1), axis=0)
+        conditions = np.unique(np.concatenate([sets, np.take_along_axis(tokens, sets, axis=1)], axis=1), axis=0)
         planted = np.concatenate([sets, np.take_along_axis(tokens, sets, axis=1)], axis=1)
-        for condition in given:
-            seen = first[(planted == condition).all(axis=1)]
-            if len(seen) < 40:
+        for condition in conditions:
+            values = first[(planted == condition).all(axis=1)]
+            if len(values) < 40:
                 continue
-            expected = len(seen) * np.array(law.background)
-            counts = np.bincount(seen, minlength=law.num_tokens)
+            expected = len(values) * np.array(law.background)
+            counts = np.bincount(values, minlength=law.num_tokens)
             assert (counts[expected == 0] == 0).all()
-            shown = expected > 0
-            statistic += float(((counts[shown] - expected[shown]) ** 2 / expected[shown]).sum())
+            is_possible = expected > 0
+            statistic += float(((counts[is_possible] - expected[is_possible]) ** 2 / expected[is_possible]).sum())
             freedom += drawable - 1
     assert freedom > 0
     assert p_value(statistic, freedom) > LEAST_P
@@ -251,13 +255,13 @@ def test_the_background_is_independent_of_the_planted_set_and_tuple(law):
 
 @over_laws
 @pytest.mark.parametrize("length", [4, 5])
-def test_what_a_law_says_of_sets_and_labels_is_their_joint_law_with_the_tokens(length, law):
-    assert told(law, length) == pytest.approx(joint(law, length), rel=1e-12, abs=1e-15)
+def test_the_weights_of_sets_and_labels_give_the_joint_law(length, law):
+    assert joint_from_law(law, length) == pytest.approx(joint(law, length), rel=1e-12, abs=1e-15)
 
 
 @over_laws
-def test_renaming_the_tokens_renames_the_sequences_and_changes_no_probability(law, rng):
-    # Row i of the renamed law belongs to the token that was order[i].
+def test_renaming_the_tokens_does_not_change_the_probabilities(law, rng):
+    # Token i of the renamed law is token order[i] of the law.
     order = rng.permutation(law.num_tokens)
     renamed = Planted(
         background=tuple(law.background[token] for token in order),
@@ -272,21 +276,21 @@ def test_renaming_the_tokens_renames_the_sequences_and_changes_no_probability(la
 
 
 @over_laws
-def test_background_tokens_that_change_places_change_no_probability(law, rng):
+def test_permuting_the_background_tokens_does_not_change_the_probabilities(law, rng):
     tokens = rng.integers(0, law.num_tokens, size=(100, 7))
     sets, weights = law.set_weights(tokens)
-    for place, chosen in enumerate(sets):
-        others = np.setdiff1d(np.arange(7), chosen)
+    for place, planted_set in enumerate(sets):
+        others = np.setdiff1d(np.arange(7), planted_set)
         moved = tokens.copy()
         moved[:, others] = tokens[:, rng.permutation(others)]
         assert np.allclose(law.set_weights(moved)[1][:, place], weights[:, place], rtol=1e-12, atol=0)
 
 
 @over_ambiguous
-def test_an_asked_prompt_is_answered_with_its_most_probable_label(law, rng):
+def test_the_answer_of_a_parsed_prompt_is_its_most_probable_label(law, rng):
     length = 5
     of_label = marginal(joint(law, length), lambda each: (each[0], each[2]))
-    checked = 0
+    num_checked = 0
     for x in rng.integers(0, law.num_tokens, size=(60, length)).tolist():
         votes = [of_label.get((tuple(x), label), 0.0) for label in range(law.num_labels)]
         if sum(votes) == 0 or sorted(votes)[-1] - sorted(votes)[-2] < 1e-12:
@@ -294,12 +298,12 @@ def test_an_asked_prompt_is_answered_with_its_most_probable_label(law, rng):
         examples = law.from_prompt(" ".join(law.vocabulary[token] for token in x))
         answer = law.vocabulary[examples.tokens[0, length + 1]]
         assert answer == str(int(np.argmax(votes)))
-        checked += 1
-    assert checked > 10
+        num_checked += 1
+    assert num_checked > 10
 
 
 @over_laws
-def test_an_example_shows_its_tokens_its_separator_its_label_and_names_the_planted_set(law, rng):
+def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_support(law, rng):
     examples = law.sample(length=6, size=30, rng=stream(3, "examples"))
     tokens, sets, labels = law.draw(6, 30, stream(3, "examples"))
     assert examples.support is not None
@@ -309,25 +313,25 @@ def test_an_example_shows_its_tokens_its_separator_its_label_and_names_the_plant
     assert np.array_equal(examples.support[:, 7], sets)
 
 
-def test_a_token_that_the_background_never_draws_has_to_be_planted():
-    # Both c and d are never background: a set that leaves one of them out is impossible.
+def test_a_token_with_background_probability_zero_must_be_planted():
+    # c and d have background probability 0, so a set without one of them is impossible.
     sets, weights = Planted().set_weights(np.array([[2, 3, 0, 0], [2, 3, 2, 0]]))
     assert sets[weights[0] > 0].tolist() == [[0, 1]]
     assert (weights[1] == 0).all()
 
 
-def test_a_law_by_length_changes_right_after_the_lengths_it_names():
+def test_a_law_by_length_changes_after_the_lengths_in_until():
     law = ByLength(until=(4, 7), laws=tuple(Local(shapes=((0, gap),), weights=(1.0,)) for gap in (1, 2, 3)))
     gaps = {length: int(np.ptp(law.law(length).sets()[0][0])) for length in range(2, 10)}
     assert gaps == {2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 2, 8: 3, 9: 3}
 
 
-def test_a_shape_without_weight_counts_neither_for_the_span_nor_for_the_smallest_length():
+def test_a_shape_with_weight_zero_affects_neither_span_nor_minimum_length():
     law = Local(shapes=((0, 1), (0, 2), (0, 5)), weights=(0.0, 1.0, 0.0))
     assert (law.span, law.min_length) == (3, 3)
 
 
-def test_more_sets_than_can_be_listed_are_still_drawn():
+def test_a_placement_with_too_many_sets_to_enumerate_can_be_sampled():
     law = Subsets(num_planted=9)
     sets = law.sample(400, 50, stream(0))
     assert (np.diff(sets, axis=1) > 0).all()
