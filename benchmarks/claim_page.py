@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.checkpoint import write_atomically
-from lengthwise.evaluation.tables_and_figures import examples_at, label_of
+from lengthwise.evaluation.tables_and_figures import label_of, num_examples_at
 from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.reproductions.reproduction import READINGS, Claim, tables_of
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows
@@ -108,7 +108,7 @@ def _every_seed(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         seconds = " ".join(f"{row['train_s']:.0f}" for row in by_seed.values())
         fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
         body.append([label, seeds, steps, seconds, fitted, *cells])
-    shown = [f"{length:,} (n={examples_at(rows, length)})" for length in lengths]
+    shown = [f"{length:,} (n={num_examples_at(rows, length)})" for length in lengths]
     print_table(title, ["row", "seeds", "steps", "seconds", "fitted", *shown], body)
 
 

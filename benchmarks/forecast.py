@@ -122,7 +122,7 @@ def measured(run: Run, length: int, examples: int) -> tuple[float, float, int, f
         graded = grade(run.decoder, batch, end=end, decode="forced")
         start = int(batch.prompt_length.min())
         counted = graded.scored & (batch.tokens[:, start:] != end)
-        right.append((graded.token_right & (graded.id_right | ~graded.id_scored) & counted).sum(dim=1))
+        right.append((graded.token_correct & (graded.id_correct | ~graded.id_scored) & counted).sum(dim=1))
         number.append(counted.sum(dim=1))
         exact += len(drawn) - len(first_errors(graded))
     sums, counts = torch.cat(right).double(), torch.cat(number).double()

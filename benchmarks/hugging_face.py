@@ -225,7 +225,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     trainer.train()
     seconds = time.perf_counter() - started
     settings = lw.EvaluationSettings(
-        lengths=asked.lengths, num_examples=asked.num_examples, decode="free", until_none=True, seed=1
+        lengths=asked.lengths, num_examples=asked.num_examples, decode="free", stop_at_zero=True, seed=1
     )
     measured = EvaluateByLength.of_task(trainer, asked.task, scheme, settings).measure(trainer.state)
     return [{**asdict(cell), **row, "train_s": round(seconds, 1)} for row in measured]

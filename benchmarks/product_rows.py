@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lengthwise.evaluation.exact_match import drawn
+from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.run import load_run
 from lengthwise.tasks import Multiplication
@@ -26,7 +26,7 @@ def main() -> None:
     task, symbols = replace(task, digits=3), task.vocabulary
     large = {symbols.index(f"{total % 10}c{total // 10}") for total in range(90, 100)}
     shown, wrong = {True: 0, False: 0}, {True: 0, False: 0}
-    for _, batch in drawn(task, run.experiment.scheme, length, 512, 77):
+    for _, batch in iter_examples(task, run.experiment.scheme, length, 512, 77):
         failed = {row for row, *_ in first_errors(grade(run.decoder, batch, end=symbols.index("end"), decode="forced"))}
         for number, tokens in enumerate(batch.tokens.tolist()):
             starts = [place for place, token in enumerate(tokens) if token == symbols.index(">")]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lengthwise.evaluation.tables_and_figures import FITTED, pooled
+from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, pool_seeds
 from lengthwise.experiments.recipes.which import ENCODING_NAMES, FACTORS, SCHEME_NAMES, STEPS
 from lengthwise.experiments.run_folder import read_rows
 
@@ -30,7 +30,7 @@ def shares(runs: Rows) -> list[float | None]:
     seeds = {row["seed"] for row in runs}
     for factor in FACTORS:
         at = [row for row in runs if row["length"] == factor * row["train_lengths"][1]]
-        found.append(pooled(at)[0] * len(at) / len(seeds) if at else None)
+        found.append(pool_seeds(at)[0] * len(at) / len(seeds) if at else None)
     return found
 
 
@@ -48,7 +48,7 @@ def cell(runs: Rows) -> str:
     if why := verdict(runs):
         return why
     fits = {row["seed"]: row["fitted"] for row in runs}
-    fitted = sum(value >= FITTED for value in fits.values())
+    fitted = sum(value >= FIT_THRESHOLD for value in fits.values())
     written = " ".join("·" if share is None else f"{share:.2f}".removeprefix("0") for share in shares(runs))
     written = written.replace("1.00", "1").replace(".00", "0")
     steps = max(row["steps"] for row in runs)

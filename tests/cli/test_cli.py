@@ -332,7 +332,7 @@ def test_untrained_distances_cause_a_one_line_warning_on_standard_error(runs, ca
     json.loads(out)
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert warnings == [
-        "warning: length 8 uses ID distances up to 18, training showed none beyond 10; "
+        "warning: length 8 uses ID distances up to 18, beyond the trained maximum of 10; "
         "train on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
     ]
     assert issubclass(UntrainedDistanceWarning, UserWarning)
@@ -491,8 +491,8 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--shots", "4"], "--shots 4 needs a model, not a run; leave it out"),
     (["evaluate", "run", "--out", "new"], "--out new needs a model, not a run; leave it out"),
     (["evaluate", "unfinished"], "because training is unfinished; run train --resume --out unfinished"),
-    (["evaluate", "run", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
-    (["evaluate", "run", "--lengths", "-4"], "length -4 is no length; lengths start at 1"),
+    (["evaluate", "run", "--lengths", "0"], "invalid length 0; use lengths of at least 1"),
+    (["evaluate", "run", "--lengths", "-4"], "invalid length -4; use lengths of at least 1"),
     (
         ["evaluate", "run", "--lengths", "8:4"],
         "invalid --lengths '8:4'; use whole numbers separated by commas, such as 20,200",
@@ -501,10 +501,10 @@ INVALID: list[tuple[list[str], str]] = [
         ["evaluate", "run", "--lengths", "x"],
         "invalid --lengths 'x'; use whole numbers separated by commas, such as 20,200",
     ),
-    (["evaluate", "run", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
+    (["evaluate", "run", "--num-examples", "0"], "invalid number of examples 0; use at least 1"),
     (["evaluate", "run", "--num-examples", "4.5"], "invalid --num-examples '4.5'; use whole numbers"),
-    (["evaluate", "run", "--num-examples", "1,2,3"], "3 numbers of examples for 2 lengths; give one for all or one"),
-    (["evaluate", "run", "--decode", "fre"], "decode 'fre' is unknown; choose one of forced, free"),
+    (["evaluate", "run", "--num-examples", "1,2,3"], "num_examples has 3 values for 2 lengths; give one value"),
+    (["evaluate", "run", "--decode", "fre"], "unknown decode 'fre'; use one of forced, free"),
     (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
     (["evaluate", "run", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
     (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
@@ -552,8 +552,8 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (["compare", "parity", "--seeds", "0"], "invalid num_seeds 0; use at least 1"),
     (["compare", "parity", "--jobs", "0"], "invalid jobs 0; use at least 1"),
-    (["compare", "parity", "--lengths", "0"], "length 0 is no length; lengths start at 1"),
-    (["compare", "parity", "--num-examples", "0"], "0 examples measure nothing; use at least 1"),
+    (["compare", "parity", "--lengths", "0"], "invalid length 0; use lengths of at least 1"),
+    (["compare", "parity", "--num-examples", "0"], "invalid number of examples 0; use at least 1"),
     (["compare", "parity", "--variants", "carry"], "'carry'"),
     (["compare", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
     (

@@ -467,7 +467,9 @@ def test_what_a_run_cannot_be_asked_is_one_line(flags, line, unfitted, capsys):
 
 def test_a_task_graded_by_loss_is_refused(tmp_path):
     run = train(quick(recipe("language_model_small")), tmp_path, device="cpu")
-    with pytest.raises(SettingError, match="task text is graded by loss and has no wrong answers; use lengthwise evaluate"):
+    with pytest.raises(
+        SettingError, match="task text is graded by loss and has no wrong answers; use lengthwise evaluate"
+    ):
         diagnose_run(run, 100)
 
 

@@ -25,9 +25,9 @@ from lengthwise.evaluation.exact_match import (
     EvaluationSettings,
     LengthResult,
     evaluate_by_length,
-    warn_of_untrained,
+    warn_untrained_distance,
 )
-from lengthwise.evaluation.grading import Graded, grade
+from lengthwise.evaluation.grading import Grades, grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import POSITION_HEADS
@@ -156,17 +156,17 @@ def first_errors(decoder: Decoder, experiment: Experiment, batch: Batch, decode:
     for row in range(len(batch.tokens)):
         places = zip(*(part[row].tolist() for part in parts_of(graded)), strict=True)
         errors = []
-        for index, (token_right, id_right, scored, id_scored, is_end) in enumerate(places):
-            if scored and not token_right:
+        for index, (token_correct, id_correct, scored, id_scored, is_end) in enumerate(places):
+            if scored and not token_correct:
                 errors.append((index - int(graded.prompt_offset[row]), "end" if is_end else "token"))
-            elif id_scored and not id_right:
+            elif id_scored and not id_correct:
                 errors.append((index - int(graded.prompt_offset[row]), "id"))
         found.append(errors[0] if errors else None)
     return found
 
 
-def parts_of(graded: Graded) -> list[torch.Tensor]:
-    return [graded.token_right, graded.id_right, graded.scored, graded.id_scored, graded.end]
+def parts_of(graded: Grades) -> list[torch.Tensor]:
+    return [graded.token_correct, graded.id_correct, graded.scored, graded.id_scored, graded.end]
 
 
 @pytest.mark.parametrize("name", UNDERTRAINED)
@@ -208,8 +208,8 @@ def test_results_by_length_say_what_the_examples_say(name):
         **{kind: kinds[kind] for kind in ("token", "id", "end")},
     }
     graded = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
-    assert result.token_accuracy == pytest.approx(graded.token_right[graded.scored].float().mean().item())
-    assert result.id_accuracy == pytest.approx(graded.id_right[graded.id_scored].float().mean().item())
+    assert result.token_accuracy == pytest.approx(graded.token_correct[graded.scored].float().mean().item())
+    assert result.id_accuracy == pytest.approx(graded.id_correct[graded.id_scored].float().mean().item())
     logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).log_softmax(dim=-1)
     of_tokens = -logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
     assert result.answer_loss == pytest.approx(of_tokens[batch.token_scored[:, 1:]].mean().item(), rel=1e-5)
@@ -252,7 +252,7 @@ def test_the_first_examples_are_the_same_however_many_are_asked_for(monkeypatch)
     decoder = build_decoder(experiment)
     seen: list[list[list[int]]] = []
 
-    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Graded:
+    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Grades:
         seen[-1].extend(batch.tokens[:, :8].tolist())
         return grade(decoder, batch, **how)
 
@@ -271,7 +271,7 @@ def test_each_seed_and_each_length_draws_its_own_examples(monkeypatch):
     decoder = build_decoder(experiment)
     seen = []
 
-    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Graded:
+    def remember(decoder: Decoder, batch: Batch, **how: Any) -> Grades:
         seen.append(batch.tokens[:, :6].tolist())
         return grade(decoder, batch, **how)
 
@@ -282,15 +282,15 @@ def test_each_seed_and_each_length_draws_its_own_examples(monkeypatch):
     assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
 
 
-def graded_by_hand() -> Graded:
+def graded_by_hand() -> Grades:
     """Six responses: all right, a token, an ID, a token and its ID, an end that came late, an end too early."""
 
     def flags(*rows: str) -> torch.Tensor:
         return torch.tensor([[flag == "1" for flag in row] for row in rows])
 
-    return Graded(
-        token_right=flags("0111", "0101", "1111", "1011", "1110", "1101"),
-        id_right=flags("1110", "1111", "1010", "1011", "1111", "1110"),
+    return Grades(
+        token_correct=flags("0111", "0101", "1111", "1011", "1110", "1101"),
+        id_correct=flags("1110", "1111", "1010", "1011", "1111", "1110"),
         scored=flags("0111", "1111", "1111", "0111", "1111", "1111"),
         id_scored=flags("0110", "1110", "1110", "0110", "1110", "1110"),
         end=flags("0001", "0001", "0001", "0001", "0001", "0011"),
@@ -298,7 +298,7 @@ def graded_by_hand() -> Graded:
     )
 
 
-def measure(monkeypatch: pytest.MonkeyPatch, graded: Graded) -> LengthResult:
+def measure(monkeypatch: pytest.MonkeyPatch, graded: Grades) -> LengthResult:
     """The result of one length whose examples were graded so."""
     experiment = small_experiment()
     monkeypatch.setattr(evaluation, "grade", lambda *given, **how: graded)
@@ -322,7 +322,7 @@ def test_an_unscored_place_is_never_an_error(monkeypatch):
     graded = graded_by_hand()
     nothing = torch.zeros_like(graded.scored)
     result = measure(
-        monkeypatch, replace(graded, token_right=nothing, id_right=nothing, scored=nothing, id_scored=nothing)
+        monkeypatch, replace(graded, token_correct=nothing, id_correct=nothing, scored=nothing, id_scored=nothing)
     )
     assert (result.exact_match, result.exact_tokens, result.first_error) == (1.0, 1.0, None)
 
@@ -341,12 +341,12 @@ def test_predictions_that_are_no_numbers_are_refused():
     with torch.no_grad():
         decoder.embedding[2] = math.nan
     settings = EvaluationSettings(lengths=(3,), num_examples=(4,))
-    with pytest.raises(DivergedError, match=r"^the decoder predicts what is no number; train it again"):
+    with pytest.raises(DivergedError, match=r"^the decoder predicts NaN; train it again"):
         evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
 
 
 def test_distances_that_training_never_showed_are_warned_of_once():
-    text = r"^length 8 uses ID distances up to 18, training showed none beyond 10; train on longer sequences, or with"
+    text = r"^length 8 uses ID distances up to 18, beyond the trained maximum of 10; train on longer sequences, or with"
     with pytest.warns(UntrainedDistanceWarning, match=text) as caught:
         evaluate_sequential(trained_distance=10)
     assert len(caught) == 1
@@ -369,17 +369,17 @@ def test_distances_that_training_never_showed_are_warned_of_once():
 def test_a_warning_of_distances_advises_what_the_scheme_can_do(scheme, advice):
     decoder = build_decoder(small_experiment(scheme=scheme))
     with pytest.warns(UntrainedDistanceWarning, match=f"; train {advice}"):
-        warn_of_untrained(decoder, scheme, 8, 18, 10)
+        warn_untrained_distance(decoder, scheme, 8, 18, 10)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_decoder_that_reads_no_ids_is_not_warned_of_distances():
     for scheme in (Sequential(), Coupled()):
-        warn_of_untrained(build_decoder(small_experiment(scheme=scheme, encoding=NoPE())), scheme, 8, 18, 10)
+        warn_untrained_distance(build_decoder(small_experiment(scheme=scheme, encoding=NoPE())), scheme, 8, 18, 10)
     # Position heads read IDs without an encoding too.
     own = small_experiment(scheme=Predicted(), encoding=NoPE())
     with pytest.warns(UntrainedDistanceWarning):
-        warn_of_untrained(build_decoder(own), own.scheme, 8, 20_480, 10)
+        warn_untrained_distance(build_decoder(own), own.scheme, 8, 20_480, 10)
 
 
 @pytest.mark.filterwarnings("error")
@@ -410,14 +410,14 @@ def test_evaluation_leaves_the_decoder_in_the_mode_it_found(training):
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: EvaluationSettings(lengths=()), r"no length to evaluate at; give at least one"),
-    (lambda: EvaluationSettings(lengths=(4, 0)), r"length 0 is no length; lengths start at 1"),
-    (lambda: EvaluationSettings(num_examples=(0,)), r"0 examples measure nothing; use at least 1"),
+    (lambda: EvaluationSettings(lengths=()), r"lengths is empty; give at least one length"),
+    (lambda: EvaluationSettings(lengths=(4, 0)), r"invalid length 0; use lengths of at least 1"),
+    (lambda: EvaluationSettings(num_examples=(0,)), r"invalid number of examples 0; use at least 1"),
     (
         lambda: EvaluationSettings(lengths=(4, 8, 9), num_examples=(1, 2)),
-        r"2 numbers of examples for 3 lengths; give one for all or one for each",
+        r"num_examples has 2 values for 3 lengths; give one value, or one for each length",
     ),
-    (lambda: EvaluationSettings(decode="fre"), r"decode 'fre' is unknown; choose one of forced, free"),
+    (lambda: EvaluationSettings(decode="fre"), r"unknown decode 'fre'; use one of forced, free"),
 ]
 
 

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from lengthwise.theory.law_certificate import Assumption
 from tests.support.cases import small_decoder, small_scheme
 from tests.support.small_runs import small_experiment
 
@@ -31,6 +30,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import RandomStart, Sequential
 from lengthwise.tasks import Addition, Parity, Planted, Recall, SparseParity
 from lengthwise.tasks.planted.placement import Local
+from lengthwise.theory.law_certificate import Assumption
 
 
 def whole(questions: Questions) -> Thinned:
@@ -111,15 +111,15 @@ def test_of_whole_sequences_it_finds_what_grading_finds(scheme, task):
     questions = draw_questions(task, small_scheme(scheme), 5, 256, seed=0)
     asked = ask(decoder, questions, whole(questions))
     graded = grade(decoder, questions.batch, end=task.vocabulary.index("end"), decode="forced")
-    right = graded.token_right & (graded.id_right | ~graded.id_scored)
+    right = graded.token_correct & (graded.id_correct | ~graded.id_scored)
     first = int(questions.batch.prompt_length.min())
     expected = right[torch.arange(256), torch.from_numpy(questions.answer) - first]
     assert asked.right.tolist() == expected.tolist()
     assert asked.single[:, 0].tolist() == expected.tolist()
     assert not expected.all()
     # Random weights hit tokens and IDs, if hardly both at once.
-    assert graded.token_right.any()
-    assert graded.id_right.any()
+    assert graded.token_correct.any()
+    assert graded.id_correct.any()
     assert asked.leakage.shape == (2, 2)
     assert (asked.leakage > 0).all()
     assert (asked.leakage < 1).all()
@@ -136,7 +136,9 @@ def test_a_token_that_stands_for_three_weighs_as_much_as_three(scaling):
     long = torch.tensor([[0, 1, 1, 1, 2]])
     expected = decoder(long, torch.arange(5)[None])[0][:, -1]
     stands_for = torch.tensor([[1.0, 3.0, 1.0]])
-    hooks = AttentionHooks(score_bias=stands_for.log()[:, None].expand(1, 3, 3), visible_counts=stands_for.cumsum(dim=1))
+    hooks = AttentionHooks(
+        score_bias=stands_for.log()[:, None].expand(1, 3, 3), visible_counts=stands_for.cumsum(dim=1)
+    )
     kept = torch.tensor([[0, 1, 4]])
     found = decoder(long, torch.arange(5)[None], hooks=hooks, keep_indices=kept)[0][:, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -179,7 +179,7 @@ def test_distances_that_training_never_showed_are_warned_of(text):
     decoder, experiment = untrained(text)
     settings = replace(SETTINGS, lengths=(16, 40), num_examples=(2,))
     with pytest.warns(
-        UntrainedDistanceWarning, match=r"length 40 uses ID distances up to 40, training showed none beyond 16"
+        UntrainedDistanceWarning, match=r"length 40 uses ID distances up to 40, beyond the trained maximum of 16"
     ):
         loss_by_context(decoder, text, experiment.scheme, settings, trained_distance=16)
     results = loss_by_context(decoder, text, Skipwise(num_position_ids=100), settings, trained_distance=99)
@@ -189,10 +189,10 @@ def test_distances_that_training_never_showed_are_warned_of(text):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too long": (
         {"lengths": (16, 5000)},
-        r"length 5000 takes 5001 tokens and the longest held-out document has (\d+);",
+        r"length 5000 needs 5001 tokens and the longest held-out document has (\d+);",
     ),
-    "free decoding": ({"decode": "free"}, r"a loss is measured on the text as it is; leave out --decode free"),
-    "until none": ({"until_none": True}, r"a loss is measured on the text as it is; leave out .* until_none"),
+    "free decoding": ({"decode": "free"}, r"a loss requires teacher forcing; leave out --decode free"),
+    "until none": ({"stop_at_zero": True}, r"a loss requires teacher forcing; leave out .* stop_at_zero"),
 }
 
 

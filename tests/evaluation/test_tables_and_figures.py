@@ -1,4 +1,4 @@
-"""Reports: pooled values, verdicts on the fit, tables in order, and figures that show what was measured."""
+"""Reports: pool_seeds values, verdicts on the fit, tables in order, and figures that show what was measured."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,15 @@ from matplotlib.axes import Axes
 from lengthwise.core.errors import RunFolderError
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
-from lengthwise.evaluation.tables_and_figures import cells, draw, fit_verdict, length_table, pooled, table, value
+from lengthwise.evaluation.tables_and_figures import (
+    draw,
+    fit_status,
+    format_value,
+    group_rows,
+    length_table,
+    pool_seeds,
+    table,
+)
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -45,38 +53,38 @@ ROWS = [
 
 def test_a_pooled_value_counts_examples_and_not_runs():
     runs = [row(exact=0.5, num_examples=100), row(exact=1.0, num_examples=300)]
-    assert pooled(runs)[0] == 350 / 400
+    assert pool_seeds(runs)[0] == 350 / 400
 
 
 def test_seeds_that_are_asked_the_same_examples_do_not_make_them_more():
-    assert pooled([row(exact=0.75) for _ in range(5)]) == (0.75, *wilson_interval(75, 100))
+    assert pool_seeds([row(exact=0.75) for _ in range(5)]) == (0.75, *wilson_interval(75, 100))
 
 
 def test_an_interval_of_seeds_that_differ_is_that_of_their_mean():
     # Student's t of 2 degrees of freedom keeps within 4.303 standard errors.
-    value, low, high = pooled([row(exact=exact, num_examples=10_000) for exact in (0.48, 0.5, 0.52)])
+    value, low, high = pool_seeds([row(exact=exact, num_examples=10_000) for exact in (0.48, 0.5, 0.52)])
     assert (value, low, high) == pytest.approx(
         (0.5, 0.5 - 4.303 * 0.02 / 3**0.5, 0.5 + 4.303 * 0.02 / 3**0.5), abs=1e-5
     )
-    assert pooled([row(exact=exact) for exact in (0.0, 1.0)])[1:] == (0.0, 1.0)
+    assert pool_seeds([row(exact=exact) for exact in (0.0, 1.0)])[1:] == (0.0, 1.0)
 
 
 def test_a_pooled_value_of_thirds_counts_whole_examples():
     runs = [row(exact=1 / 3, num_examples=3), row(exact=2 / 3, num_examples=3)]
-    assert pooled(runs)[0] == 0.5
+    assert pool_seeds(runs)[0] == 0.5
     # 0.29 * 100 is a little less than 29.
-    assert pooled([row(exact=0.29)])[0] == 0.29
+    assert pool_seeds([row(exact=0.29)])[0] == 0.29
 
 
 def test_the_heading_says_what_an_interval_is_over():
     one, more = [row("a", 10)], [row("a", 10, seed=0), row("a", 10, seed=1), row("b", 10)]
-    told = "exact match by length, below it the 95% interval over examples"
-    assert report.heading(one) == f"{told}; of one seed each, and others may differ"
-    assert report.heading(more) == f"{told} and seeds"
+    title = "exact match by length, with the 95% interval over examples"
+    assert report.heading(one) == f"{title} (one seed each; other seeds may differ)"
+    assert report.heading(more) == f"{title} and seeds"
 
 
 def test_lengths_are_sorted_and_labels_keep_their_order():
-    by_label = cells(ROWS)
+    by_label = group_rows(ROWS)
     assert list(by_label) == ["PPC", "NoPE", "ALiBi"]
     assert all(list(by_length) == [20, 2000] for by_length in by_label.values())
     assert [run["seed"] for run in by_label["PPC"][2000]] == [0, 1]
@@ -95,12 +103,12 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     ],
 )
 def test_the_verdict_says_for_how_many_seeds_the_training_range_was_fitted(fitted, verdict):
-    assert fit_verdict([row(fitted=share) for share in fitted]) == verdict
+    assert fit_status([row(fitted=share) for share in fitted]) == verdict
 
 
 def test_a_table_has_a_row_per_label_and_a_column_per_length():
     header, body = table(ROWS)
-    assert header == ["row", "trained on", "IDs met", "steps", "fits", "20\nn=100", "2,000\nn=100"]
+    assert header == ["configuration", "trained on", "IDs met", "steps", "fits", "20\nn=100", "2,000\nn=100"]
     assert body[0] == [
         "PPC",
         "1-20",
@@ -126,7 +134,7 @@ def test_the_ids_met_are_those_of_all_seeds():
 
 
 def test_a_cell_without_runs_is_a_dash():
-    assert value([]) == "-"
+    assert format_value([]) == "-"
 
 
 def test_a_table_says_which_rows_diverged_and_for_how_many_seeds():
@@ -143,7 +151,7 @@ def test_a_table_says_which_rows_diverged_and_for_how_many_seeds():
 def test_the_table_of_one_run_tells_each_lengths_first_errors():
     errors = {"median_index": 3.5, "token": 4, "id": 0, "end": 2}
     header, body = length_table([row(length=2000, exact=0.94, low=0.9, high=0.97, first_error=errors), row()])
-    assert body[0] == ["2,000", "100", "0.940", "0.900-0.970", "0.9877", "1.0000", "4 token, 2 end; median at 3.5"]
+    assert body[0] == ["2,000", "100", "0.940", "0.900-0.970", "0.9877", "1.0000", "4 token, 2 end; median index 3.5"]
     assert body[1][-1] == "none"
     assert len(header) == len(body[0])
 
@@ -246,5 +254,5 @@ def test_a_row_that_did_not_fit_is_dotted_and_named_so_and_lengths_without_runs_
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     missing = tmp_path / "missing"
-    with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a folder to write in"):
+    with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a writable folder"):
         draw(ROWS, Path(missing), "parity")

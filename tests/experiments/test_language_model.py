@@ -16,7 +16,7 @@ from lengthwise.cli import app as cli
 from lengthwise.cli.options import with_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE
-from lengthwise.evaluation.tables_and_figures import draw, fit_verdict, heading, length_table, outcome, pooled, table
+from lengthwise.evaluation.tables_and_figures import draw, fit_status, heading, length_table, outcome, pool_seeds, table
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for
 from lengthwise.experiments.run import load_run
@@ -205,9 +205,9 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
     (
         ["evaluate", "run", "--lengths", "90000"],
-        "length 90000 takes 90001 tokens and the longest held-out document has",
+        "length 90000 needs 90001 tokens and the longest held-out document has",
     ),
-    (["evaluate", "run", "--decode", "free"], "a loss is measured on the text as it is; leave out --decode free"),
+    (["evaluate", "run", "--decode", "free"], "a loss requires teacher forcing; leave out --decode free"),
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
     (["evaluate", "run", "--corpus", "nowhere"], "nowhere is no corpus (it has no corpus.json)"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; text needs some words to continue"),
@@ -218,9 +218,9 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (
         ["compare", "context_length"],
-        "length 2048 takes 2049 tokens and the longest held-out document has 642; use lengths",
+        "length 2048 needs 2049 tokens and the longest held-out document has 642; use lengths",
     ),
-    (["compare", "context_length", "--corpus", "corpus"], "takes 2049 tokens and the longest held-out document has"),
+    (["compare", "context_length", "--corpus", "corpus"], "needs 2049 tokens and the longest held-out document has"),
 ]
 
 
@@ -301,16 +301,16 @@ def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: 
 
 
 def test_a_pooled_loss_is_the_perplexity_of_the_seeds_mean_loss():
-    found = pooled([row(loss=2.0), row(loss=4.0, seed=1)])
+    found = pool_seeds([row(loss=2.0), row(loss=4.0, seed=1)])
     assert found == pytest.approx((math.exp(3.0), math.exp(2.9), math.exp(3.2)))
-    assert pooled([row(low=None, high=None)])[1:] == (None, None)
+    assert pool_seeds([row(low=None, high=None)])[1:] == (None, None)
 
 
 def test_the_table_of_a_comparison_holds_perplexities():
     header, body = table([row(length=length, loss=loss) for length, loss in ((256, 3.0), (512, 2.5))])
     assert header[-2:] == ["256\nn=512", "512\nn=512"]
     assert body == [["rotary", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
-    assert fit_verdict([row()]) == "-"
+    assert fit_status([row()]) == "-"
     assert heading([row()]).startswith("perplexity by context length")
     assert outcome([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
 

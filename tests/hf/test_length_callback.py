@@ -181,10 +181,9 @@ def test_free_and_forced_decoding_have_the_same_exact_match(tmp_path):
     model.generation_config.suppress_tokens = [0, 1]
     trainer = trainer_of(model, tmp_path / "out")
     settings = EvaluationSettings(lengths=(8, 20), num_examples=(16, 16))
+    task, scheme = experiment.task, experiment.scheme
     forced, free = (
-        EvaluateByLength.from_task(
-            trainer, experiment.task, experiment.scheme, replace(settings, decode=decode)
-        ).measure(trainer.state)
+        EvaluateByLength.from_task(trainer, task, scheme, replace(settings, decode=decode)).measure(trainer.state)
         for decode in ("forced", "free")
     )
     assert [row["exact_match"] for row in free] == [row["exact_match"] for row in forced]

@@ -258,7 +258,7 @@ WRONG = [
     ([*ASKED, "--scheme", "coupled"], "--scheme coupled needs a run, not a model; leave it out"),
     ([*ASKED, "--corpus", "x"], "--corpus x is of a run"),
     ([*ASKED, "--shots", "-1"], "-1 shots are none; use 0 or more"),
-    ([*ASKED, "--lengths", "0"], "length 0 is no length"),
+    ([*ASKED, "--lengths", "0"], "invalid length 0"),
     (
         [*ASKED, "--lengths", "400"],
         "tokens, more than the 600 positions of model; use shorter lengths or fewer --shots",

@@ -1,4 +1,4 @@
-"""The evaluator of a task: exact match by length, or loss by context length."""
+"""The evaluator of a task (exact match by length, or loss by context length), and checks of its result rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,45 +6,31 @@ from typing import Any
 
 from lengthwise.core.type_checks import check_values
 from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, check_lengths, results_by_length
-from lengthwise.evaluation.loss_by_context import ContextLoss, check_contexts, losses_by_context
+from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, check_lengths, iter_results
+from lengthwise.evaluation.loss_by_context import ContextLoss, check_contexts, iter_losses
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
 
 Results = Iterator[LengthResult] | Iterator[ContextLoss]
-HELD_OUT = "name rows that were held out, with --task FILE.jsonl"
+HELD_OUT = "use held-out records with --task FILE.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """A way to evaluate a decoder: ``measure`` yields one ``result_type`` per length, ``by_loss`` says which kind."""
+    """A way to evaluate a decoder: ``measure`` yields one ``result_type`` per length."""
 
-    by_loss: bool
+    uses_loss: bool
     result_type: type[LengthResult] | type[ContextLoss]
     measure: Callable[..., Results]
 
 
-EXACT_MATCH = Evaluator(by_loss=False, result_type=LengthResult, measure=results_by_length)
-LOSS = Evaluator(by_loss=True, result_type=ContextLoss, measure=losses_by_context)
-
-
-def evaluator_of(task: Task) -> Evaluator:
-    """Return the evaluator that a task needs."""
-    return LOSS if isinstance(task, GradedByLoss) else EXACT_MATCH
-
-
-def check_measurable(
-    task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings
-) -> None:
-    """Raise ``SettingError`` or ``PositionRangeError`` for lengths that cannot be measured."""
-    if isinstance(task, GradedByLoss):
-        check_contexts(task, settings)
-    check_lengths(task, scheme, encoding, settings)
+EXACT_MATCH = Evaluator(uses_loss=False, result_type=LengthResult, measure=iter_results)
+LOSS = Evaluator(uses_loss=True, result_type=ContextLoss, measure=iter_losses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a row says about its run, beside what was measured."""
+    """The keys of a result row that describe its run."""
 
     variant: str | None
     seed: int
@@ -53,12 +39,26 @@ class RunFacts:
     train_s: float
 
 
+def select_evaluator(task: Task) -> Evaluator:
+    """Return ``LOSS`` for a task graded by loss, and ``EXACT_MATCH`` for all other tasks."""
+    return LOSS if isinstance(task, GradedByLoss) else EXACT_MATCH
+
+
+def check_evaluation_settings(
+    task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings
+) -> None:
+    """Raise ``SettingError`` or ``PositionRangeError`` for lengths that cannot be evaluated."""
+    if isinstance(task, GradedByLoss):
+        check_contexts(task, settings)
+    check_lengths(task, scheme, encoding, settings)
+
+
 def check_row(row: Mapping[str, Any], evaluator: Evaluator) -> None:
-    """``SettingError`` unless a row holds numbers where an evaluation has written them."""
+    """Raise ``SettingError`` for a result row with missing keys or values of the wrong type."""
     check_values(evaluator.result_type, row)
     check_values(RunFacts, row)
 
 
-def seen_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lengths of rows of which some examples were trained on, with commas between them."""
+def overlapping_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the lengths of rows whose examples were partly in the training data, separated by commas."""
     return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))

@@ -1,4 +1,4 @@
-"""Exact match by length, far past the training length, with intervals and the first error of each failure."""
+"""Exact match by length, with intervals and the first errors of failed examples."""
 
 import statistics
 import time
@@ -15,27 +15,25 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.grading import DECODES, Graded, first_errors, grade
+from lengthwise.evaluation.grading import DECODES, Grades, first_errors, grade
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
-# Examples are drawn in blocks of this size, whatever fits in memory: the first N of a seed are always the same.
+# Block size of sampling. It does not depend on memory, so the first N examples of a seed are always the same.
 BLOCK = 16
-# A block of long examples has fewer, down to one: no more than these tokens are drawn at once.
-BLOCK_TOKENS = 1 << 20
-# Tokens in one forward.
-FORWARD_TOKENS = 1 << 15
+# Limits of tokens per block (long examples come in smaller blocks, down to one) and per forward.
+BLOCK_TOKENS, FORWARD_TOKENS = 1 << 20, 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Which lengths, and how many examples at each: one number for all, or one per length.
+    """Lengths, and the number of examples at each: one value for all lengths, or one per length.
 
-    ``variants`` names distributions of the task to measure one by one; empty, it is the task's own. With
-    ``until_none`` a length without any exact match is the last one measured.
+    ``variants`` names distributions of the task to evaluate separately; empty stands for the default distribution.
+    ``stop_at_zero`` skips all lengths after the first one with exact match 0.
     """
 
     lengths: tuple[int, ...] = (20, 200, 2000)
@@ -43,34 +41,34 @@ class EvaluationSettings:
     seed: int = 0
     decode: str = "forced"
     variants: tuple[str, ...] = ()
-    until_none: bool = False
+    stop_at_zero: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
         if not self.lengths:
-            raise SettingError("no length to evaluate at; give at least one, such as 20,200")
+            raise SettingError("lengths is empty; give at least one length, such as 20,200")
         for length in self.lengths:
             if length < 1:
-                raise SettingError(f"length {length} is no length; lengths start at 1")
+                raise SettingError(f"invalid length {length}; use lengths of at least 1")
         for number in self.num_examples:
             if number < 1:
-                raise SettingError(f"{number} examples measure nothing; use at least 1")
+                raise SettingError(f"invalid number of examples {number}; use at least 1")
         if len(self.num_examples) not in (1, len(self.lengths)):
             raise SettingError(
-                f"{len(self.num_examples)} numbers of examples for {len(self.lengths)} lengths; "
-                "give one for all or one for each"
+                f"num_examples has {len(self.num_examples)} values for {len(self.lengths)} lengths; "
+                "give one value, or one for each length"
             )
         if self.decode not in DECODES:
-            raise SettingError(f"decode '{self.decode}' is unknown; choose one of {', '.join(DECODES)}")
+            raise SettingError(f"unknown decode '{self.decode}'; use one of {', '.join(DECODES)}")
 
-    def examples_at(self, place: int) -> int:
-        """The number of examples of the length at this place of ``lengths``."""
-        return self.num_examples[place if len(self.num_examples) > 1 else 0]
+    def num_examples_at(self, index: int) -> int:
+        """Return the number of examples of ``lengths[index]``."""
+        return self.num_examples[index if len(self.num_examples) > 1 else 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstErrors:
-    """Where failed examples first go wrong (median index in the response, from 0), and how often in which way."""
+    """The first errors of failed examples: their median index in the response (from 0), and their number by kind."""
 
     median_index: float
     token: int
@@ -80,11 +78,11 @@ class FirstErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthResult:
-    """One length. ``exact_match`` asks for every token, the end token included, and for PPC for every ID too.
+    """The result at one length. ``exact_match`` requires all tokens, the end token, and for PPC all IDs.
 
-    ``low`` and ``high`` are its 95% Wilson interval; ``exact_tokens`` asks for the tokens alone.
-    ``answer_loss`` is the mean loss of the answers' tokens (nats per token, teacher-forced; None of free decoding).
-    ``largest_distance`` is the widest range of IDs that one example used.
+    ``low`` and ``high`` are its 95% Wilson interval; ``exact_tokens`` ignores IDs. ``answer_loss`` is the mean
+    teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is the widest
+    range of IDs in one example.
     """
 
     length: int
@@ -111,16 +109,16 @@ def evaluate_by_length(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> tuple[LengthResult, ...]:
-    """Measure a decoder at each length; ``report(length, done, total)`` is called as it goes.
+    """Evaluate a decoder at each length, and call ``report(length, done, total)`` after each batch.
 
-    Teacher-forced by default, one forward per batch: with one right answer per prompt, greedy decoding is exact if and
-    only if every teacher-forced choice is. ``UntrainedDistanceWarning`` when IDs lie further apart than
-    ``trained_distance``.
+    Evaluation is teacher-forced by default, with one forward per batch: if each prompt has one right answer, greedy
+    decoding is exact if and only if all teacher-forced predictions are right. ``UntrainedDistanceWarning`` is emitted
+    if IDs are further apart than ``trained_distance``.
     """
-    return tuple(results_by_length(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
+    return tuple(iter_results(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
 
 
-def results_by_length(
+def iter_results(
     decoder: Decoder,
     task: Task,
     scheme: PositionScheme,
@@ -129,29 +127,29 @@ def results_by_length(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[LengthResult]:
-    """Measure as ``evaluate_by_length``, and give each length's result as soon as it is measured."""
-    with evaluating(decoder):
+    """Evaluate as ``evaluate_by_length``, and yield the result of each length when it is complete."""
+    with eval_mode(decoder):
         end = task.vocabulary.index("end")
-        for place, length in enumerate(settings.lengths):
+        for index, length in enumerate(settings.lengths):
             started = time.perf_counter()
             distance: int | float = 0
-            tally, total = Tally(), num_tested(task, length, settings.examples_at(place))
-            for _, batch in drawn(task, scheme, length, total, settings.seed):
-                check_range(decoder.check_ids.num_position_ids, batch, length)
-                distance = max(distance, (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item())
+            tally, total = Tally(), count_examples(task, length, settings.num_examples_at(index))
+            for _, batch in iter_examples(task, scheme, length, total, settings.seed):
+                check_id_range(decoder.check_ids.num_position_ids, batch, length)
+                distance = max(distance, largest_distance(batch))
                 tally.add(grade(decoder, batch, end=end, decode=settings.decode))
                 if report is not None:
                     report(length, tally.trials, total)
             result = tally.result(length, settings.decode, distance)
-            warn_of_untrained(decoder, scheme, length, distance, trained_distance)
+            warn_untrained_distance(decoder, scheme, length, distance, trained_distance)
             yield replace(result, wall_s=round(time.perf_counter() - started, 3))
-            if settings.until_none and result.exact_match == 0:
+            if settings.stop_at_zero and result.exact_match == 0:
                 break
 
 
 @contextmanager
-def evaluating(decoder: Decoder) -> Iterator[None]:
-    """The decoder as it is evaluated, and afterwards as it was."""
+def eval_mode(decoder: Decoder) -> Iterator[None]:
+    """Switch the decoder to evaluation mode, and restore its mode on exit."""
     was_training = decoder.training
     decoder.eval()
     try:
@@ -160,50 +158,57 @@ def evaluating(decoder: Decoder) -> Iterator[None]:
         decoder.train(was_training)
 
 
-def warn_of_untrained(
+def warn_untrained_distance(
     decoder: Decoder, scheme: PositionScheme, length: int, distance: int | float, trained: int | float | None
 ) -> None:
-    """``UntrainedDistanceWarning`` where IDs lie further apart than training showed; None: it is not known."""
+    """Emit ``UntrainedDistanceWarning`` if IDs are further apart than in training (``trained``; None if unknown)."""
     if trained is not None and distance > trained and compares_distances(decoder, scheme):
         warnings.warn(
-            f"length {length} uses ID distances up to {distance}, training showed none beyond {trained}; "
-            f"train {_with_distances(scheme, distance)}",
+            f"length {length} uses ID distances up to {distance}, beyond the trained maximum of {trained}; "
+            f"train {_training_advice(scheme, distance)}",
             UntrainedDistanceWarning,
             stacklevel=3,
         )
 
 
-def _with_distances(scheme: PositionScheme, distance: int | float) -> str:
-    """How training shows such a distance: only gaps make distances that sequences do not have."""
-    known = scheme.num_position_ids
-    if known is None or not getattr(scheme, "max_gaps", 0):
+def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
+    """Return the change that makes training cover ``distance``; only gaps exceed the distances of a sequence."""
+    limit = scheme.num_position_ids
+    if limit is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
-    return f"with num_position_ids of at least {distance + 1}" if known <= distance else "for more steps"
+    return f"with num_position_ids of at least {distance + 1}" if limit <= distance else "for more steps"
 
 
 def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
-    """Return whether evaluation may use ID distances that training lacks: IDs are read, and no scheme draws them."""
+    """Return True if new ID distances can change results: the decoder reads IDs, and the scheme is deterministic."""
     return decoder.reads_ids and not scheme.random_at_evaluation
 
 
-def drawn(task: Task, scheme: PositionScheme, length: int, total: int, seed: int) -> Iterator[tuple[Examples, Batch]]:
-    """The examples that evaluation is made of, with their IDs, as many at a time as are read in one forward."""
-    left = total
-    for block, examples in enumerate(tested_blocks(task, length, total, seed)):
+def largest_distance(batch: Batch) -> int | float:
+    """Return the widest range of IDs in one example and on one level."""
+    return (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item()
+
+
+def iter_examples(
+    task: Task, scheme: PositionScheme, length: int, total: int, seed: int
+) -> Iterator[tuple[Examples, Batch]]:
+    """Yield the examples of evaluation with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
+    remaining = total
+    for block, examples in enumerate(iter_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
-        whole = to_batch(length, examples, assignment)
-        wanted = min(len(examples), left)
-        left -= wanted
-        step = max(1, FORWARD_TOKENS // whole.tokens.shape[1])
-        for start in range(0, wanted, step):
-            rows = np.arange(start, min(start + step, wanted))
-            yield examples.select(rows), whole.select(rows)
+        batch = to_batch(length, examples, assignment)
+        size = min(len(examples), remaining)
+        remaining -= size
+        step = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
+        for start in range(0, size, step):
+            indices = np.arange(start, min(start + step, size))
+            yield examples.select(indices), batch.select(indices)
 
 
-def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
-    """The examples that evaluation is made of, in whole blocks; the last block may have more than are wanted.
+def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
+    """Yield the examples of evaluation in full blocks; the last block may exceed ``total``.
 
-    Rows of a file come in random order, each at most once.
+    Records of a file come in random order, each at most once.
     """
     if isinstance(task, HasRecords):
         order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
@@ -216,66 +221,63 @@ def tested_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Ex
         yield task.sample(length=length, size=size, rng=rng)
 
 
-def num_tested(task: Task, length: int, wanted: int) -> int:
-    """Return how many examples of a length are asked: those that are wanted, or all rows that there are."""
-    return min(wanted, task.num_records(length)) if isinstance(task, HasRecords) else wanted
+def count_examples(task: Task, length: int, requested: int) -> int:
+    """Return the number of examples evaluated at a length; a file may have fewer records than ``requested``."""
+    return min(requested, task.num_records(length)) if isinstance(task, HasRecords) else requested
 
 
 def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
-    """Refuse lengths that the task or the scheme cannot have, or whose IDs the encoding does not hold."""
+    """Raise an error for lengths that the task, the scheme or the encoding does not support."""
     for length in settings.lengths:
         rng = stream(settings.seed, "evaluation examples", length, 0)
         examples = task.sample(length=length, size=1, rng=rng)
         batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
-        check_range(encoding.num_position_ids, batch, length)
+        check_id_range(encoding.num_position_ids, batch, length)
 
 
-def check_range(limit: int | None, batch: Batch, length: int) -> None:
-    """Refuse IDs from ``limit`` on."""
+def check_id_range(limit: int | None, batch: Batch, length: int) -> None:
+    """Raise ``PositionRangeError`` for IDs of ``limit`` or more."""
     largest = int(batch.position_ids.max())
     if limit is not None and largest >= limit:
         raise PositionRangeError(
             f"length {length} reaches ID {largest} but the encoding holds IDs up to {limit - 1}; "
-            f"set its num_position_ids to at least {largest + 1} or test shorter lengths"
+            f"set its num_position_ids to at least {largest + 1} or use shorter lengths"
         )
 
 
 class Tally:
-    """Adds up graded batches of one length."""
+    """Running totals over the graded batches of one length."""
 
     def __init__(self) -> None:
         self.trials = self.exact = self.exact_tokens = 0
-        self.tokens = self.tokens_right = self.ids = self.ids_right = 0
+        self.tokens = self.tokens_correct = self.ids = self.ids_correct = 0
         self.loss: float | None = 0.0
-        self.first_indexes: list[int] = []
+        self.first_error_indices: list[int] = []
         self.kinds: Counter[str] = Counter()
 
-    def add(self, graded: Graded) -> None:
-        """Count a batch in."""
-        token_wrong = graded.scored & ~graded.token_right
-        id_wrong = graded.id_scored & ~graded.id_right
-        wrong = token_wrong | id_wrong
-        self.trials += len(wrong)
-        self.exact += int((~wrong.any(dim=1)).sum())
-        self.exact_tokens += int((~token_wrong.any(dim=1)).sum())
-        self.tokens += int(graded.scored.sum())
-        self.tokens_right += int((graded.scored & graded.token_right).sum())
-        if graded.token_loss is None or self.loss is None:
+    def add(self, grades: Grades) -> None:
+        """Add the grades of one batch."""
+        self.trials += len(grades.scored)
+        self.exact += int((~(grades.token_errors | grades.id_errors).any(dim=1)).sum())
+        self.exact_tokens += int((~grades.token_errors.any(dim=1)).sum())
+        self.tokens += int(grades.scored.sum())
+        self.tokens_correct += int((grades.scored & grades.token_correct).sum())
+        if grades.token_loss is None or self.loss is None:
             self.loss = None
         else:
-            self.loss += float(graded.token_loss[graded.scored].double().sum())
-        self.ids += int(graded.id_scored.sum())
-        self.ids_right += int((graded.id_scored & graded.id_right).sum())
-        for row, column, kind in first_errors(graded):
-            self.first_indexes.append(column - int(graded.prompt_offset[row]))
+            self.loss += float(grades.token_loss[grades.scored].double().sum())
+        self.ids += int(grades.id_scored.sum())
+        self.ids_correct += int((grades.id_scored & grades.id_correct).sum())
+        for example, column, kind in first_errors(grades):
+            self.first_error_indices.append(column - int(grades.prompt_offset[example]))
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
-        """The shares so far, with their interval; the time is for the caller to say."""
+        """Return the totals as a result with ``wall_s`` 0, which the caller replaces."""
         low, high = wilson_interval(self.exact, self.trials)
         first = None
-        if self.first_indexes:
-            median = float(statistics.median(self.first_indexes))
+        if self.first_error_indices:
+            median = float(statistics.median(self.first_error_indices))
             first = FirstErrors(median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")})
         return LengthResult(
             length=length,
@@ -285,8 +287,8 @@ class Tally:
             low=low,
             high=high,
             exact_tokens=self.exact_tokens / self.trials,
-            token_accuracy=self.tokens_right / max(1, self.tokens),
-            id_accuracy=self.ids_right / max(1, self.ids),
+            token_accuracy=self.tokens_correct / max(1, self.tokens),
+            id_accuracy=self.ids_correct / max(1, self.ids),
             answer_loss=None if self.loss is None else self.loss / max(1, self.tokens),
             first_error=first,
             largest_distance=distance,

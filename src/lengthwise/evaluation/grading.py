@@ -1,4 +1,4 @@
-"""Which answer tokens and IDs of a batch a decoder gets right, teacher-forced or on its own."""
+"""Grades of the answer tokens and IDs of a batch, with teacher forcing or free decoding."""
 
 from dataclasses import dataclass
 
@@ -13,59 +13,70 @@ from lengthwise.model.generate import generate
 from lengthwise.training.batch import Batch
 
 DECODES = ("forced", "free")
-# Candidates scored at once: small enough to stay in a core's cache, which is several times faster than memory.
+# Number of ID candidates scored at once. They fit into the cache of a core, several times faster than memory.
 ID_CHUNK_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Graded:
-    """Which answer tokens and IDs of a batch are right; ``end`` marks where an end token is due or was written.
+class Grades:
+    """Correctness of each token and ID from the first answer of a batch on; see ``Batch`` for the ``scored`` masks.
 
-    ``token_loss``: what the right token costs there (nats); None of free decoding, where other tokens precede it.
+    ``end`` marks target or predicted end tokens; ``prompt_offset`` is the column of the first token after the prompt.
+    ``token_loss`` is the loss of the right token (nats); None for free decoding, where the preceding tokens differ.
     """
 
-    token_right: Bool[Tensor, "batch answer"]
-    id_right: Bool[Tensor, "batch answer"]
+    token_correct: Bool[Tensor, "batch answer"]
+    id_correct: Bool[Tensor, "batch answer"]
     scored: Bool[Tensor, "batch answer"]
     id_scored: Bool[Tensor, "batch answer"]
     end: Bool[Tensor, "batch answer"]
     prompt_offset: Int[Tensor, " batch"]
     token_loss: Float[Tensor, "batch answer"] | None = None
 
+    @property
+    def token_errors(self) -> Bool[Tensor, "batch answer"]:
+        """Mask of scored tokens that are wrong."""
+        return self.scored & ~self.token_correct
 
-def first_errors(graded: Graded) -> list[tuple[int, int, str]]:
-    """Of each row that is not exact: the row, the column of its first error, and its kind (token, id or end)."""
-    token_wrong = graded.scored & ~graded.token_right
-    wrong = token_wrong | (graded.id_scored & ~graded.id_right)
-    found = []
-    for row in wrong.any(dim=1).nonzero()[:, 0].tolist():
-        column = int(wrong[row].int().argmax())
-        # The token is chosen before its ID.
-        kind = "id" if not token_wrong[row, column] else "end" if graded.end[row, column] else "token"
-        found.append((row, column, kind))
-    return found
+    @property
+    def id_errors(self) -> Bool[Tensor, "batch answer"]:
+        """Mask of scored IDs that are wrong."""
+        return self.id_scored & ~self.id_correct
+
+
+def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
+    """Return the example, the column and the kind (token, id or end) of the first error of each inexact example."""
+    token_errors = grades.token_errors
+    errors = token_errors | grades.id_errors
+    first = []
+    for example in errors.any(dim=1).nonzero()[:, 0].tolist():
+        column = int(errors[example].int().argmax())
+        # A token is predicted before its ID, so a wrong token is the first error of its column.
+        kind = "id" if not token_errors[example, column] else "end" if grades.end[example, column] else "token"
+        first.append((example, column, kind))
+    return first
 
 
 @torch.no_grad()
-def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Graded:
-    """Grade a batch by one of ``DECODES``; both give the same exact matches where one answer is right."""
+def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
+    """Grade a batch with one of ``DECODES``; both give the same exact matches if each prompt has one right answer."""
     batch = batch.to(next(decoder.parameters()).device)
     return (_grade_forced if decode == "forced" else _grade_free)(decoder, batch, end)
 
 
-def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
+def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Grades:
     first = int(batch.prompt_length.min()) - 1
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)
     targets = batch.tokens[:, first + 1 :]
     logits = decoder.token_logits(hidden)
-    written = logits.argmax(dim=-1)
+    predicted = logits.argmax(dim=-1)
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
     scored = batch.token_scored[:, first + 1 :]
     if bool(token_loss[scored].isnan().any()):
-        # The likeliest of these would be token 0, and wrong.
-        raise DivergedError("the decoder predicts what is no number; train it again, or evaluate in float32")
+        # The argmax over NaN would be token 0.
+        raise DivergedError("the decoder predicts NaN; train it again, or evaluate in float32")
     id_scored = batch.id_scored[:, first + 1 :]
-    id_right = torch.ones_like(scored)
+    id_correct = torch.ones_like(scored)
     if decoder.predicts_ids:
         ids = batch.position_ids
         prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
@@ -77,37 +88,37 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Graded:
             strict=True,
         )
         parts = [torch.stack([level.most_likely() for level in decoder.next_ids(*part, prompts)]) for part in chunks]
-        id_right = (torch.cat(parts, dim=2) == ids[:, :, first + 1 :]).all(dim=0)
-    return Graded(
-        token_right=written == targets,
-        id_right=id_right,
+        id_correct = (torch.cat(parts, dim=2) == ids[:, :, first + 1 :]).all(dim=0)
+    return Grades(
+        token_correct=predicted == targets,
+        id_correct=id_correct,
         scored=scored,
         id_scored=id_scored,
-        end=(written == end) | (targets == end),
+        end=(predicted == end) | (targets == end),
         prompt_offset=batch.prompt_length - 1 - first,
         token_loss=token_loss,
     )
 
 
-def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Graded:
-    """Decode row by row of one prompt length; what is not written counts as wrong."""
+def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Grades:
+    """Decode the examples of each prompt length together; a missing token counts as an error."""
     first = int(batch.prompt_length.min()) - 1
     targets, target_ids = batch.tokens[:, first + 1 :], batch.position_ids[:, :, first + 1 :]
-    written = torch.full_like(targets, -1)
-    written_ids = torch.full_like(target_ids, -1)
-    for length in sorted(set(batch.prompt_length.tolist())):
-        rows = batch.prompt_length == length
-        given = batch.position_ids[:, rows, : length if decoder.predicts_ids else None]
-        room = batch.tokens.shape[1] - length
-        out = generate(decoder, batch.tokens[rows, :length], given, end=end, max_new_tokens=room)
-        places = slice(length - first - 1, length - first - 1 + out.tokens.shape[1])
-        written[rows, places] = out.tokens.masked_fill(~out.is_written, -1)
-        written_ids[:, rows, places] = out.position_ids.masked_fill(~out.is_written, -1)
-    return Graded(
-        token_right=written == targets,
-        id_right=(written_ids == target_ids).all(dim=0) | (not decoder.predicts_ids),
+    predicted = torch.full_like(targets, -1)
+    predicted_ids = torch.full_like(target_ids, -1)
+    for prompt_length in sorted(set(batch.prompt_length.tolist())):
+        group = batch.prompt_length == prompt_length
+        prompt_ids = batch.position_ids[:, group, : prompt_length if decoder.predicts_ids else None]
+        max_new_tokens = batch.tokens.shape[1] - prompt_length
+        out = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=max_new_tokens)
+        columns = slice(prompt_length - first - 1, prompt_length - first - 1 + out.tokens.shape[1])
+        predicted[group, columns] = out.tokens.masked_fill(~out.is_written, -1)
+        predicted_ids[:, group, columns] = out.position_ids.masked_fill(~out.is_written, -1)
+    return Grades(
+        token_correct=predicted == targets,
+        id_correct=(predicted_ids == target_ids).all(dim=0) | (not decoder.predicts_ids),
         scored=batch.token_scored[:, first + 1 :],
         id_scored=batch.id_scored[:, first + 1 :],
-        end=(written == end) | (targets == end),
+        end=(predicted == end) | (targets == end),
         prompt_offset=batch.prompt_length - 1 - first,
     )

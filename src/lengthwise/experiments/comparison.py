@@ -22,7 +22,7 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.interruption import catch_interrupts
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.evaluator import HELD_OUT, check_row, evaluator_of, seen_lengths
+from lengthwise.evaluation.evaluator import HELD_OUT, check_row, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import compares_distances
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
@@ -182,7 +182,7 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
     for experiment in experiments.values():
         prepare_training(experiment)
         check_evaluation(experiment, experiment.evaluation)
-    if len({evaluator_of(experiment.task).by_loss for experiment in experiments.values()}) > 1:
+    if len({select_evaluator(experiment.task).uses_loss for experiment in experiments.values()}) > 1:
         raise SettingError(
             "tasks graded by loss and tasks graded by exact match have no common scale; compare them separately"
         )
@@ -273,7 +273,7 @@ def _saved_result(job: _Job) -> _Result | None:
     rows = read_sealed(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
-            check_row(row, evaluator_of(job.experiment.task))
+            check_row(row, select_evaluator(job.experiment.task))
     except SettingError as error:
         raise RunFolderError(
             f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete it to measure again"
@@ -282,7 +282,7 @@ def _saved_result(job: _Job) -> _Result | None:
 
 
 def _overlap(rows: list[dict[str, Any]]) -> list[str]:
-    lengths = seen_lengths(rows)
+    lengths = overlapping_lengths(rows)
     text = f"some or all records of length {lengths} were in the training data; {HELD_OUT} and evaluate each run"
     return [text] if lengths else []
 

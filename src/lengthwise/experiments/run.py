@@ -16,7 +16,7 @@ from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
-from lengthwise.evaluation.evaluator import HELD_OUT, Results, evaluator_of, seen_lengths
+from lengthwise.evaluation.evaluator import HELD_OUT, Results, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
@@ -120,18 +120,18 @@ def _train(
     decoder = prepared.decoder.to(device)
     trainer = Trainer(decoder, prepared.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
-    threshold, by_loss = experiment.training.fit_threshold, evaluator_of(experiment.task).by_loss
+    threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     if not trainer.run(
         report=report,
         stop=stop,
         is_fit=lambda: fit(experiment, decoder).exact_match >= threshold,
-        exact_match=None if by_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
+        exact_match=None if uses_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
     ):
         return None
     progress = trainer.progress
     facts = {
         "steps": progress.step,
-        "fitted": None if by_loss else fit(experiment, decoder).exact_match,
+        "fitted": None if uses_loss else fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
         "train_s": round(progress.train_s, 3),
@@ -198,7 +198,7 @@ def evaluate(
     for row in iter_result_rows(run, settings, report=report):
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
-    if overlap := seen_lengths(rows):
+    if overlap := overlapping_lengths(rows):
         warnings.warn(
             f"some or all records of length {overlap} were in the training data; {HELD_OUT}",
             TrainingOverlapWarning,
@@ -221,7 +221,7 @@ def _results(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
 ) -> Results:
     distance = run.facts["trained_distance"]
-    measure = evaluator_of(task).measure
+    measure = select_evaluator(task).measure
     return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=distance, report=report)
 
 

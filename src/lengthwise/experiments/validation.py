@@ -15,7 +15,7 @@ from torch import Tensor
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Encoding
-from lengthwise.evaluation.evaluator import check_measurable, evaluator_of
+from lengthwise.evaluation.evaluator import check_evaluation_settings, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
@@ -64,7 +64,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
     """Raise an error for lengths and variants that cannot be evaluated."""
     for task in select_variants(experiment.task, settings).values():
-        check_measurable(task, experiment.scheme, experiment.encoding, settings)
+        check_evaluation_settings(task, experiment.scheme, experiment.encoding, settings)
 
 
 def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
@@ -89,7 +89,7 @@ def check_settings(experiment: Experiment) -> None:
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):
         raise SettingError(f"stage_loss needs a task with stages, and {task.name} has none; leave it out")
-    if training.fit_every is not None and evaluator_of(task).by_loss:
+    if training.fit_every is not None and select_evaluator(task).uses_loss:
         raise SettingError(f"fit_every needs exact match, and {task.name} is graded by loss; leave it out")
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(

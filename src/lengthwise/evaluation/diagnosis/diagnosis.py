@@ -11,7 +11,7 @@ from lengthwise.evaluation.diagnosis.failures import Answers, Failures, Tested, 
 from lengthwise.evaluation.diagnosis.interventions import ask_again, reader_of
 from lengthwise.evaluation.diagnosis.range_shift import Shown, compare_with_training
 from lengthwise.evaluation.diagnosis.support_mass import mass_at_errors, mass_at_length
-from lengthwise.evaluation.exact_match import num_tested
+from lengthwise.evaluation.exact_match import count_examples
 from lengthwise.evaluation.forecast.assumptions import REACHED
 from lengthwise.evaluation.forecast.probed_model import Subject
 from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
@@ -81,7 +81,7 @@ def diagnose(subject: Subject, length: int, *, num_examples: int = EXAMPLES) -> 
     by_length, tested = [], Tested(failed=[], right=[])
     for each in lengths:
         tested = find_failures(subject, each, num_examples)
-        asked = num_tested(subject.task, each, num_examples)
+        asked = count_examples(subject.task, each, num_examples)
         exact = asked - sum(len(part.kind) for part in tested.failed)
         low, high = wilson_interval(exact, asked)
         of_heads = tuple(float(mass[each][head]) for head in heads)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Int
 
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.exact_match import check_range, drawn
+from lengthwise.evaluation.exact_match import check_id_range, iter_examples
 from lengthwise.evaluation.forecast.probed_model import Subject
-from lengthwise.evaluation.grading import Graded, first_errors, grade
+from lengthwise.evaluation.grading import Grades, first_errors, grade
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch
@@ -78,8 +78,8 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
     subject.decoder.eval()
     end, rng = subject.task.vocabulary.index("end"), stream(subject.seed, "diagnosis right answers", length)
     found = Tested(failed=[], right=[])
-    for examples, batch in drawn(subject.task, subject.scheme, length, num_examples, subject.seed):
-        check_range(subject.decoder.check_ids.num_position_ids, batch, length)
+    for examples, batch in iter_examples(subject.task, subject.scheme, length, num_examples, subject.seed):
+        check_id_range(subject.decoder.check_ids.num_position_ids, batch, length)
         graded = grade(subject.decoder, batch, end=end, decode="forced")
         found.right.append(_right_answers(examples, batch, graded, rng))
         errors = first_errors(graded)
@@ -88,8 +88,8 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
         rows, columns = (np.array([error[part] for error in errors]) for part in range(2))
         answer = columns - graded.prompt_offset.numpy()[rows] + examples.prompt_length[rows]
         late = examples.tokens[rows, answer] == end
-        tokens_right = (graded.token_right | ~graded.scored).all(dim=1).numpy()[rows]
-        ids_right = (graded.id_right | ~graded.id_scored).all(dim=1).numpy()[rows]
+        tokens_right = (graded.token_correct | ~graded.scored).all(dim=1).numpy()[rows]
+        ids_right = (graded.id_correct | ~graded.id_scored).all(dim=1).numpy()[rows]
         found.failed.append(
             Failed(
                 first=Answers(examples=examples.select(rows), batch=batch.select(rows), answer=answer),
@@ -101,9 +101,9 @@ def find_failures(subject: Subject, length: int, num_examples: int) -> Tested:
     return found
 
 
-def _right_answers(examples: Examples, batch: Batch, graded: Graded, rng: np.random.Generator) -> Answers:
+def _right_answers(examples: Examples, batch: Batch, graded: Grades, rng: np.random.Generator) -> Answers:
     """One right answer of each example that has any, uniformly among those that are not the end token."""
-    right = (graded.scored & graded.token_right & (graded.id_right | ~graded.id_scored) & ~graded.end).numpy()
+    right = (graded.scored & graded.token_correct & (graded.id_correct | ~graded.id_scored) & ~graded.end).numpy()
     rows = np.flatnonzero(right.any(axis=1))
     columns = (rng.random(right.shape) * right).argmax(axis=1)
     answer = (columns - graded.prompt_offset.numpy() + examples.prompt_length)[rows]
@@ -138,7 +138,7 @@ def _spoiled(subject: Subject, failed: list[Failed]) -> float | None:
         rows = np.flatnonzero(np.array(each.kind) == "id")[:room]
         if len(rows):
             graded = grade(subject.decoder, each.first.batch.select(rows), end=end, decode="free")
-            spoiled += (graded.scored & ~graded.token_right).any(dim=1).tolist()
+            spoiled += (graded.scored & ~graded.token_correct).any(dim=1).tolist()
             room -= len(rows)
     return float(np.mean(spoiled)) if spoiled else None
 

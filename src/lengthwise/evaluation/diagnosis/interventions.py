@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.diagnosis.failures import Answers
-from lengthwise.evaluation.exact_match import drawn
+from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.probed_model import Subject
 from lengthwise.evaluation.forecast.sparse_queries import DRAWS, Questions, ask, needed_tokens, random_answers
 from lengthwise.evaluation.forecast.subsampling import Thinned, crowd, thin
@@ -72,7 +72,7 @@ class Reader:
         subject, kept = self.subject, []
         rng = stream(subject.seed, "diagnosis home", subject.longest)
         end = subject.task.vocabulary.index("end")
-        for examples, batch in drawn(subject.task, subject.scheme, subject.longest, TRIED, subject.seed):
+        for examples, batch in iter_examples(subject.task, subject.scheme, subject.longest, TRIED, subject.seed):
             answer = random_answers(batch, end, rng)
             questions = Questions(batch=batch, answer=answer, needed=needed_tokens(subject.task, examples, answer))
             whole = subject.ask(questions, crowd(questions.needed, answer - 1, 1.0)).right
@@ -140,7 +140,7 @@ def units_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
 
 def reader_of(subject: Subject) -> Reader:
     """The room and the IDs of the longest trained length."""
-    examples, batch = next(drawn(subject.task, subject.scheme, subject.longest, TRIED, subject.seed))
+    examples, batch = next(iter_examples(subject.task, subject.scheme, subject.longest, TRIED, subject.seed))
     ids = batch.position_ids.numpy()
     return Reader(
         subject=subject,

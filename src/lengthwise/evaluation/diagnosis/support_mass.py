@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.diagnosis.failures import Answers
-from lengthwise.evaluation.exact_match import drawn
+from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.probed_model import Subject
 from lengthwise.evaluation.forecast.sparse_queries import random_answers
 from lengthwise.model.attention_scores import AttentionHooks
@@ -52,7 +52,7 @@ def mass_at_length(subject: Subject, length: int) -> Float[np.ndarray, "layers h
     rng = stream(subject.seed, "diagnosis attention", length)
     end = subject.task.vocabulary.index("end")
     found = []
-    for examples, batch in drawn(subject.task, subject.scheme, length, LOOKED_AT, subject.seed):
+    for examples, batch in iter_examples(subject.task, subject.scheme, length, LOOKED_AT, subject.seed):
         if examples.support is not None:
             found.append(support_mass(subject.decoder, batch, random_answers(batch, end, rng), examples.support))
     return _mean(subject, found)

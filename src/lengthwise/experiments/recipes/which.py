@@ -68,7 +68,7 @@ def _cells(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experi
         evaluation=EvaluationSettings(
             lengths=tuple(factor * longest for factor in FACTORS),
             num_examples=(128, 128, 128, 64, 4),
-            until_none=True,
+            stop_at_zero=True,
         ),
     )
     seq = task.sample(length=longest, size=1, rng=stream(0, "tokens of the longest example")).tokens.shape[1]

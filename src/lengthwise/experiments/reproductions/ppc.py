@@ -6,9 +6,9 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Learned
-from lengthwise.evaluation.exact_match import EvaluationSettings, drawn
+from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.forecast.subsampling import thin
-from lengthwise.evaluation.grading import Graded, first_errors, grade
+from lengthwise.evaluation.grading import Grades, first_errors, grade
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
@@ -26,7 +26,7 @@ NUM_ANSWERS, NUM_TOKENS = 64, 16
 
 
 def _experiments() -> dict[str, Experiment]:
-    evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), until_none=True)
+    evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), stop_at_zero=True)
     experiments = _ablations("parity", replace(recipe("parity"), evaluation=evaluation))
     base = experiments["parity, pointer"]
     scheme = base.scheme
@@ -41,7 +41,7 @@ def _experiments() -> dict[str, Experiment]:
     last_bit = replace(base, task=Parity(coupling="same"))
     experiments["parity, ID of the last bit"] = last_bit
     experiments["parity, ID of the last bit, no gaps"] = replace(last_bit, scheme=replace(scheme, max_gaps=0))
-    evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), until_none=True)
+    evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), stop_at_zero=True)
     variables = replace(recipe("variable_assignment"), evaluation=evaluation)
     experiments |= _ablations("variables", variables)
     experiments["variables, class, learned IDs"] = _with_classes(variables)
@@ -85,7 +85,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
     end, counts = experiment.task.vocabulary.index("end"), _DecodingCounts()
-    for _, batch in drawn(experiment.task, experiment.scheme, length, NUM_DECODED, 0):
+    for _, batch in iter_examples(experiment.task, experiment.scheme, length, NUM_DECODED, 0):
         counts.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
     return {"length": length, **counts.fractions(), **_few_token_answers(run, length)}
 
@@ -120,7 +120,7 @@ class _DecodingCounts:
     forced_later: int = 0
     free_later: int = 0
 
-    def add(self, forced: Graded, free: Graded) -> None:
+    def add(self, forced: Grades, free: Grades) -> None:
         """Add a batch; tokens after the first error of each failed example count as later tokens."""
         errors, free_errors = (
             {example: token for example, token, _ in first_errors(graded)} for graded in (forced, free)
@@ -132,8 +132,8 @@ class _DecodingCounts:
         for example, token in errors.items():
             scored = forced.scored[example, token + 1 :]
             self.later += int(scored.sum())
-            self.forced_later += int(forced.token_right[example, token + 1 :][scored].sum())
-            self.free_later += int(free.token_right[example, token + 1 :][scored].sum())
+            self.forced_later += int(forced.token_correct[example, token + 1 :][scored].sum())
+            self.free_later += int(free.token_correct[example, token + 1 :][scored].sum())
 
     def fractions(self) -> dict[str, float | None]:
         """Return fractions of all examples, and of the tokens after first errors (None if there are no such tokens)."""

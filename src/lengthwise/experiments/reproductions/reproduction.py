@@ -159,7 +159,7 @@ def _limited(experiment: Experiment, size: Size) -> Experiment:
     if size.max_steps is not None and training.steps > size.max_steps:
         training = replace(training, steps=size.max_steps)
     if size.max_length is not None:
-        pairs = [(length, tests.examples_at(place)) for place, length in enumerate(tests.lengths)]
+        pairs = [(length, tests.num_examples_at(place)) for place, length in enumerate(tests.lengths)]
         lengths, numbers = zip(*(pair for pair in pairs if pair[0] <= size.max_length), strict=True)
         tests = replace(tests, lengths=lengths, num_examples=numbers)
     return replace(experiment, training=training, evaluation=tests)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.tables_and_figures import FITTED, Rows, save_figure
+from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
@@ -33,9 +33,9 @@ MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
 def _experiments() -> dict[str, Experiment]:
     parity = EvaluationSettings(
-        lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), until_none=True
+        lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), stop_at_zero=True
     )
-    chains = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), until_none=True)
+    chains = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
     bits = EvaluationSettings(
         lengths=(50, 100, 200, 500), num_examples=(512,), variants=tuple(f"flagged-{number}" for number in (1, 2, 4, 6))
     )
@@ -76,7 +76,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     return {
         "weights": weights,
         "flops": 6 * weights * tokens,
-        "fits": run.facts["fitted"] >= FITTED,
+        "fits": run.facts["fitted"] >= FIT_THRESHOLD,
         "reached": max(reached, default=0) / last,
     }
 

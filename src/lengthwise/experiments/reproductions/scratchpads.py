@@ -17,7 +17,7 @@ DEPTH = 4
 
 def _parity() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
-        lengths=(20, 40, 200, 2000, 20_000), num_examples=(512, 512, 512, 64, 4), until_none=True
+        lengths=(20, 40, 200, 2000, 20_000), num_examples=(512, 512, 512, 64, 4), stop_at_zero=True
     )
     return with_baselines(replace(recipe("parity"), evaluation=evaluation))
 
@@ -27,7 +27,7 @@ def _variable_assignment() -> dict[str, Experiment]:
         lengths=(16, 32, 160, 1600),
         num_examples=(512, 512, 512, 64),
         variants=("a quarter", "half", "all"),
-        until_none=True,
+        stop_at_zero=True,
     )
     # An assignment has three tokens; following one adds a token.
     experiments = with_baselines(

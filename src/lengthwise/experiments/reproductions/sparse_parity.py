@@ -8,7 +8,7 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Rotary
-from lengthwise.evaluation.tables_and_figures import FITTED, Rows, label_of, pooled, save_figure
+from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, label_of, pool_seeds, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproductions.excess_risk import Cell, Factor, growth
@@ -84,9 +84,9 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
 def _heat_map(rows: Rows, length: int, longest: int) -> Table:
     body = []
     for label in _labels(rows):
-        fits = {row["seed"]: row["fitted"] >= FITTED for row in rows if label_of(row) == label}
+        fits = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
         cells = [_cell(rows, label, length, {number}) for number in _test_bits(rows)]
-        exact = [f"{pooled(cell)[0]:.3f}" if cell else "-" for cell in cells]
+        exact = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
         body.append([label, f"{sum(fits.values())} of {len(fits)}", *exact])
     title = f"exact match at length {length:,}, by number of flagged bits; training length up to {longest}"
     return title, ["row", "seeds that fit", *map(str, _test_bits(rows))], body
@@ -106,7 +106,7 @@ def _excess(rows: Rows, near: int, far: int) -> Table:
             for row in trained_rows
             if row["length"] == far and row["answer_loss"] is not None
         ]
-        fit = [pair for pair in pairs if pair[0]["exact_match"] >= FITTED and pair[0]["fitted"] >= FITTED]
+        fit = [pair for pair in pairs if pair[0]["exact_match"] >= FIT_THRESHOLD and pair[0]["fitted"] >= FIT_THRESHOLD]
         cells = [
             Cell(
                 seed=near_row["seed"],
@@ -164,9 +164,9 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
     numbers = {number for number in _test_bits(rows) if number <= MOST[label]}
     cells = {length: cell for length in _lengths(rows) if (cell := _cell(rows, label, length, numbers))}
     color = COLORS[TRAIN_BITS.index(MOST[label])]
-    axes.plot(list(cells), [pooled(cell)[0] for cell in cells.values()], "-o", color=color, label=str(MOST[label]))
+    axes.plot(list(cells), [pool_seeds(cell)[0] for cell in cells.values()], "-o", color=color, label=str(MOST[label]))
     by_seed = [
-        [pooled([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
+        [pool_seeds([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
         for cell in cells.values()
     ]
     axes.fill_between(list(cells), list(map(min, by_seed)), list(map(max, by_seed)), color=color, alpha=0.15)
@@ -175,7 +175,7 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
 def _draw_heat(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
     columns = _test_bits([row for row in rows if label_of(row) in labels])
     squares = [
-        [pooled(cell)[0] if (cell := _cell(rows, label, length, {number})) else nan for number in columns]
+        [pool_seeds(cell)[0] if (cell := _cell(rows, label, length, {number})) else nan for number in columns]
         for label in labels
     ]
     image = axes.imshow(squares, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
