@@ -1,4 +1,4 @@
-"""Additive encodings against other libraries, and against the papers' formulas one pair at a time."""
+"""Parity of additive encodings with other libraries, and with the papers' formulas for one pair at a time."""
 
 import math
 import warnings
@@ -30,7 +30,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 
 with warnings.catch_warnings():
-    # It compiles a function with torch.jit when it is imported.
+    # The import compiles a function with torch.jit.
     warnings.simplefilter("ignore", DeprecationWarning)
     from x_transformers.x_transformers import AlibiPositionalBias, RelativePositionBias, ScaledSinusoidalEmbedding
 
@@ -39,7 +39,7 @@ SIZE = EncodingSize(d_model=16, num_heads=HEADS, d_head=4)
 LEARNED_BIASES = ("kerple_log", "kerple_power", "t5", "fire")
 BIASES = ("alibi", "hard_alibi", *LEARNED_BIASES)
 
-# Repeating and falling IDs, with keys above the query; IDs so far apart that no table holds their distances; real IDs.
+# Kinds of IDs: small IDs that repeat and fall, IDs too far apart for a table of distances, and real IDs.
 IDS = {
     "coupled": lambda rng: rng.integers(0, 40, size=(2, 30)),
     "beyond": lambda rng: rng.integers(0, 2_000, size=(2, 50)),
@@ -49,43 +49,45 @@ IDS = {
 over_ids = pytest.mark.parametrize("kind", IDS)
 
 
-def given(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """IDs of queries, which are the last of the keys, and of all keys."""
+def sample_ids(kind: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the IDs of queries, which belong to the last keys, and of all keys."""
     key_ids = IDS[kind](rng)
     return key_ids[:, -6:], key_ids
 
 
-def biased(module: Encoding, query_ids: np.ndarray, key_ids: np.ndarray) -> np.ndarray:
-    """The bias of a module in the shape (batch, heads, query, key)."""
+def bias_of(module: Encoding, query_ids: np.ndarray, key_ids: np.ndarray) -> np.ndarray:
+    """Return the bias of a module with shape (batch, heads, query, key)."""
     with torch.no_grad():
         bias = module.bias(torch.from_numpy(query_ids), torch.from_numpy(key_ids)).numpy()
     return np.broadcast_to(bias, (len(key_ids), HEADS, query_ids.shape[1], key_ids.shape[1]))
 
 
 def pair_by_pair(formula, query_ids: np.ndarray, key_ids: np.ndarray) -> np.ndarray:
-    """``formula(head, own ID, other ID)`` for every pair."""
+    """Return ``formula(head, query ID, key ID)`` for every pair of query and key."""
     shape = len(key_ids), HEADS, query_ids.shape[1], key_ids.shape[1]
     expected = np.zeros(shape)
-    for row, head, query, key in np.ndindex(*shape):
-        expected[row, head, query, key] = formula(head, query_ids[row, query].item(), key_ids[row, key].item())
+    for sequence, head, query, key in np.ndindex(*shape):
+        expected[sequence, head, query, key] = formula(
+            head, query_ids[sequence, query].item(), key_ids[sequence, key].item()
+        )
     return expected
 
 
 def randomized(settings) -> Encoding:
-    """A module with no parameter at its starting value."""
+    """Return a module whose parameters all differ from their initial values."""
     module = settings.build(SIZE)
     randomize(module)
     return module
 
 
-def numbers(parameter: torch.Tensor) -> np.ndarray:
+def to_numpy(parameter: torch.Tensor) -> np.ndarray:
     return parameter.detach().double().numpy()
 
 
 @pytest.mark.parametrize("queries", [1, 5, 300])
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 64), (7, 20), (2, 5)])
 @torch.no_grad()
-def test_t5_biases_of_earlier_keys_are_those_of_transformers(num_buckets, max_distance, queries):
+def test_t5_biases_of_earlier_keys_equal_those_of_transformers(num_buckets, max_distance, queries):
     config = T5Config(
         d_model=16,
         num_heads=HEADS,
@@ -104,7 +106,7 @@ def test_t5_biases_of_earlier_keys_are_those_of_transformers(num_buckets, max_di
 
 
 @torch.no_grad()
-def test_t5_biases_of_earlier_keys_are_those_of_x_transformers():
+def test_t5_biases_of_earlier_keys_equal_those_of_x_transformers():
     theirs = RelativePositionBias(scale=1.0, causal=True, heads=HEADS)
     module = randomized(T5Bias())
     theirs.relative_attention_bias.weight.copy_(module.weights[:, :32].T)
@@ -114,7 +116,7 @@ def test_t5_biases_of_earlier_keys_are_those_of_x_transformers():
 
 
 @pytest.mark.parametrize("kind", ["coupled", "beyond", "far"])
-def test_t5_buckets_are_one_per_near_distance_then_log_spaced_on_each_side(kind, rng):
+def test_t5_buckets_have_one_small_distance_each_and_then_grow_logarithmically(kind, rng):
     module = randomized(T5Bias(num_buckets=10, max_distance=70))
     weights = module.weights.detach().numpy()
     assert weights.shape == (HEADS, 19)
@@ -124,17 +126,17 @@ def test_t5_buckets_are_one_per_near_distance_then_log_spaced_on_each_side(kind,
         bucket = apart if apart < 5 else min(9, 5 + math.floor(5 * math.log(apart / 5) / math.log(70 / 5)))
         return weights[head, bucket if own >= other else 9 + bucket]
 
-    query_ids, key_ids = given(kind, rng)
-    assert np.array_equal(biased(module, query_ids, key_ids), pair_by_pair(value, query_ids, key_ids))
+    query_ids, key_ids = sample_ids(kind, rng)
+    assert np.array_equal(bias_of(module, query_ids, key_ids), pair_by_pair(value, query_ids, key_ids))
 
 
 @pytest.mark.parametrize("num_heads", [1, 3, 4, 12])
-def test_alibi_gives_the_attention_weights_of_bloom(num_heads):
+def test_alibi_attention_weights_equal_those_of_bloom(num_heads):
     size = EncodingSize(d_model=4 * num_heads, num_heads=num_heads, d_head=4)
     ids = torch.arange(20)[None]
     scores = torch.randn(1, num_heads, 20, 20)
     future = torch.ones(20, 20, dtype=torch.bool).triu(1)
-    # Bloom adds slope times key index: the same but for a constant per query, which a softmax does not see.
+    # Bloom adds slope times key index: a constant per query differs, to which the softmax is invariant.
     theirs = build_alibi_tensor(torch.ones(1, 20, dtype=torch.long), num_heads, torch.float32)[None]
     ours = ALiBi().build(size).bias(ids, ids)
     weights = [(scores + bias).masked_fill(future, -math.inf).softmax(dim=-1) for bias in (ours, theirs)]
@@ -142,27 +144,27 @@ def test_alibi_gives_the_attention_weights_of_bloom(num_heads):
 
 
 @over_ids
-def test_alibi_biases_are_those_of_x_transformers_for_ids_of_every_kind(kind, rng):
-    query_ids, key_ids = given(kind, rng)
+def test_alibi_biases_equal_those_of_x_transformers_for_every_kind_of_ids(kind, rng):
+    query_ids, key_ids = sample_ids(kind, rng)
     theirs = AlibiPositionalBias(HEADS).forward_custom_pos(torch.from_numpy(query_ids), torch.from_numpy(key_ids))
-    bias = biased(ALiBi().build(SIZE), query_ids, key_ids)
+    bias = bias_of(ALiBi().build(SIZE), query_ids, key_ids)
     np.testing.assert_allclose(bias, theirs.numpy(), rtol=1e-6)
 
 
 @over_ids
 @pytest.mark.parametrize("num_masked_heads", [None, 1, 3, 4])
-def test_hard_alibi_hides_from_head_h_what_is_h_plus_1_ids_away_or_more(num_masked_heads, kind, rng):
+def test_hard_alibi_hides_keys_at_least_h_plus_1_ids_away_from_head_h(num_masked_heads, kind, rng):
     module = HardALiBi(num_masked_heads=num_masked_heads).build(SIZE)
     masked = HEADS // 2 if num_masked_heads is None else num_masked_heads
 
     def value(head: int, own: float, other: float) -> float:
         return -math.inf if head < masked and abs(own - other) >= head + 1 else 0.0
 
-    query_ids, key_ids = given(kind, rng)
-    assert np.array_equal(biased(module, query_ids, key_ids), pair_by_pair(value, query_ids, key_ids))
+    query_ids, key_ids = sample_ids(kind, rng)
+    assert np.array_equal(bias_of(module, query_ids, key_ids), pair_by_pair(value, query_ids, key_ids))
 
 
-def with_numbers_beyond_their_bounds(settings) -> Encoding:
+def with_parameters_beyond_bounds(settings) -> Encoding:
     module = settings.build(SIZE)
     with torch.no_grad():
         module.r1.copy_(torch.tensor([0.7, 1.6, -0.2, 0.4]))
@@ -171,46 +173,46 @@ def with_numbers_beyond_their_bounds(settings) -> Encoding:
 
 
 @over_ids
-def test_kerple_log_biases_are_the_papers_logarithmic_kernel(kind, rng):
-    module = with_numbers_beyond_their_bounds(KERPLELog())
-    r1, r2 = numbers(module.r1), numbers(module.r2)
+def test_kerple_log_biases_equal_the_papers_logarithmic_kernel(kind, rng):
+    module = with_parameters_beyond_bounds(KERPLELog())
+    r1, r2 = to_numpy(module.r1), to_numpy(module.r2)
 
     def value(head: int, own: float, other: float) -> float:
         return -max(r1[head], 0.01) * math.log(1 + max(r2[head], 0.01) * abs(own - other))
 
-    query_ids, key_ids = given(kind, rng)
+    query_ids, key_ids = sample_ids(kind, rng)
     expected = pair_by_pair(value, query_ids, key_ids)
-    np.testing.assert_allclose(biased(module, query_ids, key_ids), expected, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(bias_of(module, query_ids, key_ids), expected, rtol=2e-6, atol=1e-6)
 
 
 @over_ids
-def test_kerple_power_biases_are_the_papers_power_kernel(kind, rng):
-    module = with_numbers_beyond_their_bounds(KERPLEPower())
-    r1, r2 = numbers(module.r1), numbers(module.r2)
+def test_kerple_power_biases_equal_the_papers_power_kernel(kind, rng):
+    module = with_parameters_beyond_bounds(KERPLEPower())
+    r1, r2 = to_numpy(module.r1), to_numpy(module.r2)
 
     def value(head: int, own: float, other: float) -> float:
         return -max(r1[head], 0.01) * abs(own - other) ** min(max(r2[head], 0.01), 2)
 
-    query_ids, key_ids = given(kind, rng)
+    query_ids, key_ids = sample_ids(kind, rng)
     expected = pair_by_pair(value, query_ids, key_ids)
-    np.testing.assert_allclose(biased(module, query_ids, key_ids), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(bias_of(module, query_ids, key_ids), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("settings", "ranges"), [(KERPLELog(), (2, 1)), (KERPLEPower(), (1, 2))])
 def test_kerple_parameters_start_uniform_in_the_ranges_of_the_papers_code(settings, ranges):
     module = settings.build(EncodingSize(d_model=2_000, num_heads=2_000, d_head=1))
     for parameter, end in zip((module.r1, module.r2), ranges, strict=True):
-        counts = np.histogram(numbers(parameter), bins=10, range=(0, end))[0]
+        counts = np.histogram(to_numpy(parameter), bins=10, range=(0, end))[0]
         assert counts.sum() == 2_000
         assert counts.min() > 130
 
 
 @pytest.mark.parametrize("uses", [1, 2])
-def test_a_bounded_parameter_is_clamped_and_can_be_learned_back_from_beyond_its_bounds(uses):
+def test_a_clamped_parameter_has_a_gradient_only_towards_its_bounds(uses):
     parameter = clamped_parameter(torch.tensor([-1.0, -1.0, 0.5, 0.5, 3.0, 3.0]), 0.01, 2.0)
     values = [clamp(parameter, 0.01, 2.0) for _ in range(uses)]
     assert values[0].tolist() == pytest.approx([0.01, 0.01, 0.5, 0.5, 2.0, 2.0])
-    # Used twice, one gradient leads outward and one inward: their sum decides.
+    # With two uses, one gradient points outward and one inward; the sum decides.
     upstream = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
     sum((value * upstream * (1 if use == 0 else -3)).sum() for use, value in enumerate(values)).backward()
     expected = {1: [0.0, -1.0, 1.0, -1.0, 1.0, 0.0], 2: [-2.0, 0.0, -2.0, 2.0, 0.0, 2.0]}[uses]
@@ -218,9 +220,9 @@ def test_a_bounded_parameter_is_clamped_and_can_be_learned_back_from_beyond_its_
 
 
 def fire_formula(module: nn.Module, threshold: float):
-    """The paper's bias of one pair, its network one hidden unit at a time."""
+    """Return the paper's bias of one pair, with its network evaluated one hidden unit at a time."""
     c, stretch = abs(module.rate.item()), abs(module.stretch.item())
-    (w1, b1), (w2, b2) = ((numbers(layer.weight), numbers(layer.bias)) for layer in (module.widen, module.narrow))
+    (w1, b1), (w2, b2) = ((to_numpy(layer.weight), to_numpy(layer.bias)) for layer in (module.widen, module.narrow))
 
     def value(head: int, own: float, other: float) -> float:
         apart = own - other
@@ -234,33 +236,33 @@ def fire_formula(module: nn.Module, threshold: float):
 
 @over_ids
 @pytest.mark.parametrize("threshold", [512.0, 20.0, 3.0])
-def test_fire_biases_are_the_papers_network_of_the_papers_share(threshold, kind, rng):
+def test_fire_biases_equal_the_papers_network_of_the_relative_distance(threshold, kind, rng):
     module = randomized(FIRE(threshold=threshold))
-    query_ids, key_ids = given(kind, rng)
+    query_ids, key_ids = sample_ids(kind, rng)
     expected = pair_by_pair(fire_formula(module, threshold), query_ids, key_ids)
-    np.testing.assert_allclose(biased(module, query_ids, key_ids), expected, atol=2e-6)
+    np.testing.assert_allclose(bias_of(module, query_ids, key_ids), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("weight", [0.0, 1e-30])
 @pytest.mark.parametrize("bias", [0.5, -0.5, 0.0])
 @pytest.mark.parametrize("count", [1, 3])
-def test_fire_hidden_units_may_ignore_their_input(count, bias, weight, rng):
+def test_fire_supports_hidden_units_with_zero_weights(count, bias, weight, rng):
     module = randomized(FIRE())
     with torch.no_grad():
-        # All other units have their kinks among the shares that occur.
+        # All other units have their kinks within the range of inputs.
         module.widen.bias.copy_(-module.widen.weight[:, 0] * torch.rand(32))
         module.widen.weight[:count] = weight
         module.widen.bias[:count] = bias
-    query_ids, key_ids = given("beyond", rng)
+    query_ids, key_ids = sample_ids("beyond", rng)
     expected = pair_by_pair(fire_formula(module, 512.0), query_ids[:, :2], key_ids)
-    np.testing.assert_allclose(biased(module, query_ids[:, :2], key_ids), expected, atol=2e-6)
+    np.testing.assert_allclose(bias_of(module, query_ids[:, :2], key_ids), expected, atol=2e-6)
 
 
 @over_ids
 @pytest.mark.parametrize("threshold", [512.0, 20.0])
-def test_fire_gradients_are_those_of_the_network_written_out(threshold, kind, rng):
+def test_fire_gradients_equal_those_of_the_explicit_network(threshold, kind, rng):
     module = randomized(FIRE(threshold=threshold))
-    query_ids, key_ids = (torch.from_numpy(ids) for ids in given(kind, rng))
+    query_ids, key_ids = (torch.from_numpy(ids) for ids in sample_ids(kind, rng))
     upstream = torch.randn(2, HEADS, query_ids.shape[1], key_ids.shape[1])
     module.bias(query_ids, key_ids).backward(upstream)
     gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
@@ -277,15 +279,15 @@ def test_fire_gradients_are_those_of_the_network_written_out(threshold, kind, rn
 
 @pytest.mark.parametrize("name", [name for name in BIASES if ENCODINGS[name].real_valued])
 @pytest.mark.parametrize("largest", [30, 1_000_000])
-def test_biases_of_real_ids_continue_those_of_whole_ones(largest, name, rng):
+def test_biases_of_whole_ids_are_the_same_as_real_numbers(largest, name, rng):
     ids = rng.integers(0, largest + 1, size=(3, 40))
     module = randomized(ENCODINGS[name]())
-    whole = biased(module, ids[:, -9:], ids)
-    np.testing.assert_allclose(biased(module, ids[:, -9:].astype(float), ids.astype(float)), whole, rtol=1e-5)
+    whole = bias_of(module, ids[:, -9:], ids)
+    np.testing.assert_allclose(bias_of(module, ids[:, -9:].astype(float), ids.astype(float)), whole, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in LEARNED_BIASES if ENCODINGS[name].real_valued])
-def test_gradients_of_biases_that_are_looked_up_are_those_of_biases_worked_out_one_by_one(name, rng):
+def test_gradients_of_tabulated_biases_equal_those_of_directly_computed_biases(name, rng):
     ids = torch.from_numpy(rng.integers(0, 31, size=(3, 40)))
     module, gradients = randomized(ENCODINGS[name]()), []
     upstream = torch.randn(3, HEADS, 9, 40)
@@ -298,19 +300,19 @@ def test_gradients_of_biases_that_are_looked_up_are_those_of_biases_worked_out_o
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_a_bias_of_no_sequence_is_empty(name):
+def test_the_bias_of_an_empty_batch_is_empty(name):
     ids = torch.zeros(0, 5, dtype=torch.long)
     assert ENCODINGS[name]().build(SIZE).bias(ids[:, -3:], ids).shape == (0, HEADS, 3, 5)
 
 
 @pytest.mark.parametrize("name", BIASES)
 @pytest.mark.parametrize("kind", ["coupled", "far"])
-def test_a_bias_under_autocast_has_the_precision_of_one_without(kind, name, rng):
+def test_autocast_does_not_reduce_the_precision_of_a_bias(kind, name, rng):
     module = randomized(ENCODINGS[name]())
-    query_ids, key_ids = given(kind, rng)
-    expected = biased(module, query_ids, key_ids)
+    query_ids, key_ids = sample_ids(kind, rng)
+    expected = bias_of(module, query_ids, key_ids)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        bias = biased(module, query_ids, key_ids)
+        bias = bias_of(module, query_ids, key_ids)
     np.testing.assert_allclose(bias, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -329,34 +331,34 @@ def test_every_parameter_of_a_bias_gets_a_finite_gradient(bf16, largest, seq, na
     loss.backward()
     for parameter in decoder.encoding.parameters():
         assert parameter.grad.isfinite().all()
-        # FIRE's L is read by queries within it alone.
+        # Only queries with IDs up to FIRE's L read L.
         assert parameter.grad.abs().max() > 0 or (name, largest) == ("fire", 1_000_000)
 
 
 @pytest.mark.parametrize("d_model", [16, 7])
 @pytest.mark.parametrize("kind", ["coupled", "far", "real"])
-def test_sinusoidal_components_alternate_sines_and_cosines_of_the_id(kind, d_model, rng):
+def test_sinusoidal_components_alternate_between_sines_and_cosines_of_the_id(kind, d_model, rng):
     position_ids = IDS[kind](rng)
     x = rng.standard_normal((*position_ids.shape, d_model)).astype(np.float32)
     module = Sinusoidal().build(EncodingSize(d_model=d_model, num_heads=1, d_head=d_model))
     embedded = module.embed(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
     expected = x.astype(float)
-    for row, t, component in np.ndindex(*x.shape):
+    for sequence, t, component in np.ndindex(*x.shape):
         wave = math.cos if component % 2 else math.sin
-        angle = position_ids[row, t].item() / 10_000 ** ((component - component % 2) / d_model)
-        expected[row, t, component] += wave(angle) / math.sqrt(d_model)
+        angle = position_ids[sequence, t].item() / 10_000 ** ((component - component % 2) / d_model)
+        expected[sequence, t, component] += wave(angle) / math.sqrt(d_model)
     np.testing.assert_allclose(embedded, expected, atol=1e-6)
 
 
 @torch.no_grad()
-def test_sinusoidal_vectors_are_those_of_x_transformers_in_another_order():
+def test_sinusoidal_vectors_equal_reordered_ones_of_x_transformers():
     theirs = ScaledSinusoidalEmbedding(16)(torch.zeros(1, 50, 16))
     vectors = Sinusoidal().build(SIZE).embed(torch.zeros(1, 50, 16), torch.arange(50)[None])[0]
     torch.testing.assert_close(torch.cat([vectors[:, 0::2], vectors[:, 1::2]], dim=-1), theirs, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
-def test_learned_positions_enter_as_those_of_gpt2(rng):
+def test_learned_positions_equal_those_of_gpt2(rng):
     config = GPT2Config(vocab_size=6, n_positions=30, n_embd=16, n_layer=1, n_head=HEADS)
     theirs = GPT2Model(config).eval()
     module = Learned(num_position_ids=30).build(SIZE)

@@ -1,4 +1,4 @@
-"""Published formulas against references written apart from the code: NumPy, one number at a time."""
+"""Parity of encodings and the decoder with independent NumPy references, one number at a time."""
 
 import math
 
@@ -18,22 +18,24 @@ from lengthwise.model.rms_norm import RMSNorm
 SIZE = EncodingSize(d_model=12, num_heads=2, d_head=6)
 
 
-def rotated(x: np.ndarray, position_ids: np.ndarray, base: float = 10_000.0, fastest: float = 1.0) -> np.ndarray:
-    """RoFormer, equation 34: components 2i and 2i+1 turn together."""
-    turned = np.zeros(x.shape)
+def reference_rotation(
+    x: np.ndarray, position_ids: np.ndarray, base: float = 10_000.0, fastest: float = 1.0
+) -> np.ndarray:
+    """Return RoFormer's equation 34, which rotates components 2i and 2i + 1 together."""
+    actual = np.zeros(x.shape)
     batch, _, seq, d_head = x.shape
     for b in range(batch):
         for t in range(seq):
             for i in range(d_head // 2):
                 angle = float(position_ids[b, t]) * fastest * base ** (-2 * i / d_head)
                 even, odd = x[b, :, t, 2 * i].astype(float), x[b, :, t, 2 * i + 1].astype(float)
-                turned[b, :, t, 2 * i] = even * math.cos(angle) - odd * math.sin(angle)
-                turned[b, :, t, 2 * i + 1] = odd * math.cos(angle) + even * math.sin(angle)
-    return turned
+                actual[b, :, t, 2 * i] = even * math.cos(angle) - odd * math.sin(angle)
+                actual[b, :, t, 2 * i + 1] = odd * math.cos(angle) + even * math.sin(angle)
+    return actual
 
 
 def paper_slopes(n: int) -> list[float]:
-    """The recursion of the ALiBi paper's own code."""
+    """Return the slopes by the recursion in the ALiBi paper's code."""
     if math.log2(n).is_integer():
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))
         return [start * start**i for i in range(n)]
@@ -42,7 +44,7 @@ def paper_slopes(n: int) -> list[float]:
 
 
 def distance_penalty(num_heads: int, query_ids: np.ndarray, key_ids: np.ndarray) -> np.ndarray:
-    """ALiBi's bias for one sequence."""
+    """Return ALiBi's bias for one sequence."""
     penalty = np.zeros((num_heads, len(query_ids), len(key_ids)))
     for head, slope in enumerate(paper_slopes(num_heads)):
         for i, own in enumerate(query_ids):
@@ -51,8 +53,8 @@ def distance_penalty(num_heads: int, query_ids: np.ndarray, key_ids: np.ndarray)
     return penalty
 
 
-def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """Softmax attention of one sequence, the last queries on all keys up to their own token index."""
+def reference_attention(query: np.ndarray, key: np.ndarray, value: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Return causal softmax attention of one sequence; the queries belong to the last keys."""
     heads, queries, d_head = query.shape
     keys = key.shape[1]
     out = np.zeros(query.shape)
@@ -66,15 +68,15 @@ def attended(query: np.ndarray, key: np.ndarray, value: np.ndarray, bias: np.nda
 
 
 @pytest.mark.parametrize(("base", "fastest"), [(10_000.0, 1.0), (100.0, 3.0)])
-def test_rotary_turns_neighbouring_components_as_roformer_says(base, fastest, rng):
+def test_rotary_rotates_adjacent_components_as_in_roformer(base, fastest, rng):
     x = rng.standard_normal((2, 3, 7, 6)).astype(np.float32)
     position_ids = rng.integers(0, 20_000, size=(2, 7))
     module = Rotary(base=base, fastest=fastest).build(SIZE)
-    turned = module.rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
-    np.testing.assert_allclose(turned, rotated(x, position_ids, base, fastest), atol=2e-6)
+    actual = module.rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
+    np.testing.assert_allclose(actual, reference_rotation(x, position_ids, base, fastest), atol=2e-6)
 
 
-def test_rotary_scores_depend_on_the_distance_alone(rng):
+def test_rotary_scores_depend_only_on_the_distance(rng):
     module = Rotary().build(SIZE)
     query, key = torch.randn(2, 1, 1, 1, 6)
     scores = [
@@ -85,7 +87,7 @@ def test_rotary_scores_depend_on_the_distance_alone(rng):
 
 
 @pytest.mark.parametrize("num_heads", range(1, 17))
-def test_alibi_slopes_are_those_of_the_papers_code(num_heads):
+def test_alibi_slopes_equal_those_of_the_papers_code(num_heads):
     np.testing.assert_allclose(alibi_slopes(num_heads).numpy(), paper_slopes(num_heads), rtol=1e-6)
 
 
@@ -94,8 +96,10 @@ def test_alibi_bias_is_the_slope_times_the_distance_in_both_directions(num_heads
     query_ids, key_ids = rng.integers(0, 50, size=(2, 4)), rng.integers(0, 50, size=(2, 7))
     module = ALiBi().build(EncodingSize(d_model=12, num_heads=num_heads, d_head=12 // num_heads))
     bias = module.bias(torch.from_numpy(query_ids), torch.from_numpy(key_ids)).numpy()
-    for row in range(2):
-        np.testing.assert_allclose(bias[row], distance_penalty(num_heads, query_ids[row], key_ids[row]), rtol=1e-6)
+    for sequence in range(2):
+        np.testing.assert_allclose(
+            bias[sequence], distance_penalty(num_heads, query_ids[sequence], key_ids[sequence]), rtol=1e-6
+        )
 
 
 def test_learned_positions_are_rows_of_one_table(rng):
@@ -103,19 +107,21 @@ def test_learned_positions_are_rows_of_one_table(rng):
     table = module.vectors.detach().numpy()
     x, position_ids = rng.standard_normal((2, 5, 12)).astype(np.float32), rng.integers(0, 9, size=(2, 5))
     with_positions = module.embed(torch.from_numpy(x), torch.from_numpy(position_ids)).detach().numpy()
-    for row in range(2):
+    for sequence in range(2):
         for t in range(5):
-            np.testing.assert_allclose(with_positions[row, t], x[row, t] + table[position_ids[row, t]], rtol=1e-6)
+            np.testing.assert_allclose(
+                with_positions[sequence, t], x[sequence, t] + table[position_ids[sequence, t]], rtol=1e-6
+            )
 
 
 @torch.no_grad()
-def test_two_levels_rotate_one_half_of_each_head_each_and_add_their_biases(rng):
+def test_each_of_two_levels_rotates_half_of_a_head_and_biases_are_added(rng):
     position_ids = rng.integers(0, 30, size=(2, 1, 5))
     x = rng.standard_normal((1, 2, 5, 8)).astype(np.float32)
     size = EncodingSize(d_model=16, num_heads=2, d_head=8)
-    turned = LevelEncoding(Rotary(), size, 2).rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
-    halves = [rotated(x[..., :4], position_ids[0]), rotated(x[..., 4:], position_ids[1])]
-    np.testing.assert_allclose(turned, np.concatenate(halves, axis=-1), atol=2e-6)
+    actual = LevelEncoding(Rotary(), size, 2).rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
+    halves = [reference_rotation(x[..., :4], position_ids[0]), reference_rotation(x[..., 4:], position_ids[1])]
+    np.testing.assert_allclose(actual, np.concatenate(halves, axis=-1), atol=2e-6)
     both = torch.from_numpy(position_ids)
     bias = LevelEncoding(ALiBi(), size, 2).bias(both, both).numpy()
     penalty = sum(distance_penalty(2, ids[0], ids[0]) for ids in position_ids)
@@ -137,7 +143,7 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("queries", [1, 3, 5, 7])
 @pytest.mark.parametrize("graded", [False, True])
-def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
+def test_attention_is_a_softmax_over_keys_up_to_the_querys_token(
     queries, biased, chunk_elements, short, rng, *, graded, monkeypatch
 ):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
@@ -151,28 +157,34 @@ def test_attention_is_a_softmax_over_the_keys_up_to_the_querys_own(
     given = [torch.from_numpy(part) for part in (query, key, value)]
     with torch.set_grad_enabled(graded):
         out = attend(*given, bias_of if biased else None).numpy()
-    for row in range(2):
-        np.testing.assert_allclose(out[row], attended(query[row], key[row], value[row], bias[row]), atol=2e-6)
+    for sequence in range(2):
+        np.testing.assert_allclose(
+            out[sequence],
+            reference_attention(query[sequence], key[sequence], value[sequence], bias[sequence]),
+            atol=2e-6,
+        )
 
 
 @pytest.mark.parametrize("queries", [1, 3, 7])
-def test_diluted_attention_gives_a_share_of_each_head_to_all_visible_keys_alike(queries, rng):
+def test_dilution_spreads_a_share_of_each_head_evenly_over_visible_keys(queries, rng):
     query, key, value = (rng.standard_normal((4, 3, seq, 4)).astype(np.float32) for seq in (queries, 7, 7))
-    plain = np.stack([attended(*parts, np.zeros((3, queries, 7))) for parts in zip(query, key, value, strict=True)])
+    plain = np.stack(
+        [reference_attention(*parts, np.zeros((3, queries, 7))) for parts in zip(query, key, value, strict=True)]
+    )
     out = dilute_attention(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
     shares = np.empty((4, 3))
-    for row, head in np.ndindex(4, 3):
-        before, means = plain[row, head], np.cumsum(value[row, head], axis=0)[-queries:]
+    for sequence, head in np.ndindex(4, 3):
+        before, means = plain[sequence, head], np.cumsum(value[sequence, head], axis=0)[-queries:]
         means /= np.arange(8 - queries, 8)[:, None]
-        shares[row, head] = (out[row, head, -1] - before[-1])[0] / (means[-1] - before[-1])[0]
-        expected = (1 - shares[row, head]) * before + shares[row, head] * means
-        np.testing.assert_allclose(out[row, head], expected, atol=1e-5)
-    # One for each sequence and head, the same for all queries, spread from 0 to 0.6.
+        shares[sequence, head] = (out[sequence, head, -1] - before[-1])[0] / (means[-1] - before[-1])[0]
+        expected = (1 - shares[sequence, head]) * before + shares[sequence, head] * means
+        np.testing.assert_allclose(out[sequence, head], expected, atol=1e-5)
+    # One share per sequence and head, the same for all queries, spaced from 0 to 0.6.
     np.testing.assert_allclose(np.sort(shares.round(4).flatten()), np.arange(12) * 0.05, atol=1e-3)
 
 
 @torch.no_grad()
-def test_attention_is_diluted_in_training_alone(rng):
+def test_attention_is_diluted_only_in_training(rng):
     tokens, ids = torch.from_numpy(rng.integers(0, 4, size=(3, 9))), torch.arange(9).expand(3, 9)
     decoders = [
         Decoder(DecoderSettings(num_layers=2, d_model=16, num_heads=2, dilution=share), NoPE(), vocabulary_size=4)
@@ -186,7 +198,7 @@ def test_attention_is_diluted_in_training_alone(rng):
         assert torch.equal(plain, mixed) != training
 
 
-def test_a_bias_is_asked_for_in_chunks_that_cover_each_query_once(monkeypatch):
+def test_bias_chunks_cover_each_query_once(monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 7 * 2)
     asked = []
@@ -199,18 +211,18 @@ def test_a_bias_is_asked_for_in_chunks_that_cover_each_query_once(monkeypatch):
     assert asked == [(0, 2, 4), (2, 4, 6), (4, 5, 7)]
 
 
-def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """RMSNorm with torch's epsilon, that of float32."""
+def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return RMSNorm with torch's epsilon for float32."""
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + np.finfo(np.float32).eps) * weight
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """Exact: x times the normal distribution function."""
+    """Return the exact GELU, x times the normal distribution function."""
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
 class Reference:
-    """A decoder of one layer for one sequence, from its parameters alone."""
+    """NumPy reference of a decoder with one layer, for one sequence, from its parameters."""
 
     def __init__(self, decoder: Decoder, encoding: str) -> None:
         self.weights = {name: weight.double().numpy() for name, weight in decoder.state_dict().items()}
@@ -219,57 +231,57 @@ class Reference:
         self.encoding = encoding
 
     def hidden(self, tokens: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
-        """The final hidden states."""
+        """Return the final hidden states."""
         weights = self.weights
         x = self.embedded(tokens, position_ids)
-        x = x + self.attention(normed(x, weights["blocks.0.attention_norm.weight"]), position_ids)
-        inner = normed(x, weights["blocks.0.mlp_norm.weight"])
+        x = x + self.attention(normalized(x, weights["blocks.0.attention_norm.weight"]), position_ids)
+        inner = normalized(x, weights["blocks.0.mlp_norm.weight"])
         wide = gelu(inner @ weights["blocks.0.widen.weight"].T + weights["blocks.0.widen.bias"])
         x = x + wide @ weights["blocks.0.narrow.weight"].T + weights["blocks.0.narrow.bias"]
-        return normed(x, weights["norm.weight"])
+        return normalized(x, weights["norm.weight"])
 
     def embedded(self, tokens: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
-        """Token, share of the token before, segment and, for learned positions, the ID's vector."""
-        weights, rows = self.weights, []
+        """Return the sum of token, previous token, segment and, for learned positions, ID vectors."""
+        weights, embeddings = self.weights, []
         seen = 0
         for t, token in enumerate(tokens):
-            row = weights["embedding"][token].copy()
+            x = weights["embedding"][token].copy()
             if self.settings.previous_token_mix and t > 0:
-                row += weights["previous_share"] * weights["embedding"][tokens[t - 1]]
+                x += weights["previous_share"] * weights["embedding"][tokens[t - 1]]
             seen = min(seen + (int(token) in self.separators), len(self.separators))
             if self.settings.segments:
-                row += weights["segment"][seen]
+                x += weights["segment"][seen]
             if self.encoding == "learned":
-                row += weights["encoding.levels.0.vectors"][position_ids[t]]
-            rows.append(row)
-        return np.stack(rows)
+                x += weights["encoding.levels.0.vectors"][position_ids[t]]
+            embeddings.append(x)
+        return np.stack(embeddings)
 
     def attention(self, x: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
-        """Heads with normalised queries and keys, sharpened by a temperature and the log of what is visible."""
+        """Return the heads, with normalized queries and keys, temperature and log length scaling."""
         weights, heads = self.weights, self.settings.num_heads
         seq, d_model = x.shape
         projected = x @ weights["blocks.0.project.weight"].T
         query, key, value = projected.reshape(seq, 3, heads, d_model // heads).transpose(1, 2, 0, 3)
-        query = normed(query, weights["blocks.0.query_norm.weight"])
-        key = normed(key, weights["blocks.0.key_norm.weight"])
+        query = normalized(query, weights["blocks.0.query_norm.weight"])
+        key = normalized(key, weights["blocks.0.key_norm.weight"])
         if self.encoding == "rotary":
-            query, key = (rotated(part[None], position_ids[None])[0] for part in (query, key))
+            query, key = (reference_rotation(part[None], position_ids[None])[0] for part in (query, key))
         query = query * np.exp(weights["blocks.0.log_temperature"])
         if self.settings.length_scaling == "log":
             query = query * np.array([math.log(visible + 1) for visible in range(1, seq + 1)])[None, :, None]
         bias = np.zeros((heads, seq, seq))
         if self.encoding == "alibi":
             bias = distance_penalty(heads, position_ids, position_ids)
-        out = attended(query, key, value, bias)
+        out = reference_attention(query, key, value, bias)
         return out.transpose(1, 0, 2).reshape(seq, d_model) @ weights["blocks.0.mix_heads.weight"].T
 
 
-# One for each hook: the formulas of the others have files of their own.
+# One encoding per hook; other test files check the formulas of the others.
 @pytest.mark.parametrize("encoding", ["nope", "learned", "rotary", "alibi"])
 @pytest.mark.parametrize("options", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @torch.no_grad()
-def test_a_decoder_of_one_layer_is_what_its_formulas_say(tied, options, encoding, rng):
+def test_a_decoder_of_one_layer_equals_its_formulas(tied, options, encoding, rng):
     settings = DecoderSettings(
         d_model=16,
         length_scaling="log" if options else "none",
@@ -283,14 +295,14 @@ def test_a_decoder_of_one_layer_is_what_its_formulas_say(tied, options, encoding
     hidden, _ = decoder(torch.from_numpy(tokens), torch.from_numpy(position_ids)[None])
     reference = Reference(decoder, encoding)
     output = reference.weights["embedding" if tied else "output.weight"]
-    for row in range(2):
-        expected = reference.hidden(tokens[row], position_ids[row])
-        np.testing.assert_allclose(hidden[row].numpy(), expected, atol=2e-5)
-        np.testing.assert_allclose(decoder.token_logits(hidden)[row].numpy(), expected @ output.T, atol=1e-4)
+    for sequence in range(2):
+        expected = reference.hidden(tokens[sequence], position_ids[sequence])
+        np.testing.assert_allclose(hidden[sequence].numpy(), expected, atol=2e-5)
+        np.testing.assert_allclose(decoder.token_logits(hidden)[sequence].numpy(), expected @ output.T, atol=1e-4)
 
 
 @torch.no_grad()
-def test_a_fresh_decoder_passes_embeddings_on_unchanged():
+def test_a_new_decoder_only_normalizes_its_embeddings():
     decoder = Decoder(DecoderSettings(num_layers=2, d_model=16), ENCODINGS["rotary"](), vocabulary_size=6)
     tokens = torch.arange(6)[None]
     hidden, _ = decoder(tokens, tokens[None])

@@ -1,4 +1,4 @@
-"""Weights, adjusted scores and the gradients of attention against references written apart from the code."""
+"""Parity of attention weights, adjusted scores and gradients with independent references."""
 
 import math
 from functools import partial
@@ -22,20 +22,20 @@ SPARSE["count"] = {"weights": "count"}
 over_weights = pytest.mark.parametrize("weights", SPARSE)
 
 
-def seen(queries: int, keys: int) -> Tensor:
-    """The last queries see all keys up to their own."""
+def visible_mask(queries: int, keys: int) -> Tensor:
+    """Return the causal mask of queries that belong to the last keys."""
     return torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
 
 
-def naive(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Causal attention with a bias in one expression."""
+def reference_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Return causal attention with a bias."""
     scores = query @ key.mT / math.sqrt(query.shape[-1]) + bias
-    return scores.masked_fill(~seen(*scores.shape[-2:]), -math.inf).softmax(dim=-1) @ value
+    return scores.masked_fill(~visible_mask(*scores.shape[-2:]), -math.inf).softmax(dim=-1) @ value
 
 
-def with_gradients(given: list[Tensor], attention, upstream: Tensor) -> list[Tensor]:
-    """The output and the gradients of everything given."""
-    leaves = [part.clone().requires_grad_() for part in given]
+def with_gradients(inputs: list[Tensor], attention, upstream: Tensor) -> list[Tensor]:
+    """Return the output of ``attention`` and the gradients of all inputs."""
+    leaves = [part.clone().requires_grad_() for part in inputs]
     out = attention(*leaves)
     out.backward(upstream.to(out.dtype))
     gradients = [leaf.grad for leaf in leaves]
@@ -44,95 +44,95 @@ def with_gradients(given: list[Tensor], attention, upstream: Tensor) -> list[Ten
 
 
 def attend_with(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """Attention with a bias that is given whole."""
+    """Return ``attend`` with a bias that is one tensor."""
     return attend(query, key, value, lambda start, stop, keys: bias[:, :, start:stop, :keys])
 
 
 @pytest.mark.parametrize(("short", "elements"), [(64, 1), (0, 1), (0, 2 * 3 * 9 * 4), (0, 1 << 20)])
 @pytest.mark.parametrize("cut", [False, True], ids=["soft", "cut"])
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("bias_batch", [1, 2])
 @pytest.mark.parametrize("queries", [1, 5, 9])
 @pytest.mark.parametrize(
     ("dtype", "precision"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=["float32", "bf16"]
 )
-def test_gradients_of_attention_and_its_bias_are_those_of_the_plain_formula(
-    *, dtype, precision, queries, rows, cut, short, elements, rng, monkeypatch
+def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
+    *, dtype, precision, queries, bias_batch, cut, short, elements, rng, monkeypatch
 ):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
-    # As in the decoder, heads stand next to each other in memory.
+    # As in the decoder, the heads of a token are adjacent in memory.
     parts = [torch.from_numpy(rng.normal(size=(2, seq, 3, 4))).transpose(1, 2) for seq in (queries, 9, 9, queries)]
     query, key, value, upstream = (part.to(dtype) for part in parts)
-    bias = torch.from_numpy(rng.normal(size=(rows, 3, queries, 9))).float()
+    bias = torch.from_numpy(rng.normal(size=(bias_batch, 3, queries, 9))).float()
     if cut:
         own = torch.arange(9) == torch.arange(9 - queries, 9)[:, None]
-        bias = bias.masked_fill(~own & (torch.from_numpy(rng.random((rows, 3, queries, 9))) < 0.5), -math.inf)
-    given = [query, key, value, bias]
-    expected = with_gradients([part.double() for part in given], naive, upstream.double())
+        bias = bias.masked_fill(~own & (torch.from_numpy(rng.random((bias_batch, 3, queries, 9))) < 0.5), -math.inf)
+    inputs = [query, key, value, bias]
+    expected = with_gradients([part.double() for part in inputs], reference_attention, upstream.double())
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
-        reached = with_gradients(given, attend_with, upstream)
+        reached = with_gradients(inputs, attend_with, upstream)
     for mine, reference in zip(reached, expected, strict=True):
         torch.testing.assert_close(mine.double(), reference, atol=precision, rtol=precision)
     assert reached[0].dtype == dtype
 
 
 @pytest.mark.parametrize("elements", [1, 2 * 3 * 9 * 4, 1 << 20])
-def test_gradients_of_later_queries_without_a_bias_are_those_of_the_plain_formula(elements, rng, monkeypatch):
+def test_gradients_of_later_queries_without_a_bias_equal_those_of_the_plain_formula(elements, rng, monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
-    given = [torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (5, 9, 9)]
+    inputs = [torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (5, 9, 9)]
     upstream = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)))
-    expected = with_gradients(given, partial(naive, bias=torch.zeros(1)), upstream)
-    for mine, reference in zip(with_gradients(given, attend, upstream), expected, strict=True):
+    expected = with_gradients(inputs, partial(reference_attention, bias=torch.zeros(1)), upstream)
+    for mine, reference in zip(with_gradients(inputs, attend, upstream), expected, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("queries", [1, 5, 9])
 @torch.no_grad()
-def test_attention_is_the_same_where_no_gradient_is_asked_for(queries, rng, monkeypatch):
+def test_attention_is_the_same_without_gradients(queries, rng, monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 9 * 4)
     query, key, value = (torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (queries, 9, 9))
     bias = torch.from_numpy(rng.normal(size=(2, 3, queries, 9)))
-    torch.testing.assert_close(attend_with(query, key, value, bias), naive(query, key, value, bias))
+    torch.testing.assert_close(attend_with(query, key, value, bias), reference_attention(query, key, value, bias))
 
 
 def window(channels: np.ndarray, query: int, key: int, size: int, last: int) -> np.ndarray:
-    """The channels of the keys around one, zeros where the query sees none."""
-    around = range(key - size // 2, key + size // 2 + 1)
+    """Return the channels of the keys around ``key``, with 0 for invisible keys."""
+    neighbors = range(key - size // 2, key + size // 2 + 1)
     empty = np.zeros(len(channels))
-    return np.stack([channels[:, query, k] if 0 <= k <= last else empty for k in around], axis=-1)
+    return np.stack([channels[:, query, k] if 0 <= k <= last else empty for k in neighbors], axis=-1)
 
 
-def convolved(layer: nn.Conv2d, around: np.ndarray) -> np.ndarray:
-    """One output pixel."""
+def reference_convolution(layer: nn.Conv2d, inputs: np.ndarray) -> np.ndarray:
+    """Return one output pixel of a convolution."""
     weight = layer.weight.detach().double().numpy()[:, :, 0]
     bias = layer.bias.detach().double().numpy()
-    return np.array([(filter_ * around).sum() + constant for filter_, constant in zip(weight, bias, strict=True)])
+    return np.array([(filter_ * inputs).sum() + constant for filter_, constant in zip(weight, bias, strict=True)])
 
 
-def adjusted(
+def reference_dape(
     module: nn.Module, size: int, scores: np.ndarray, query_ids: np.ndarray, key_ids: np.ndarray
 ) -> np.ndarray:
-    """DAPE's equation for one sequence, its last queries: ``A + B + f(A, B)``."""
+    """Return DAPE's equation ``A + B + f(A, B)`` for the last queries of one sequence."""
     heads, queries, keys = scores.shape
     r1, r2 = (rate.detach().double().numpy() for rate in (module.kerple.r1, module.kerple.r2))
-    biased = np.zeros((2 * heads, queries, keys))
-    biased[:heads] = scores
+    channels = np.zeros((2 * heads, queries, keys))
+    channels[:heads] = scores
     for head in range(heads):
         for i, own in enumerate(query_ids):
             for j, other in enumerate(key_ids):
-                biased[heads + head, i, j] = -r1[head] * math.log(1 + r2[head] * abs(float(own) - float(other)))
+                channels[heads + head, i, j] = -r1[head] * math.log(1 + r2[head] * abs(float(own) - float(other)))
     out = np.zeros(scores.shape)
     for i in range(queries):
         last = keys - queries + i
         hidden = np.zeros((module.widen.out_channels, queries, keys))
         for j in range(last + 1):
-            wide = convolved(module.widen, window(biased, i, j, size, last))
+            wide = reference_convolution(module.widen, window(channels, i, j, size, last))
             hidden[:, i, j] = np.where(wide > 0, wide, 0.01 * wide)
         for j in range(last + 1):
-            adjustment = convolved(module.narrow, window(hidden, i, j, size, last))
-            out[:, i, j] = biased[:heads, i, j] + biased[heads:, i, j] + adjustment
+            adjustment = reference_convolution(module.narrow, window(hidden, i, j, size, last))
+            out[:, i, j] = channels[:heads, i, j] + channels[heads:, i, j] + adjustment
     return out
 
 
@@ -143,7 +143,7 @@ NETWORKS = (DAPE(), DAPE(mlp_width=5), DAPEv2(), DAPEv2(mlp_width=4, kernel_size
 @pytest.mark.parametrize("queries", [1, 3, 6])
 @pytest.mark.parametrize("kind", ["whole", "real"])
 @torch.no_grad()
-def test_dape_adds_kerples_bias_and_a_network_of_all_heads_scores_and_biases(
+def test_dape_adds_kerples_bias_and_a_network_of_the_scores_and_biases_of_all_heads(
     kind, queries, settings: EncodingSettings, rng
 ):
     module = settings.build(SIZE)
@@ -154,38 +154,40 @@ def test_dape_adds_kerples_bias_and_a_network_of_all_heads_scores_and_biases(
     ids = rng.integers(0, 30, size=(2, 6))
     if kind == "real":
         ids = ids + rng.random(size=(2, 6))
-    visible = seen(queries, 6)
+    visible = visible_mask(queries, 6)
     own = ids[:, 6 - queries :]
-    made = module.adjust(*(torch.from_numpy(part) for part in (scores, own, ids)), visible)
-    for row in range(2):
-        expected = adjusted(module, getattr(settings, "kernel_size", 1), scores[row], own[row], ids[row])
-        np.testing.assert_allclose(made[row].numpy()[:, visible], expected[:, visible], atol=1e-5)
+    actual = module.adjust(*(torch.from_numpy(part) for part in (scores, own, ids)), visible)
+    for sequence in range(2):
+        expected = reference_dape(
+            module, getattr(settings, "kernel_size", 1), scores[sequence], own[sequence], ids[sequence]
+        )
+        np.testing.assert_allclose(actual[sequence].numpy()[:, visible], expected[:, visible], atol=1e-5)
 
 
-def test_dape_v2_reads_neighbouring_keys_and_dape_reads_none(rng):
+def test_only_dape_v2_reads_adjacent_keys(rng):
     ids = torch.from_numpy(rng.integers(0, 30, size=(1, 5)))
     reached = {}
     for settings in (DAPE(), DAPEv2()):
         module = settings.build(SIZE)
         scores = torch.from_numpy(rng.normal(size=(1, 2, 1, 5))).float().requires_grad_()
-        made = module.adjust(scores, ids[:, -1:], ids, torch.ones(1, 5, dtype=torch.bool))
-        made[0, 0, 0, 0].backward()
+        actual = module.adjust(scores, ids[:, -1:], ids, torch.ones(1, 5, dtype=torch.bool))
+        actual[0, 0, 0, 0].backward()
         assert scores.grad is not None
         reached[settings.name] = (scores.grad[0] != 0).any(dim=0)[0].tolist()
-    # Two convolutions of 3 keys each reach two keys further.
+    # Two convolutions of 3 keys reach two more keys.
     assert reached == {"dape": [True] + 4 * [False], "dape_v2": 3 * [True] + 2 * [False]}
 
 
 def masked_scores(rng: np.random.Generator, *, keys: int = 7, scale: float = 2.0) -> np.ndarray:
-    """Scores of causal queries: the first sees one key, the last all; among them a key that a bias has cut off."""
+    """Return causally masked scores, with one key hidden by a bias."""
     scores = scale * rng.normal(size=(2, 3, keys, keys))
-    scores[:, :, ~seen(keys, keys).numpy()] = -math.inf
+    scores[:, :, ~visible_mask(keys, keys).numpy()] = -math.inf
     scores[:, :, keys - 1, 2] = -math.inf
     return scores.astype(np.float32)
 
 
 def by_bisection(scores: np.ndarray, alpha: float) -> np.ndarray:
-    """``[(alpha - 1) z - tau]_+^(1 / (alpha - 1))`` with the tau for which this adds up to 1 (equation 11)."""
+    """Return ``[(alpha - 1) z - tau]_+^(1 / (alpha - 1))`` with the tau that makes the sum 1 (equation 11)."""
     scaled = (alpha - 1) * scores.astype(float)
     low, high = scaled.max() - 1, scaled.max()
     for _ in range(100):
@@ -213,14 +215,14 @@ def test_entmax_solves_the_papers_threshold_equation(shift, alpha, rng):
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5])
 @pytest.mark.parametrize("keys", [300, 3_000])
-def test_entmax_gives_the_only_visible_key_everything_among_many_hidden_ones(keys, alpha):
+def test_entmax_gives_weight_1_to_the_only_visible_key(keys, alpha):
     scores = torch.full((1, 1, 1, keys), -math.inf)
     scores[..., keys // 2] = -3.0
     assert torch.equal(entmax(scores, alpha), (scores == -3.0).float())
 
 
 @pytest.mark.parametrize("alpha", [1.2, 1.5])
-def test_the_gradient_of_entmax_is_the_papers_jacobian(alpha, rng):
+def test_the_gradient_of_entmax_equals_the_papers_jacobian(alpha, rng):
     scores = torch.from_numpy(masked_scores(rng)).requires_grad_()
     upstream = rng.normal(size=scores.shape)
     weights = entmax(scores, alpha)
@@ -233,8 +235,8 @@ def test_the_gradient_of_entmax_is_the_papers_jacobian(alpha, rng):
         np.testing.assert_allclose(scores.grad[place].numpy(), expected, atol=1e-4)
 
 
-def of_the_largest(scores: np.ndarray, k: int) -> np.ndarray:
-    """A softmax over the k largest scores, sorted; 0 elsewhere."""
+def reference_top_k(scores: np.ndarray, k: int) -> np.ndarray:
+    """Return a softmax over the k largest scores, 0 for the others."""
     weights = np.zeros(len(scores))
     kept = [index for index in np.argsort(-scores)[:k] if scores[index] > -math.inf]
     for index in kept:
@@ -242,7 +244,7 @@ def of_the_largest(scores: np.ndarray, k: int) -> np.ndarray:
     return weights
 
 
-def test_top_k_keeps_no_more_than_k_equal_scores():
+def test_top_k_gives_weight_to_at_most_k_equal_scores():
     weights = top_k(torch.tensor([[[[1.0, 2.0, 2.0, 2.0, 0.0]]]]), 2)
     assert sorted(weights.flatten().tolist()) == [0.0, 0.0, 0.0, 0.5, 0.5]
 
@@ -251,12 +253,12 @@ def test_top_k_keeps_no_more_than_k_equal_scores():
 def test_top_k_is_a_softmax_over_the_k_largest_scores(k, rng):
     scores = masked_scores(rng)
     weights = top_k(torch.from_numpy(scores), k).numpy()
-    np.testing.assert_allclose(weights, over_queries(partial(of_the_largest, k=k), scores), atol=1e-6)
+    np.testing.assert_allclose(weights, over_queries(partial(reference_top_k, k=k), scores), atol=1e-6)
     assert (weights[scores == -math.inf] == 0).all()
     assert ((weights > 0).sum(axis=-1) == np.minimum(k, (scores > -math.inf).sum(axis=-1))).all()
 
 
-def test_the_options_of_the_decoder_choose_how_scores_are_weighed(rng):
+def test_decoder_settings_select_the_weight_function(rng):
     scores = torch.from_numpy(masked_scores(rng))
     expected = {
         "entmax": entmax(scores, 1.5),
@@ -274,7 +276,7 @@ def test_the_options_of_the_decoder_choose_how_scores_are_weighed(rng):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("weights", ["entmax", "top_k", "count"])
 @torch.no_grad()
-def test_sparse_weights_never_look_ahead_and_cached_decoding_gives_what_one_pass_gives(weights, encoding, rng):
+def test_sparse_weights_are_causal_and_cached_decoding_equals_one_pass(weights, encoding, rng):
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 14)))
     ids = torch.from_numpy(rng.integers(0, 30, size=(1, 2, 14)))
     decoder = small_decoder(encoding, Parity(), **SPARSE[weights])
@@ -291,7 +293,7 @@ def test_sparse_weights_never_look_ahead_and_cached_decoding_gives_what_one_pass
 
 @over_weights
 @torch.no_grad()
-def test_sparse_weights_change_what_a_decoder_says(weights, rng):
+def test_sparse_weights_change_the_hidden_states(weights, rng):
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 14)))
     ids = torch.arange(14).expand(1, 2, 14)
     sparse = small_decoder("rotary", Parity(), temperature=3.0, **SPARSE[weights])
@@ -299,7 +301,7 @@ def test_sparse_weights_change_what_a_decoder_says(weights, rng):
     assert (sparse(tokens, ids)[0] - dense(tokens, ids)[0]).abs().max() > 1e-2
 
 
-# Torch names a slower kernel for norms once per process.
+# Torch warns of a slower kernel for norms once per process.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("encoding", ["nope", "alibi", "dape", "dape_v2"])
 @over_weights
@@ -316,21 +318,21 @@ def test_sparse_weights_have_finite_gradients_in_bf16(weights, encoding, rng):
 
 
 @torch.no_grad()
-def test_a_learned_length_scale_is_an_offset_and_a_power_of_the_log_for_each_head(rng):
+def test_a_learned_length_scale_is_an_offset_plus_a_power_of_the_log_per_head(rng):
     offset, power = rng.normal(size=3), rng.normal(size=3)
     scale = LengthScale(3)
     scale.offset.copy_(torch.from_numpy(offset)[:, None, None])
     scale.power.copy_(torch.from_numpy(power)[:, None, None])
-    made = scale(torch.tensor([[math.log(2)], [math.log(9)]])).numpy()
+    actual = scale(torch.tensor([[math.log(2)], [math.log(9)]])).numpy()
     for head in range(3):
-        for row, visible in enumerate((1, 8)):
+        for step, visible in enumerate((1, 8)):
             expected = offset[head] + math.log(visible + 1) ** power[head]
-            np.testing.assert_allclose(made[head, row, 0], expected, rtol=1e-5)
+            np.testing.assert_allclose(actual[head, step, 0], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scaling", ["log", "learned"])
 @torch.no_grad()
-def test_queries_are_scaled_by_how_many_keys_they_see_also_through_the_cache(scaling, rng, monkeypatch):
+def test_queries_are_scaled_by_the_number_of_visible_keys_with_and_without_a_cache(scaling, rng, monkeypatch):
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 9)))
     ids = torch.arange(9).expand(1, 2, 9)
     plain, scaled = (small_decoder("nope", Parity(), num_layers=1, length_scaling=s) for s in ("none", scaling))
