@@ -36,9 +36,9 @@ STRANGE = "naïve café, 東京, \U0001f600; tabs\tand\r\nline ends\n\n  <|end|>
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder with twelve tales, eight modules and one letter."""
-    for kind, ending, named in (("prose", "txt", PROSE), ("code", "py", CODE)):
+    for kind, ending, named_texts in (("prose", "txt", PROSE), ("code", "py", CODE)):
         (tmp_path / kind).mkdir()
-        for name, text in named.items():
+        for name, text in named_texts.items():
             (tmp_path / kind / f"{name}.{ending}").write_text(text)
     (tmp_path / "letter").mkdir()
     (tmp_path / "letter" / "only.txt").write_text("".join(f"This is line {line} of a letter.\n" for line in range(40)))
@@ -97,9 +97,9 @@ def test_each_document_is_in_one_split_and_the_held_out_share_of_each_kind_is_as
         f"code/{name}.py": text for name, text in CODE.items()
     }
     assert train | held_out == whole
-    for kind, named in (("prose", PROSE), ("code", CODE)):
-        share = len("".join(split_texts(folder, HELD_OUT, kind).values())) / len("".join(named.values()))
-        assert 0.2 <= share <= 0.2 + 1.5 / len(named)
+    for kind, named_texts in (("prose", PROSE), ("code", CODE)):
+        share = len("".join(split_texts(folder, HELD_OUT, kind).values())) / len("".join(named_texts.values()))
+        assert 0.2 <= share <= 0.2 + 1.5 / len(named_texts)
 
 
 def test_copies_of_held_out_texts_are_not_in_the_training_split(texts):

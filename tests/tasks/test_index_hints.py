@@ -46,12 +46,14 @@ def test_the_answer_without_its_hints_is_the_answer_of_the_task(task):
     hints = IndexHints(task=task, num_hints=30)
     hinted, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
     end = task.vocabulary.index("end")
-    for row in range(40):
-        answer = words(hints, hinted.tokens[row, hinted.is_answer[row]])
-        assert answer[0].startswith("#") == bool(plain.places[row, plain.prompt_length[row]] > 0)
-        assert [symbol for symbol in answer if symbol[0] != "#"] == words(task, plain.tokens[row, plain.is_answer[row]])
-        assert np.flatnonzero(hinted.is_answer[row])[0] == hinted.prompt_length[row]
-        assert (hinted.tokens[row, hinted.response_end[row] :] == end).all()
+    for example in range(40):
+        answer = words(hints, hinted.tokens[example, hinted.is_answer[example]])
+        assert answer[0].startswith("#") == bool(plain.places[example, plain.prompt_length[example]] > 0)
+        assert [symbol for symbol in answer if symbol[0] != "#"] == words(
+            task, plain.tokens[example, plain.is_answer[example]]
+        )
+        assert np.flatnonzero(hinted.is_answer[example])[0] == hinted.prompt_length[example]
+        assert (hinted.tokens[example, hinted.response_end[example] :] == end).all()
 
 
 def test_the_first_hint_of_short_sequences_is_uniform(rng):

@@ -97,15 +97,15 @@ def sets_of(placement: Placement, length: int) -> dict[tuple[int, ...], float]:
 def joint(law: Planted, length: int) -> dict[Outcome, float]:
     """Return ``P(x, S, y)`` of all possible outcomes from the definition."""
     planted = dict(zip(law.tuples, zip(law.probabilities, law.labels, strict=True), strict=True))
-    found: dict[Outcome, float] = {}
+    probabilities: dict[Outcome, float] = {}
     for x in product(range(law.num_tokens), repeat=length):
         for planted_set, of_set in sets_of(law.placement, length).items():
             share, labels = planted.get(tuple(x[token] for token in planted_set), (0.0, ()))
             around = prod(law.background[x[token]] for token in range(length) if token not in planted_set)
             for label, of_label in enumerate(labels):
                 if of_set * share * around * of_label > 0:
-                    found[x, planted_set, label] = of_set * share * around * of_label
-    return found
+                    probabilities[x, planted_set, label] = of_set * share * around * of_label
+    return probabilities
 
 
 def joint_from_law(law: Planted, length: int) -> dict[Outcome, float]:
@@ -123,10 +123,10 @@ def joint_from_law(law: Planted, length: int) -> dict[Outcome, float]:
 
 def marginal(law: dict[Outcome, float], of: Callable[[Outcome], object]) -> dict[object, float]:
     """Return the distribution of a function of the outcome."""
-    found: dict[object, float] = {}
+    probabilities: dict[object, float] = {}
     for outcome, probability in law.items():
-        found[of(outcome)] = found.get(of(outcome), 0.0) + probability
-    return found
+        probabilities[of(outcome)] = probabilities.get(of(outcome), 0.0) + probability
+    return probabilities
 
 
 def p_value(statistic: float, freedom: int) -> float:
@@ -151,7 +151,7 @@ def test_the_probabilities_of_all_sequences_sets_and_labels_add_up_to_one(length
 @over_laws
 def test_the_marginal_of_sets_tuples_and_labels_is_a_product(law):
     planted = dict(zip(law.tuples, zip(law.probabilities, law.labels, strict=True), strict=True))
-    found = marginal(
+    actual = marginal(
         joint_from_law(law, 4), lambda each: (each[1], tuple(each[0][token] for token in each[1]), each[2])
     )
     expected = {
@@ -161,7 +161,7 @@ def test_the_marginal_of_sets_tuples_and_labels_is_a_product(law):
         for label, of_label in enumerate(labels)
         if of_label > 0
     }
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert actual == pytest.approx(expected, abs=1e-12)
 
 
 @over_placements

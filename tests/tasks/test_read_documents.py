@@ -72,15 +72,15 @@ def test_files_of_a_folder_that_are_not_text_are_skipped_with_one_warning(conten
 
 def test_copies_of_texts_are_skipped_with_one_warning(folder):
     (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
-    known = {}
+    digests = {}
     with pytest.warns(
         SkippedTextWarning, match=r"^skipped 1 text\(s\) that are copies of others, such as .*copy\.txt of .*b\.txt$"
     ):
-        first = list(read_documents([folder], known=known))
-    assert len({each.text for each in first}) == len(first) == len(known) == 4
+        first = list(read_documents([folder], digests=digests))
+    assert len({each.text for each in first}) == len(first) == len(digests) == 4
     (folder / "new.txt").write_text("new")
     with pytest.warns(SkippedTextWarning, match=r"^skipped 5 text\(s\) that are copies"):
-        assert [each.text for each in read_documents([folder], known=known)] == ["new"]
+        assert [each.text for each in read_documents([folder], digests=digests)] == ["new"]
 
 
 def test_documents_are_read_one_at_a_time(folder):
@@ -283,11 +283,11 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
         return datasets.IterableDatasetDict({split: rows.to_iterable_dataset() for split, rows in whole.items()})
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    documents = list(read_documents(["dataset:allenai/c4:train:en:body"], most=1))
+    documents = list(read_documents(["dataset:allenai/c4:train:en:body"], max_documents=1))
     assert [(each.name, each.text) for each in documents] == [("allenai/c4:train:0", "one")]
-    assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], most=2)] == ["one", "three"]
+    assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], max_documents=2)] == ["one", "three"]
     assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
     with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
         list(read_documents(["dataset:a:b:c:d:e"]))
     with pytest.raises(SettingError, match=r"^0 documents per source are too few; use at least 1$"):
-        list(read_documents(["dataset:a"], most=0))
+        list(read_documents(["dataset:a"], max_documents=0))

@@ -74,9 +74,9 @@ def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
     index = np.arange(examples.tokens.shape[1])
     end = task.vocabulary.index("end")
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
-    for row, tokens in enumerate(examples.tokens):
-        first, last = examples.prompt_length[row], examples.response_end[row]
-        assert np.array_equal(examples.is_answer[row], (first <= index) & (index <= last))
+    for example, tokens in enumerate(examples.tokens):
+        first, last = examples.prompt_length[example], examples.response_end[example]
+        assert np.array_equal(examples.is_answer[example], (first <= index) & (index <= last))
         assert np.flatnonzero(tokens == end)[0] == last
         assert [token for token in tokens[:first] if token in separators] == separators
         assert not np.isin(tokens[first:last], separators).any()
@@ -126,9 +126,9 @@ def test_the_token_before_an_answer_has_the_id_of_a_token_in_its_support(task, r
     examples = task.sample(length=6, size=50, rng=rng)
     if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
         return
-    for row, index in np.argwhere(examples.is_answer):
-        ids = examples.coupling[:, row].T
-        needed = [ids[place] for place in examples.support[row, index] if 0 <= place < index - 1]
+    for example, index in np.argwhere(examples.is_answer):
+        ids = examples.coupling[:, example].T
+        needed = [ids[place] for place in examples.support[example, index] if 0 <= place < index - 1]
         # A carry only needs the token before it. On one level, the ID may match one of several tokens.
         assert any((ids[index - 1] == each).any() for each in needed) or not needed
 

@@ -45,7 +45,7 @@ class Multiplication:
 
     name: ClassVar[str] = "multiplication"
     summary: ClassVar[str] = "product of two numbers through written products and sums; two coupling levels"
-    paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787), the coupling of several levels; the layout is ours"
+    paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787), the coupling of several levels; layout by lengthwise"
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class Sort:
 
     name: ClassVar[str] = "sort"
     summary: ClassVar[str] = "the items of a list in ascending order"
-    paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); the coupling is ours"
+    paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling by lengthwise"
     version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

@@ -42,27 +42,27 @@ class Document:
 
 @check_arguments
 def read_documents(
-    sources: Iterable[str | Path], *, most: int | None = None, known: dict[bytes, str] | None = None
+    sources: Iterable[str | Path], *, max_documents: int | None = None, digests: dict[bytes, str] | None = None
 ) -> Iterator[Document]:
-    """Yield the texts of each source in order, at most ``most`` per source.
+    """Yield the texts of each source in order, at most ``max_documents`` per source.
 
     A source is a UTF-8 file, a folder, a file of records (``.jsonl`` or ``.json``, also with ``.gz``), or a data set: a
     folder that the datasets library saved, or ``dataset:NAME:SPLIT:CONFIG:COLUMN``, where only the name is required.
-    With ``most``, data sets of the hub are streamed. Folders are read recursively, sorted by name; only files with
-    ``SUFFIXES`` and files of records are read. Hidden, empty and installed files are skipped silently. Files that are
-    not text and copies of earlier texts are skipped with a ``SkippedTextWarning``; a copy could be both trained on and
-    tested. ``known`` has the digests of the texts of earlier calls and is updated.
+    With ``max_documents``, data sets of the hub are streamed. Folders are read recursively, sorted by name; only files
+    with ``SUFFIXES`` and files of records are read. Hidden, empty and installed files are skipped silently. Files that
+    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``, because a copy could be both
+    trained on and tested. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
     Raises ``TextError`` for a source that is missing, cannot be read or has no new text.
     """
     names = [str(source) for source in sources]
     if not names:
         raise TextError("no source of text; use files, folders or dataset:NAME")
-    if most is not None and most < 1:
-        raise SettingError(f"{most} documents per source are too few; use at least 1")
-    copies = _CopyFilter({} if known is None else known)
+    if max_documents is not None and max_documents < 1:
+        raise SettingError(f"{max_documents} documents per source are too few; use at least 1")
+    copies = _CopyFilter({} if digests is None else digests)
     for name in names:
-        documents = (each for each in _documents(name, is_streamed=most is not None) if each.text.strip())
-        yield from copies.filter(name, islice(documents, most))
+        documents = (each for each in _documents(name, is_streamed=max_documents is not None) if each.text.strip())
+        yield from copies.filter(name, islice(documents, max_documents))
     copies.warn()
 
 

@@ -125,10 +125,10 @@ def _by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
 def _survey(by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: Report) -> dict[str, _Kind]:
     """Read all sources once and select the held-out documents."""
     kinds, done = {}, 0
-    known: dict[bytes, str] = {}
+    digests: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
         sizes: list[int] = []
-        for document in read_documents(sources, known=known):
+        for document in read_documents(sources, digests=digests):
             sizes.append(len(document.text.encode()))
             done += 1
             report("reading", done, None)
@@ -165,10 +165,10 @@ def _cut(text: str, share: float) -> int:
 
 def _parts(kinds: Mapping[str, _Kind]) -> Iterator[Part]:
     """Yield split, kind and document in the order of the survey; raise ``TextError`` if the texts have changed."""
-    known: dict[bytes, str] = {}
+    digests: dict[bytes, str] = {}
     for name, kind in kinds.items():
         sizes = []
-        for number, document in enumerate(read_documents(kind.sources, known=known)):
+        for number, document in enumerate(read_documents(kind.sources, digests=digests)):
             sizes.append(len(document.text.encode()))
             if kind.cut is None:
                 yield (HELD_OUT if number in kind.held_out else TRAIN), name, document
