@@ -1,14 +1,13 @@
-"""What influence costs, beside captum and longppl: ratios measured in one run, on one model with random weights.
+"""Cost of influence measures compared with captum and longppl, on one model with random weights.
 
-A Llama of 12 layers, 256 wide, with the vocabulary size of GPT-2; 1,024 far and 32 near tokens. ``leave one out``: all
-far tokens of a target by ``LeaveOneOut`` (masked), against captum's ``FeatureAblation`` (it replaces a token by
-another), timed on a few of its ablations and scaled; its forward computes the logits of the last token alone, like
-ours. ``short context``: the losses of all tokens of a text, against the windows of longppl's ``find_key_token`` (its
-pass over the whole text taken off), also with the vocabulary size of Llama 3, which longppl's own evaluator has.
-``strict leave one out``: far tokens of a target, each left out in turn, against a plain loop of forwards without them.
-``memory``: the largest memory in use beyond the loaded model, in processes of their own, beside a plain forward of the
-same tokens. ``screening``: how many of the exhaustive best 8 it finds, and its time; with ``--run`` (a run on text)
-on trained weights, strict, as well, with the share of what the exhaustive choice gains.
+A Llama of 12 layers, width 256, with the vocabulary size of GPT-2; 1,024 far and 32 near tokens. ``leave one out``: all
+far tokens of a target by masked ``LeaveOneOut``, compared with captum's ``FeatureAblation``, which replaces tokens; the
+latter is timed on a few ablations and scaled, and computes only the logits of the last token, like ours. ``short
+context``: the losses of all tokens of a text, compared with the windows of longppl's ``find_key_token`` without its
+pass over the whole text, also with the vocabulary size of Llama 3. ``strict leave one out``: far tokens of a target,
+compared with a plain loop of forward passes. ``memory``: peak memory beyond the loaded model, compared with a plain
+forward pass, each in a separate process. ``screening``: share of the exhaustive best 8 that a screened measure selects,
+and its time; with ``--run`` (a run on text), strict on trained weights, also the share of the gain.
 """
 
 import argparse
@@ -31,11 +30,11 @@ from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import load_language_model
 from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
-from lengthwise.influence.probing.objective import TargetLoss
-from lengthwise.influence.probing.subset_scoring import Probe, Reading
+from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
+from lengthwise.influence.probing.window_evaluator import WindowEvaluator
 from lengthwise.influence.short_context import short_context_losses
-from lengthwise.influence.targets import choose_targets
+from lengthwise.influence.targets import sample_targets
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
 VOCABULARY, LARGE_VOCABULARY = 50_257, 128_256
@@ -47,7 +46,7 @@ RESULTS = Path(__file__).parent / "results" / "influence_speed.jsonl"
 
 
 def model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
-    """Random weights: the cost does not depend on them."""
+    """Return a model with random weights, which have the cost of trained weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -63,46 +62,49 @@ def model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
 
 
 def windows(number: int) -> list[Window]:
-    """Random tokens."""
+    """Return windows of random tokens."""
     rng = np.random.default_rng(0)
     draws = rng.integers(0, VOCABULARY, (number, FAR + NEAR + 1))
     return [Window(start=row[:0], far=row[:FAR], near=row[FAR:-1], target=int(row[-1])) for row in draws]
 
 
-def probe_of(lm: CausalLM, window: Window) -> Probe:
-    """All far tokens are candidates."""
-    return Probe(
-        reading=Reading(lm, window), mode="masked", objective=TargetLoss(window.target), candidates=np.arange(FAR)
+def scorer_of(lm: CausalLM, window: Window) -> SubsetScorer:
+    """Return a masked scorer with all far tokens as candidates."""
+    return SubsetScorer(
+        evaluator=WindowEvaluator(lm, window),
+        mode="masked",
+        objective=TargetLoss(window.target),
+        candidates=np.arange(FAR),
     )
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def in_turns(*works: Callable[[], Any]) -> list[float]:
-    """The least of a few wall times of each, measured in turns."""
+    """Return the smallest of a few wall times of each function, measured in turns."""
     times = [[seconds(work) for work in works] for _ in range(REPEATS)]
     return [min(each) for each in zip(*times, strict=True)]
 
 
 def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
-    """Seconds per far token and target, ours over all far tokens (or scaled from a part), captum's scaled."""
+    """Measure the seconds per far token and target; captum, and ours on fewer candidates, are scaled."""
     from captum.attr import FeatureAblation  # noqa: PLC0415  (the other modes need no captum)
 
-    chosen = windows(number)
-    tokens = torch.from_numpy(np.stack([window.tokens for window in chosen]))
-    targets = torch.tensor([window.target for window in chosen])
+    samples = windows(number)
+    tokens = torch.from_numpy(np.stack([window.tokens for window in samples]))
+    targets = torch.tensor([window.target for window in samples])
     mask = torch.ones_like(tokens)
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         logits = lm.model(input_ids=ids, attention_mask=mask, logits_to_keep=1).logits[:, 0]
         return logits.log_softmax(dim=-1).gather(1, targets[:, None])[:, 0]
 
-    # The first tokens are features of their own, all others one more.
+    # Each of the first tokens is a feature; all other tokens together are one more feature.
     features = torch.arange(FAR + NEAR).clamp(max=ABLATIONS - 1).expand_as(tokens)
     ablation = FeatureAblation(forward)
 
@@ -111,16 +113,16 @@ def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
             ablation.attribute(tokens, baselines=0, feature_mask=features)
 
     def ours() -> None:
-        for window in chosen:
-            LeaveOneOut().choose(
-                probe_of(lm, window).among(np.arange(candidates)), min(8, candidates), np.random.default_rng(0)
+        for window in samples:
+            LeaveOneOut().select(
+                scorer_of(lm, window).restrict(np.arange(candidates)), min(8, candidates), np.random.default_rng(0)
             )
 
     with torch.no_grad():
         plain = seconds(lambda: forward(tokens))
-    reading = sum(seconds(lambda window=window: Reading(lm, window).masked) for window in chosen)
-    own = (seconds(ours) - reading) * FAR / (candidates + 1) + reading
-    # FeatureAblation runs the whole once, then once per feature.
+    prefill = sum(seconds(lambda window=window: WindowEvaluator(lm, window).states) for window in samples)
+    own = (seconds(ours) - prefill) * FAR / (candidates + 1) + prefill
+    # FeatureAblation runs once without an ablation, then once per feature.
     reference = seconds(captum) * (FAR + 1) / (ABLATIONS + 1)
     return {
         "measured": "leave one out",
@@ -135,7 +137,7 @@ def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
 
 
 def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
-    """Seconds for the losses of all tokens behind the first ``near``."""
+    """Measure the seconds for the losses of all tokens after the first ``near``."""
     from longppl.longppl import find_key_token  # noqa: PLC0415
 
     tokens = np.random.default_rng(1).integers(0, lm.vocabulary_size, TEXT_TOKENS)
@@ -146,10 +148,10 @@ def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
     def whole() -> None:
         lm.model(ids)
 
-    # In the tokenizer's place: longppl then reads the same random tokens.
+    # A function in place of the tokenizer gives longppl the same random tokens.
     own, both, first = in_turns(
         lambda: short_context_losses(lm, tokens, near=near, stride=stride),
-        lambda: find_key_token("", lm.model, lambda text, **rest: encoded, near, stride),
+        lambda: find_key_token("", lm.model, lambda text, **options: encoded, near, stride),
         whole,
     )
     reference = both - first
@@ -166,71 +168,72 @@ def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
 
 
 def screening(lm: CausalLM, number: int) -> dict[str, Any]:
-    """How much of the exhaustive best 8 a screened choice finds."""
-    found, times = [], np.zeros(2)
+    """Measure the share of the exhaustive best 8 that a screened measure selects."""
+    overlaps, times = [], np.zeros(2)
     for window in windows(number):
-        chosen = []
-        for place, measure in enumerate((LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1))):
-            probe = probe_of(lm, window)
-            started = time.perf_counter()
-            chosen.append(set(measure.choose(probe, 8, np.random.default_rng(0)).chosen))
-            times[place] += time.perf_counter() - started
-        found.append(len(chosen[0] & chosen[1]) / 8)
+        selections = []
+        for index, measure in enumerate((LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1))):
+            scorer = scorer_of(lm, window)
+            start = time.perf_counter()
+            selections.append(set(measure.select(scorer, 8, np.random.default_rng(0)).indices))
+            times[index] += time.perf_counter() - start
+        overlaps.append(len(selections[0] & selections[1]) / 8)
     return {
         "measured": "screening",
         "targets": number,
-        "found": float(np.mean(found)),
+        "found": float(np.mean(overlaps)),
         "time_share": float(times[1] / times[0]),
     }
 
 
 def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
-    """Seconds for evenly spaced far tokens of a target, each left out in turn; the loop's from a part, scaled."""
+    """Measure the seconds to leave out each of some far tokens; the loop is timed on a part and scaled."""
     window, rng = windows(1)[0], np.random.default_rng(0)
-    places, part = (np.linspace(0, FAR - 1, number).astype(int) for number in (STRICT, ABLATIONS))
+    indices, part = (np.linspace(0, FAR - 1, number).astype(int) for number in (STRICT, ABLATIONS))
 
     @torch.no_grad()
     def loop() -> None:
-        for place in part.tolist():
-            tokens = torch.from_numpy(window.tokens[window.shown(~window.only([place]))])[None]
+        for index in part.tolist():
+            tokens = torch.from_numpy(window.tokens[window.expand(~window.only([index]))])[None]
             lm.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
 
-    ours, looped = in_turns(
-        lambda: LeaveOneOut().choose(replace(probe_of(lm, window), mode="strict", candidates=places), 8, rng),
+    ours, plain = in_turns(
+        lambda: LeaveOneOut().select(replace(scorer_of(lm, window), mode="strict", candidates=indices), 8, rng),
         loop,
     )
-    looped *= STRICT / ABLATIONS
+    plain *= STRICT / ABLATIONS
     return {
         "measured": "strict leave one out",
         "left_out": STRICT,
         "ours_s": ours,
-        "loop_s": looped,
-        "ratio": looped / ours,
+        "loop_s": plain,
+        "ratio": plain / ours,
     }
 
 
 def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[dict[str, Any]]:
-    """How much of what the exhaustive choice gains a screened one keeps, on held-out text of a run, strict."""
+    """Measure the share of the exhaustive gain that a screened measure reaches, strict, on held-out text of a run."""
     loaded = load_language_model(run)
-    targets = choose_targets(loaded.held_out(), context=near + far, number=number, seed=7000)
+    targets = sample_targets(loaded.held_out(), context=near + far, number=number, seed=7000)
     for measure, share in product((LeaveOneOut(), Greedy()), (0.05, 0.1, 0.25, 0.5)):
-        found, kept, times = [], np.zeros(2), np.zeros(2)
+        overlaps, gains, times = [], np.zeros(2), np.zeros(2)
         for target in targets:
             window = target.window(near, far, ())
-            probe = Probe(
-                reading=Reading(loaded.model, window),
+            scorer = SubsetScorer(
+                evaluator=WindowEvaluator(loaded.model, window),
                 mode="strict",
                 objective=TargetLoss(window.target),
                 candidates=np.arange(far),
             )
-            chosen = []
-            for place, each in enumerate((measure, Screened(then=measure, share=share))):
-                started = time.perf_counter()
-                chosen.append(each.choose(probe, 8, np.random.default_rng(0)))
-                times[place] += time.perf_counter() - started
-            found.append(len(set(chosen[0].chosen) & set(chosen[1].chosen)) / 8)
-            none, *scores = probe.scores(np.stack([probe.only([]), *(probe.only(each.chosen) for each in chosen)]))
-            kept += none - np.array(scores)
+            rankings = []
+            for index, each in enumerate((measure, Screened(then=measure, share=share))):
+                start = time.perf_counter()
+                rankings.append(each.select(scorer, 8, np.random.default_rng(0)))
+                times[index] += time.perf_counter() - start
+            overlaps.append(len(set(rankings[0].indices) & set(rankings[1].indices)) / 8)
+            masks = [scorer.only([]), *(scorer.only(each.indices) for each in rankings)]
+            near_only, *scores = scorer.scores(np.stack(masks))
+            gains += near_only - np.array(scores)
         yield {
             "measured": "screening, trained, strict",
             "measure": measure.name,
@@ -238,55 +241,55 @@ def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[di
             "near": near,
             "far": far,
             "targets": len(targets),
-            "found": float(np.mean(found)),
-            "found_worst": float(np.min(found)),
-            "gain_kept": float(kept[1] / kept[0]),
+            "found": float(np.mean(overlaps)),
+            "found_worst": float(np.min(overlaps)),
+            "gain_kept": float(gains[1] / gains[0]),
             "time_share": float(times[1] / times[0]),
         }
 
 
 def peak_of(work: str) -> int:
-    """Bytes that a process of its own took beyond the loaded model."""
-    made = subprocess.run(
+    """Return the peak bytes of a separate process beyond the loaded model."""
+    completed = subprocess.run(
         [sys.executable, __file__, "--only", work], check=True, capture_output=True, text=True, cwd=Path.cwd()
     )
-    return int(json.loads(made.stdout.splitlines()[-1])["bytes"])
+    return int(json.loads(completed.stdout.splitlines()[-1])["bytes"])
 
 
 def peak(work: str) -> None:
-    """What ``peak_of`` runs: the highest memory in use since the model was loaded, less what it was then (Linux)."""
+    """Print the peak memory since the model was loaded, minus the memory at that time (Linux); see ``peak_of``."""
     lm, (window,) = model(), windows(1)
-    # Forget the peak that making the model left behind.
+    # Reset the peak that building the model caused.
     Path("/proc/self/clear_refs").write_text("5")
-    before = in_use("VmRSS")
+    before = memory_in_use("VmRSS")
     if work == "plain":
         with torch.no_grad():
             lm.model(input_ids=torch.from_numpy(window.tokens)[None], use_cache=False)
     elif work == "ours":
-        LeaveOneOut().choose(probe_of(lm, window).among(np.arange(128)), 8, np.random.default_rng(0))
-    print(json.dumps({"bytes": in_use("VmHWM") - before, "model_bytes": before}))
+        LeaveOneOut().select(scorer_of(lm, window).restrict(np.arange(128)), 8, np.random.default_rng(0))
+    print(json.dumps({"bytes": memory_in_use("VmHWM") - before, "model_bytes": before}))
 
 
-def in_use(what: str) -> int:
-    """Bytes, by the kernel's count."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+def memory_in_use(field: str) -> int:
+    """Return a number of bytes that the kernel reports."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
-    """Print and keep a row per measurement."""
+    """Print and store a row per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("plain", "ours"), help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="One target, few candidates: to see that it works.")
-    parser.add_argument("--run", help="A run on text: measure screening on its weights, and nothing else.")
-    parser.add_argument("--strict", action="store_true", help="Measure strict leave-one-out, and nothing else.")
+    parser.add_argument("--quick", action="store_true", help="One target and few candidates, as a test.")
+    parser.add_argument("--run", help="A run on text: measure only screening, on its weights.")
+    parser.add_argument("--strict", action="store_true", help="Measure only strict leave-one-out.")
     arguments = parser.parse_args()
     if arguments.only is not None:
         peak(arguments.only)
         return
     if arguments.run is not None:
         for row in screening_trained(arguments.run, near=16, far=256, number=4 if arguments.quick else 64):
-            keep(row, quick=arguments.quick)
+            store(row, quick=arguments.quick)
         return
     lm, quick = model(), arguments.quick
     measured: list[Callable[[], dict[str, Any]]] = [lambda: strict_leave_one_out(lm)]
@@ -306,11 +309,11 @@ def main() -> None:
         ]
     )
     for measure in measured:
-        keep(measure(), quick=quick)
+        store(measure(), quick=quick)
 
 
-def keep(row: dict[str, Any], *, quick: bool) -> None:
-    """Print a row, and add it to the results unless it only shows that it works."""
+def store(row: dict[str, Any], *, quick: bool) -> None:
+    """Print a row, and append it to the results unless it is a quick test."""
     print(json.dumps(row), flush=True)
     if not quick:
         append_rows(RESULTS, [{**row, "provenance": provenance()}])

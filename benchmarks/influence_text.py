@@ -1,6 +1,6 @@
-"""Tables of benchmarks/influence_text.md: ``python benchmarks/influence_text.py FOLDER...`` prints those of each study.
+"""Print the tables of benchmarks/influence_text.md: ``python benchmarks/influence_text.py FOLDER...``.
 
-A folder is what ``lengthwise influence --out`` wrote; without one, those kept in ``results/influence_text`` are shown.
+Each FOLDER is the ``--out`` of a study; the default is all folders in ``results/influence_text``.
 """
 
 import json
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lengthwise.influence.report.summary_tables import shown, summary_tables
+from lengthwise.influence.report.answer_sentence import answer
+from lengthwise.influence.report.summary_tables import format_estimate, summary_tables
 
-KEPT = Path(__file__).parent / "results" / "influence_text"
+STUDIES = Path(__file__).parent / "results" / "influence_text"
 
 
 def lines(folder: Path) -> Iterator[str]:
-    """Yield the tables of one study in Markdown, those of kinds of targets, and its answer."""
+    """Yield the tables of one study in Markdown, then a table by kind of target and the answer."""
     summary = json.loads((folder / "summary.json").read_text())
     yield f"## {folder.name}"
     yield ""
@@ -26,11 +27,11 @@ def lines(folder: Path) -> Iterator[str]:
         [
             kind["kind"],
             f"{kind['targets']:,}",
-            *(shown(kind[name]) for name in ("gains", "gains_other", "own_minus_other")),
+            *(format_estimate(kind[name]) for name in ("gains", "gains_other", "own_minus_other")),
         ]
         for kind in summary["kinds"]
     ]
-    yield from ("", "By kind of target:", "", *markdown(header, body), "", summary["answer"]["sentence"], "")
+    yield from ("", "By kind of target:", "", *markdown(header, body), "", answer(summary)["sentence"], "")
 
 
 def markdown(header: list[str], body: list[list[str]]) -> list[str]:
@@ -40,7 +41,7 @@ def markdown(header: list[str], body: list[list[str]]) -> list[str]:
 
 def main() -> None:
     """Print the tables of each folder."""
-    for folder in map(Path, sys.argv[1:] or sorted(map(str, KEPT.iterdir()))):
+    for folder in map(Path, sys.argv[1:] or sorted(map(str, STUDIES.iterdir()))):
         print("\n".join(lines(folder)))
 
 

@@ -1,4 +1,4 @@
-"""The HTML page: escaping of texts, completeness of targets, and behavior of the script."""
+"""HTML page of a study: escaping of texts, completeness of targets, and behavior of the script."""
 
 import base64
 import hashlib
@@ -93,7 +93,7 @@ class ParsedPage(HTMLParser):
 
     @property
     def study(self) -> dict[str, Any]:
-        """The JSON that the script reads."""
+        """JSON data that the script reads."""
         return json.loads("".join(self.texts["script"]).split('"use strict"')[0])
 
 

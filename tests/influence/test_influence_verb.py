@@ -1,4 +1,4 @@
-"""The influence command: options, output and errors."""
+"""Options, output and errors of the influence command."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_prefilter_wraps_exact_measures(name, prefilter, expected):
 
 
 def test_prefilter_rejects_measures_that_are_not_exact():
-    with pytest.raises(SettingError, match=r"measure 'attention' scores nothing exactly.*leave --prefilter out"):
+    with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores .*leave --prefilter out"):
         influence._measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
         influence._measure("gredy", None)
@@ -40,7 +40,7 @@ def test_rules_by_name():
     assert influence._rule("gap", 0.3) == GapRule(gap=0.3)
     assert influence._rule("gap", None) == GapRule()
     assert influence._rule("longppl", None) == LONGPPL
-    with pytest.raises(SettingError, match=r"rule longppl has a gap of its own, 2.0 nats; leave --gap 0.3 out"):
+    with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave --gap 0.3 out"):
         influence._rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
         influence._rule("longpl", 0.3)
@@ -49,24 +49,24 @@ def test_rules_by_name():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere/at/all", "text.txt"], "does not exist; give a folder that save_pretrained made"),
+        (["nowhere/at/all", "text.txt"], "does not exist; use a folder written by save_pretrained"),
         (["model", "--k", "1,x"], "invalid --k '1,x'; use whole numbers"),
         (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 4 far tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
-        (["model", "--controls", "none,random"], "--controls none,random names controls and none; use either"),
-        (["model", "--targets", "10,20"], "--targets 10,20 is no number of targets; use one, or all"),
-        (["./model", "--compare-model", "other"], "./model does not exist; give a folder that save_pretrained made"),
+        (["model", "--controls", "none,random"], "--controls none,random combines controls with none; use either"),
+        (["model", "--targets", "10,20"], "invalid --targets 10,20; use one number, or all"),
+        (["./model", "--compare-model", "other"], "./model does not exist; use a folder written by save_pretrained"),
     ],
 )
 def test_invalid_input_gives_one_line_and_status_2(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         cli.main(["influence", *arguments])
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert left.value.code == 2
-    assert message in told.err
-    assert told.err.count("\n") == 1
+    assert message in output.err
+    assert output.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,11 +79,11 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "text"),
     [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
 )
-def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, told):
-    assert influence._duration(seconds) == told
+def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, text):
+    assert influence._duration(seconds) == text
 
 
 def test_two_models_are_compared_on_the_same_text(tmp_path, monkeypatch, capsys):
@@ -112,9 +112,9 @@ def test_last_process_joins_the_parts_and_reports(tmp_path, monkeypatch, capsys)
     cli.main(["influence", "run", *sizes, "--out", "whole"])
     capsys.readouterr()
     cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "2/2"])
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "part 2/2 is measured; not yet measured: 1/2" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "part 2/2 is complete; missing parts: 1/2" in output.err
     with pytest.raises(SystemExit):
         cli.main(["influence", "run", *sizes, "--seed", "1", "--out", "parts", "--part", "1/2"])
     assert "part-2-of-2 contains another study: different settings.seed" in capsys.readouterr().err

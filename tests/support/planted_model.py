@@ -53,7 +53,7 @@ class PlantedModel:
         return self._log_probs(torch.ones(self.far) if mask is None else mask[-1, : self.far].float())
 
     def rounding_tolerance(self, tokens: Tensor) -> float:
-        """Return a constant."""
+        """Return a constant tolerance in nats."""
         return 1e-5
 
     def prefill(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
@@ -75,7 +75,7 @@ class PlantedModel:
         return torch.autograd.grad(objective(self._log_probs(gates.exp())), gates)[0]
 
     def attention_weights(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
-        """Return uniform weights."""
+        """Return uniform weights over all far tokens."""
         return torch.full((self.far,), 1 / self.far)
 
     def _log_probs(self, visible: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class TextCodec(Protocol):
         ...
 
     def token_text(self, token: int) -> str:
-        """Decode a single token."""
+        """Return the text of a single token."""
         ...
 
 
@@ -40,7 +40,7 @@ class PieceCodec:
         return self.tokenizer.encode(text)
 
     def token_text(self, token: int) -> str:
-        """Decode a single token; the end token is the empty string."""
+        """Return the text of a single token; the end token is the empty string."""
         return self.tokenizer.pieces[token].decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Add-one-in measure."""
+"""Add-one-in measure, which scores single far tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Attention-weight measure."""
+"""Measure by the attention weights of the last near token."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Gradient measure."""
+"""Measure by gradients of attention gates."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Greedy measure."""
+"""Greedy search for a set of far tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Leave-one-out measure."""
+"""Leave-one-out measure, which hides single far tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar

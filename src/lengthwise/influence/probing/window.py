@@ -22,7 +22,7 @@ class Window:
 
     @property
     def num_far(self) -> int:
-        """Number of far tokens."""
+        """Number of far tokens, visible or hidden."""
         return len(self.far)
 
     @property

@@ -1,4 +1,4 @@
-"""The sentence that answers a study: how many far tokens the model uses, after comparison with another text."""
+"""Answer of a study in one sentence: the number of far tokens that the model uses."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -106,7 +106,7 @@ class RowColumns:
 
     @property
     def all_targets(self) -> TargetMask:
-        """Mask of all targets."""
+        """Mask that includes all targets."""
         return np.ones(len(self.document), dtype=bool)
 
     def kind_mask(self, kind: str) -> TargetMask:

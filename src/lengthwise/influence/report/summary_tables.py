@@ -1,4 +1,4 @@
-"""Tables of a summary."""
+"""Tables that a finished study prints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
