@@ -45,7 +45,7 @@ class _SymbolString:
         return (">",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample symbols uniformly."""
+        """Sample symbols uniformly and independently."""
         check_sizes(self.name, length, size)
         return self._lay_out(rng.integers(0, self.num_symbols, size=(size, length)))
 
@@ -57,7 +57,7 @@ class _SymbolString:
         return self._lay_out(parse_symbols(symbols, self.vocabulary[:-3], self.name, form)[None])
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _lay_out(self, symbols: Int[np.ndarray, "batch length"]) -> Examples:

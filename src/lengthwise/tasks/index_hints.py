@@ -46,7 +46,7 @@ class IndexHints:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Separators of the task."""
+        """Separators of the task, without changes."""
         return self.task.separators
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:

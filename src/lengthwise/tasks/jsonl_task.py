@@ -115,7 +115,7 @@ class JSONLTask:
         )
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def placeholder_example(self) -> Examples:

@@ -48,7 +48,7 @@ class Parity:
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample bits uniformly."""
+        """Sample bits uniformly and independently."""
         check_sizes(self.name, length, size)
         return self._lay_out(rng.integers(0, 2, size=(size, length)))
 
@@ -58,7 +58,7 @@ class Parity:
         return self._lay_out(parse_symbols(symbols, ("0", "1"), self.name, "bits such as 0110")[None])
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _lay_out(self, bits: Int[np.ndarray, "batch length"]) -> Examples:

@@ -94,7 +94,7 @@ class Recall:
         return self._lay_out(text[None], np.array(places).T)
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _lay_out(self, text: Int[np.ndarray, "batch text"], key: Int[np.ndarray, "batch queries"]) -> Examples:

@@ -73,7 +73,7 @@ class Sort:
         return self._lay_out(items[None])
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:

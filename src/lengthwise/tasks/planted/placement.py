@@ -44,7 +44,7 @@ class Placement(Protocol):
 
     @property
     def k(self) -> int:
-        """Number of planted tokens."""
+        """Number of planted tokens per sequence."""
         ...
 
     @property
@@ -192,7 +192,7 @@ class Subsets:
 
     @property
     def min_length(self) -> int:
-        """Number of planted tokens."""
+        """Number of planted tokens per sequence."""
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:

@@ -97,12 +97,12 @@ class Planted:
 
     @property
     def num_tokens(self) -> int:
-        """Number of different input tokens."""
+        """Number of different input tokens x."""
         return len(self.background)
 
     @property
     def num_labels(self) -> int:
-        """Number of different labels."""
+        """Number of different labels y."""
         return len(self.labels[0])
 
     @cached_property
@@ -183,7 +183,7 @@ class Planted:
         return sets, np.where(is_possible, probability * ratio, 0.0)
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _tuple_examples(self) -> str:

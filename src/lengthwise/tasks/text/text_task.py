@@ -134,7 +134,7 @@ class Text:
         return self if self.corpus is None else replace(self, run_folder=str(folder))
 
     def placeholder_example(self) -> Examples:
-        """Return two tokens."""
+        """Return a sequence of two tokens."""
         return self.lay_out(np.zeros((1, 2), dtype=np.int64))
 
     @cached_property
