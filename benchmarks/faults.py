@@ -1,4 +1,4 @@
-"""Attacks on files, processes and the command line: `python benchmarks/faults.py`; see `faults.md`."""
+"""Run attacks on files, processes and the command line: ``python benchmarks/faults.py``; results in faults.md."""
 
 import argparse
 import os
@@ -15,14 +15,14 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import torch
-import transformers  # noqa: F401  (every attack forks from here, so that none has to import it)
+import transformers  # noqa: F401  (imported before the forks, so that no attack imports it)
 
 from attacks import command_lines, kills, lies, machine, mutations
 from lengthwise.core.provenance import now, provenance
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-# Each with how many are made, all in a quarter of an hour on two cores; the longest first.
+# Number of attacks per kind, in total 15 minutes on two cores; the longest first.
 ATTACKS = {
     "kills": (kills.attack, 195),
     "commands": (command_lines.attack, 1000),
@@ -37,40 +37,40 @@ ATTACKS = {
 
 
 def main() -> None:
-    """Make all attacks, or those of some kinds, and write one row for each kind."""
+    """Run all attacks, or those of some kinds; with --write, save one row per kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(ATTACKS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--number", type=int)
-    parser.add_argument("--jobs", type=int, default=2, help="kinds at once, each in a process of its own")
-    parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    if len(asked.kinds) == 1:
-        sys.exit(make(asked.kinds[0], asked))
+    parser.add_argument("--number", type=int, help="attacks per kind")
+    parser.add_argument("--jobs", type=int, default=2, help="number of kinds in parallel, one process each")
+    parser.add_argument("--write", action="store_true", help="append the rows to results/faults.jsonl")
+    options = parser.parse_args()
+    if len(options.kinds) == 1:
+        sys.exit(attack_kind(options.kinds[0], options))
     started = time.monotonic()
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        statuses = list(pool.map(partial(_in_process, rest=sys.argv[1:], kinds=asked.kinds), asked.kinds))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        statuses = list(pool.map(partial(_in_process, arguments=sys.argv[1:], kinds=options.kinds), options.kinds))
     print(f"{time.monotonic() - started:.0f} s for {len(statuses)} kinds of attacks")
     sys.exit(max(statuses))
 
 
-def make(kind: str, asked: argparse.Namespace) -> int:
-    """Make the attacks of one kind; return 1 when one of them found something."""
+def attack_kind(kind: str, options: argparse.Namespace) -> int:
+    """Run the attacks of one kind; return 1 if any attack reveals a fault."""
     torch.set_num_threads(1)
     attack, number = ATTACKS[kind]
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        tally = attack(number if asked.number is None else asked.number, asked.seed, Path(scratch))
-    counts = {"attacks": tally.number, "refused": tally.refused, "faults": len(tally.found)}
-    row = {"kind": kind, "seed": asked.seed, **counts, "wall_s": round(time.monotonic() - started, 1)}
+        tally = attack(number if options.number is None else options.number, options.seed, Path(scratch))
+    counts = {"attacks": tally.number, "refused": tally.errors, "faults": len(tally.faults)}
+    row = {"kind": kind, "seed": options.seed, **counts, "wall_s": round(time.monotonic() - started, 1)}
     print(row, flush=True)
-    if asked.write:
-        append_rows(RESULTS, [{**row, "found": tally.found, **provenance(), "time": now()}])
-    return int(bool(tally.found))
+    if options.write:
+        append_rows(RESULTS, [{**row, "found": tally.faults, **provenance(), "time": now()}])
+    return int(bool(tally.faults))
 
 
-def _in_process(kind: str, rest: Sequence[str], kinds: Sequence[str]) -> int:
-    flags = [flag for flag in rest if flag not in kinds]
+def _in_process(kind: str, arguments: Sequence[str], kinds: Sequence[str]) -> int:
+    flags = [flag for flag in arguments if flag not in kinds]
     return subprocess.run([sys.executable, __file__, kind, *flags], check=False).returncode
 
 

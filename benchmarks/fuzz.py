@@ -1,7 +1,7 @@
-"""A million inputs for every reader of files and prompts: `python benchmarks/fuzz.py`; see `faults.md`.
+"""Fuzz the readers of files and prompts with a million inputs: ``python benchmarks/fuzz.py``; results in faults.md.
 
-Hypothesis draws the choices that make an input, whatever the code does with it. With ``--engine atheris`` a fuzzer
-does, which keeps those that reach new code; it has to be installed (``pip install -c constraints.txt -e '.[fuzz]'``).
+Hypothesis samples inputs at random. ``--engine atheris`` uses a coverage-guided fuzzer, which must be installed
+(``pip install -c constraints.txt -e '.[fuzz]'``).
 """
 
 import argparse
@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from attacks.inputs import READERS, input_of, refused
+from attacks.inputs import READERS, input_of, raises_error
 from lengthwise.core.provenance import now, provenance
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 ATHERIS = Path(__file__).with_name("fuzz_atheris.py")
-# Hypothesis remembers the inputs of a round.
+# Hypothesis keeps the inputs of a round in memory.
 ROUND = 5000
 CHOICES = {"min_size": 60, "max_size": 120}
 MEMORY_MIB = 2048
@@ -35,13 +35,13 @@ HANG_SECONDS = 5
 
 
 def by_hypothesis(name: str, number: int, first_seed: int) -> dict[str, Any]:
-    """Give a reader so many inputs; the first fault ends it."""
+    """Run a reader on random inputs; the first fault raises an error."""
     reader, counts, slowest = READERS[name], Counter[bool](), 0.0
 
     def try_one(choices: bytes) -> None:
         nonlocal slowest
         content, started = input_of(reader, choices), time.perf_counter()
-        counts[refused(reader, content)] += 1
+        counts[raises_error(reader, content)] += 1
         slowest = max(slowest, time.perf_counter() - started)
 
     for each in range(math.ceil(number / ROUND)):
@@ -58,36 +58,36 @@ def by_hypothesis(name: str, number: int, first_seed: int) -> dict[str, Any]:
 
 
 def by_atheris(name: str, number: int, first_seed: int) -> dict[str, Any]:
-    """Give a reader so many inputs in a process of its own, which a fault ends."""
+    """Run a reader in a separate process, which stops at the first fault."""
     flags = [f"-runs={number}", f"-seed={first_seed + 1}", "-max_len=200", "-len_control=0", f"-timeout={HANG_SECONDS}"]
     command = [sys.executable, str(ATHERIS), name, *flags, f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    stats = dict(line.removeprefix("stat::").split(":") for line in ended.stderr.splitlines() if "stat::" in line)
-    if ended.returncode:
-        raise SystemExit(f"{name}: atheris ended with {ended.returncode}: {ended.stderr[-3000:]}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    stats = dict(line.removeprefix("stat::").split(":") for line in process.stderr.splitlines() if "stat::" in line)
+    if process.returncode:
+        raise SystemExit(f"{name}: atheris ended with {process.returncode}: {process.stderr[-3000:]}")
     return {"inputs": int(stats["number_of_executed_units"]), "slowest_s": float(stats["slowest_unit_time_sec"])}
 
 
 def main() -> None:
-    """Try all readers, and write a row for each."""
+    """Run all readers; with --write, save one row per reader."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readers", nargs="*", default=list(READERS))
     parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
-    parser.add_argument("--inputs", type=int, default=1_000_000, help="of all readers together")
+    parser.add_argument("--inputs", type=int, default=1_000_000, help="total number of inputs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    for name in asked.readers:
+    parser.add_argument("--write", action="store_true", help="append the rows to results/fuzz.jsonl")
+    options = parser.parse_args()
+    for name in options.readers:
         started = time.monotonic()
-        each = math.ceil(asked.inputs / len(asked.readers))
-        tried = (by_hypothesis if asked.engine == "hypothesis" else by_atheris)(name, each, asked.seed)
-        who = resource.RUSAGE_SELF if asked.engine == "hypothesis" else resource.RUSAGE_CHILDREN
+        each = math.ceil(options.inputs / len(options.readers))
+        counts = (by_hypothesis if options.engine == "hypothesis" else by_atheris)(name, each, options.seed)
+        who = resource.RUSAGE_SELF if options.engine == "hypothesis" else resource.RUSAGE_CHILDREN
         peak = resource.getrusage(who).ru_maxrss / 1024
         wall_s = round(time.monotonic() - started, 1)
-        row = {"reader": name, "engine": asked.engine, "seed": asked.seed, **tried, "peak_mib": round(peak)}
+        row = {"reader": name, "engine": options.engine, "seed": options.seed, **counts, "peak_mib": round(peak)}
         print({**row, "wall_s": wall_s}, flush=True)
         assert peak < MEMORY_MIB, "too much memory"
-        if asked.write:
+        if options.write:
             append_rows(RESULTS, [{**row, "wall_s": wall_s, **provenance(), "time": now()}])
 
 

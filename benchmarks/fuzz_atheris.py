@@ -1,4 +1,4 @@
-"""One reader under atheris: what `fuzz.py --engine atheris` starts, with a reader's name and flags of libFuzzer."""
+"""Fuzz one reader with atheris; started by ``fuzz.py --engine atheris`` with the reader's name and libFuzzer flags."""
 
 import sys
 from pathlib import Path
@@ -7,15 +7,15 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-# What is measured has to be imported here for the first time.
+# Instrumented modules must be imported here for the first time.
 with atheris.instrument_imports(include=["lengthwise", "attacks.inputs"], enable_loader_override=False):
-    from attacks.inputs import READERS, input_of, refused
+    from attacks.inputs import READERS, input_of, raises_error
 
 
 def main() -> None:
-    """Try inputs until the flags or a fault end it; never returns."""
+    """Run inputs until the limit of the flags or the first fault; never returns."""
     reader = READERS[sys.argv[1]]
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda choices: refused(reader, input_of(reader, choices)))
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda choices: raises_error(reader, input_of(reader, choices)))
     atheris.Fuzz()
 
 

@@ -1,9 +1,9 @@
-"""Which scheme and encoding extrapolates: tables and a figure from the comparisons which_parity, -copy and -addition.
+"""Print tables and draw a figure of the comparisons which_parity, which_copy and which_addition.
 
 ``python benchmarks/which_table.py runs/which_parity runs/which_copy runs/which_addition`` prints a table per task and
-draws ``docs/which.png``. A cell holds the exact match at 1, 2, 5, 10 and 100 times the training length over all
-seeds; ``·`` was not measured, because no seed had an exact match at the length before. Of several results folders of
-one task the later ones take the place of the earlier, cell by cell: those that were given more steps.
+draws ``docs/which.png``. A cell has the exact match over all seeds at 1, 2, 5, 10 and 100 times the training length.
+``·`` marks lengths that were not measured because every seed had an exact match of 0 at the previous length. Cells of
+later folders replace those of earlier ones, for example with more training steps.
 """
 
 import sys
@@ -19,46 +19,47 @@ from lengthwise.experiments.recipes.which import ENCODING_NAMES, FACTORS, SCHEME
 from lengthwise.experiments.run_folder import read_rows
 
 Rows = Sequence[Mapping[str, Any]]
-# What does not even reach this at 1x says nothing about longer lengths.
-NEARLY = 0.9
+# Smallest exact match at the training length for which longer lengths are shown.
+MIN_FIT = 0.9
 FIGURE = Path("docs/which.png")
 
 
-def shares(runs: Rows) -> list[float | None]:
-    """Exact match at each factor over all seeds; a seed that stopped before counts as none, None where all did."""
-    found: list[float | None] = []
+def exact_match_by_factor(runs: Rows) -> list[float | None]:
+    """Return exact match over all seeds at each factor; seeds that stopped earlier count as 0, None if all stopped."""
+    values: list[float | None] = []
     seeds = {row["seed"] for row in runs}
     for factor in FACTORS:
-        at = [row for row in runs if row["length"] == factor * row["train_lengths"][1]]
-        found.append(pool_seeds(at)[0] * len(at) / len(seeds) if at else None)
-    return found
+        rows = [row for row in runs if row["length"] == factor * row["train_lengths"][1]]
+        values.append(pool_seeds(rows)[0] * len(rows) / len(seeds) if rows else None)
+    return values
 
 
-def verdict(runs: Rows) -> str:
-    """Why a cell has no numbers; empty when it has."""
+def missing_reason(runs: Rows) -> str:
+    """Return the reason for a cell without numbers; empty if it has numbers."""
     if not runs:
         return "IDs not read"
     best = max(row["fitted"] for row in runs)
     steps = max(row["steps"] for row in runs)
-    return "" if best >= NEARLY else f"never fits ({best:.2f} after {steps:,})"
+    return "" if best >= MIN_FIT else f"never fits ({best:.2f} after {steps:,})"
 
 
 def cell(runs: Rows) -> str:
-    """Five numbers, and what does not fit."""
-    if why := verdict(runs):
-        return why
+    """Return the five numbers of a cell, and the number of seeds that fit."""
+    if reason := missing_reason(runs):
+        return reason
     fits = {row["seed"]: row["fitted"] for row in runs}
     fitted = sum(value >= FIT_THRESHOLD for value in fits.values())
-    written = " ".join("·" if share is None else f"{share:.2f}".removeprefix("0") for share in shares(runs))
-    written = written.replace("1.00", "1").replace(".00", "0")
+    values = exact_match_by_factor(runs)
+    text = " ".join("·" if value is None else f"{value:.2f}".removeprefix("0") for value in values)
+    text = text.replace("1.00", "1").replace(".00", "0")
     steps = max(row["steps"] for row in runs)
     if fitted < len(fits):
-        return f"{written} ({fitted}/{len(fits)} fit in {steps:,})"
-    return f"{written} (in {steps:,})" if steps > STEPS else written
+        return f"{text} ({fitted}/{len(fits)} fit in {steps:,})"
+    return f"{text} (in {steps:,})" if steps > STEPS else text
 
 
 def table(rows: Rows) -> list[list[str]]:
-    """Encodings down, schemes across."""
+    """Return the body of a table: a line per encoding, a column per scheme."""
     body = []
     for encoding in ENCODING_NAMES:
         by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEME_NAMES]
@@ -68,7 +69,7 @@ def table(rows: Rows) -> list[list[str]]:
 
 
 def draw(by_task: Mapping[str, Rows]) -> None:
-    """A panel per task: a row per encoding, five columns per scheme."""
+    """Draw a panel per task: a line per encoding, five columns per scheme."""
     figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
     for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
         encodings = [name for name in ENCODING_NAMES if any(row["row"].endswith(f"/{name}") for row in rows)]
@@ -76,12 +77,14 @@ def draw(by_task: Mapping[str, Rows]) -> None:
         for line, encoding in enumerate(encodings):
             for place, scheme in enumerate(SCHEME_NAMES):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
-                if why := verdict(runs):
+                if reason := missing_reason(runs):
                     middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
-                    axes.text(middle, line, why.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35")
+                    axes.text(
+                        middle, line, reason.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35"
+                    )
                 else:
                     part = slice(place * len(FACTORS), (place + 1) * len(FACTORS))
-                    values[line, part] = [0.0 if share is None else share for share in shares(runs)]
+                    values[line, part] = [0.0 if value is None else value for value in exact_match_by_factor(runs)]
         axes.set_facecolor("0.9")
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
@@ -96,13 +99,13 @@ def draw(by_task: Mapping[str, Rows]) -> None:
 
 
 def main(folders: list[Path]) -> None:
-    """Print every task's table, draw all."""
+    """Print a table per task and draw the figure."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     for folder in folders:
         rows = read_rows(folder if folder.suffix == ".jsonl" else folder / "results.jsonl")
-        known = by_task.setdefault(rows[0]["task"], [])
-        again = {(row["row"], row["seed"]) for row in rows}
-        known[:] = [row for row in known if (row["row"], row["seed"]) not in again] + rows
+        task_rows = by_task.setdefault(rows[0]["task"], [])
+        replaced = {(row["row"], row["seed"]) for row in rows}
+        task_rows[:] = [row for row in task_rows if (row["row"], row["seed"]) not in replaced] + rows
     for task, rows in by_task.items():
         print(f"\n### {task}\n")
         for line in (["encoding", *SCHEME_NAMES], ["---"] * (1 + len(SCHEME_NAMES)), *table(rows)):

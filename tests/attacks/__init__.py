@@ -1,1 +1,1 @@
-"""Attacks on files, processes and the command line; `benchmarks/faults.py` makes them all."""
+"""Attacks on files, processes and the command line, run by `benchmarks/faults.py`."""

@@ -1,7 +1,7 @@
-"""One attack: a command in a forked process of its own, and what its end says about it.
+"""One attack: a command or function in a forked process, and the faults in its outcome.
 
-A fork costs milliseconds where a new interpreter costs seconds. Nothing may compute in the process that forks: threads
-do not survive it.
+A fork takes milliseconds and a new interpreter takes seconds. The parent process must not compute, because threads do
+not survive a fork.
 """
 
 import itertools
@@ -33,14 +33,14 @@ import lengthwise.hf.tokenization  # noqa: F401
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import LengthwiseError
 
-# What is imported above and used nowhere here would be imported by every attack, and a user without rights cannot.
+# The unused imports above save their import in every attack; a user without rights could not import them.
 "".encode("utf-8-sig")
 
-# A command that refuses has to do so in this time, and to stop in it when asked to.
+# Time limit for an error, and for a stop after an interrupt.
 HANG_SECONDS = 5.0
 MEMORY_MIB = 2048
 _NUMBERS = itertools.count()
-# What differs between two measurements of the same.
+# Values that differ between two equal measurements.
 CLOCKS = {"wall_s", "train_s", "time", "provenance"}
 
 Call = Sequence[str] | Callable[[], Any]
@@ -48,7 +48,7 @@ Call = Sequence[str] | Callable[[], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a process ended: its exit status (minus a signal's number), what it printed, seconds and largest memory."""
+    """Outcome of a process: exit status (negative signal number), output, time and peak memory."""
 
     status: int
     out: str
@@ -58,42 +58,42 @@ class Outcome:
     hung: bool = False
 
     def faults(self, allowed: Sequence[int] = (0, 2)) -> list[str]:
-        """What no command may do, whatever it is given."""
-        found = []
+        """Return the faults that no command may have, for any input."""
+        faults = []
         if self.hung:
-            found.append(f"hangs for {self.seconds:.1f} s")
+            faults.append(f"hangs for {self.seconds:.1f} s")
         elif self.status not in allowed:
-            found.append(f"ends with status {self.status}")
+            faults.append(f"exits with status {self.status}")
         if "Traceback (most recent call last)" in self.err + self.out:
-            found.append("prints a traceback")
+            faults.append("prints a traceback")
         if self.status == 2 and len(error_lines(self.err)) != 1:
-            found.append("does not say why in one line")
+            faults.append("has no one-line error")
         if self.memory_mib > MEMORY_MIB:
-            found.append(f"takes {self.memory_mib:,.0f} MiB")
-        return found
+            faults.append(f"takes {self.memory_mib:,.0f} MiB")
+        return faults
 
 
 @dataclass(slots=True)
 class Tally:
-    """How many attacks of a kind were made, and which found something."""
+    """Number of attacks of a kind, and those that revealed faults."""
 
     kind: str
     number: int = 0
-    refused: int = 0
-    found: list[dict[str, Any]] = field(default_factory=list)
+    errors: int = 0
+    faults: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, attack: str, faults: Sequence[str], outcome: Outcome) -> None:
-        """Count an attack in."""
+        """Count an attack."""
         self.number += 1
-        self.refused += outcome.status == 2
+        self.errors += outcome.status == 2
         if faults:
-            shown = (outcome.err or outcome.out)[-1500:]
-            self.found.append({"attack": attack, "faults": list(faults), "printed": shown})
-            sys.stderr.write(f"{self.kind}: {attack}: {'; '.join(faults)}\n{shown}\n")
+            output = (outcome.err or outcome.out)[-1500:]
+            self.faults.append({"attack": attack, "faults": list(faults), "printed": output})
+            sys.stderr.write(f"{self.kind}: {attack}: {'; '.join(faults)}\n{output}\n")
 
 
 def error_lines(printed: str) -> list[str]:
-    """The lines of an error: what follows ``error:`` is one line, and the last."""
+    """Return the lines from ``error:`` on; an error must be the only and last line."""
     lines = printed.splitlines()
     starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
     return lines[starts[0] :] if starts else []
@@ -108,37 +108,37 @@ def run(
     as_nobody: bool = False,
     limits: dict[int, int] | None = None,
 ) -> Outcome:
-    """Run a command line, or a function, in a folder; kill it after ``kill_after`` seconds, or when it hangs."""
+    """Run a command line or a function in a folder; kill it after ``kill_after`` seconds or if it hangs."""
     number = next(_NUMBERS)
-    # Not beside the folder: its disk may be full.
-    printed = {name: Path(tempfile.gettempdir()) / f"attack-{os.getpid()}-{number}.{name}" for name in ("out", "err")}
-    for path in printed.values():
-        # Killed at once, a child opens nothing.
+    # Not in the folder, because its disk may be full.
+    outputs = {name: Path(tempfile.gettempdir()) / f"attack-{os.getpid()}-{number}.{name}" for name in ("out", "err")}
+    for path in outputs.values():
+        # A child that is killed immediately opens no file.
         path.write_bytes(b"")
         path.chmod(0o666)
     started = time.monotonic()
     child = os.fork()
     if not child:
-        be_child(call, folder, printed, as_nobody=as_nobody, limits=limits)
+        be_child(call, folder, outputs, as_nobody=as_nobody, limits=limits)
     hung, status, used = _wait(child, seconds if kill_after is None else kill_after)
     if hung:
-        with_group(child, signal.SIGKILL)
+        send_signal(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
     outcome = Outcome(
         status=os.waitstatus_to_exitcode(status),
-        out=printed["out"].read_text(errors="replace"),
-        err=printed["err"].read_text(errors="replace"),
+        out=outputs["out"].read_text(errors="replace"),
+        err=outputs["err"].read_text(errors="replace"),
         seconds=time.monotonic() - started,
         memory_mib=used.ru_maxrss / 1024,
         hung=hung and kill_after is None,
     )
-    for path in printed.values():
+    for path in outputs.values():
         path.unlink()
     return outcome
 
 
-def with_group(child: int, number: int) -> None:
-    """Send a signal to a child and all that it has started."""
+def send_signal(child: int, number: int) -> None:
+    """Send a signal to a child process and its process group."""
     try:
         os.killpg(child, number)
     except ProcessLookupError:
@@ -159,19 +159,19 @@ def _wait(child: int, seconds: float) -> tuple[bool, int, Any]:
 def be_child(
     call: Call,
     folder: Path,
-    printed: dict[str, Path],
+    outputs: dict[str, Path],
     *,
     as_nobody: bool = False,
     limits: dict[int, int] | None = None,
 ) -> None:
-    """Work in the child of a fork, in a session of its own; never returns."""
+    """Run the call in the forked child, in a new session; never returns."""
     status = 70
     try:
         os.setsid()
         os.chdir(folder)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number, name in enumerate(("out", "err"), start=1):
-            descriptor = os.open(printed[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            descriptor = os.open(outputs[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(descriptor, number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for limit, value in (limits or {}).items():
@@ -180,9 +180,9 @@ def be_child(
         if as_nobody:
             os.setgid(65534)
             os.setuid(65534)
-        status = _called(call)
-    except SystemExit as left:
-        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+        status = _status_of(call)
+    except SystemExit as exit_info:
+        status = exit_info.code if isinstance(exit_info.code, int) else int(exit_info.code is not None)
     except BaseException:
         traceback.print_exc()
         status = 1
@@ -192,48 +192,48 @@ def be_child(
         os._exit(status)
 
 
-def _called(call: Call) -> int:
+def _status_of(call: Call) -> int:
     if not callable(call):
         cli.main(list(call))
         return 0
     try:
-        answer = call()
+        result = call()
     except LengthwiseError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    if answer is not None:
-        sys.stdout.write(json.dumps(answer, default=str))
+    if result is not None:
+        sys.stdout.write(json.dumps(result, default=str))
     return 0
 
 
 def untimed(value: Any) -> Any:
-    """A document without what depends on the clock."""
+    """Remove values that depend on time from a document."""
     if isinstance(value, dict):
         return {key: untimed(part) for key, part in value.items() if key not in CLOCKS}
     return [untimed(part) for part in value] if isinstance(value, list) else value
 
 
-def answer_of(outcome: Outcome) -> Any:
-    """What a command with --json, or a function, has answered."""
+def result_of(outcome: Outcome) -> Any:
+    """Return the JSON output of a command or function."""
     try:
         return untimed(json.loads(outcome.out))
     except ValueError:
         return outcome.out
 
 
-def copy_of(folder: Path, place: Path) -> Path:
-    """A fresh copy to damage."""
-    if place.exists():
-        shutil.rmtree(place)
-    shutil.copytree(folder, place)
-    return place
+def copy_of(folder: Path, target: Path) -> Path:
+    """Replace ``target`` by a copy of the folder."""
+    if target.exists():
+        shutil.rmtree(target)
+    shutil.copytree(folder, target)
+    return target
 
 
 def leftovers(folder: Path) -> list[str]:
-    """What a write that failed has left."""
+    """Return the temporary files that a failed write left."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.unfinished"))
 
 
 def rng_of(*seed: object) -> random.Random:
-    """The same draws for the same names."""
+    """Return a generator that depends only on the names."""
     return random.Random(" ".join(map(str, seed)))

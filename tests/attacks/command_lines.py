@@ -1,4 +1,4 @@
-"""Command lines and calls in Python that nobody would write: answered in one line, without a traceback or a hang."""
+"""Random command lines and Python calls: they must end with a result or a one-line error, without hanging."""
 
 import inspect
 import os
@@ -14,7 +14,7 @@ import typer
 
 import lengthwise as lw
 from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
-from attacks.folders import make_corpus, make_export, make_rows, make_run, parity
+from attacks.folders import make_corpus, make_export, make_jsonl, make_run, parity
 from lengthwise.cli import app as cli
 
 NUMBERS = (
@@ -29,21 +29,21 @@ NAMES = (
     *("parity", "copy", "addition", "text", "sequential", "predicted"),
     *("rotary", "nope", "alibi", "pointer", "greedy"),
 )
-ODD = (
+UNUSUAL = (
     *("[/b]", "[red]", ":key:", "\x1b[31m", "a\nb", "\udcff", "漢字", "x" * 300, "x" * 5000),
     *("../../x", "a/b/c", "{}", "%s", "null"),
 )
 PATHS = (
-    *("run", "run/model.safetensors", "run/experiment.json", "corpus", "hf", "./hf", "rows.jsonl", "asked.jsonl"),
+    *("run", "run/model.safetensors", "run/experiment.json", "corpus", "hf", "./hf", "rows.jsonl", "test.jsonl"),
     *("tales", "missing", "/", "/dev/null", "/dev/full", "/proc/self", ".", "module:Name", "os:path"),
     *("lengthwise:Parity", "dataset:x", "fifo"),
 )
-POOLS = (NUMBERS, WORDS, NAMES, ODD, PATHS)
-# What keeps a command that is right after all from taking long.
+POOLS = (NUMBERS, WORDS, NAMES, UNUSUAL, PATHS)
+# Option values that keep a valid command short.
 SMALL = {"steps": "2", "num_examples": "4", "lengths": "4,8", "size": "quick"}
 SMALL |= {"targets": "4", "seeds": "1", "jobs": "1"}
-# Arguments that a verb can use.
-RIGHT = {
+# Valid arguments of each command.
+ARGUMENTS = {
     "list": ("tasks", "recipes"),
     "prepare": ("tales", "kind=notes", "tales/0.txt"),
     "train": ("parity", "addition_coupled"),
@@ -59,27 +59,27 @@ RIGHT = {
 
 
 def make() -> None:
-    """A folder with one of everything."""
+    """Make one folder of every kind."""
     make_run(0)
-    Path("run").rename("kept")
-    make_rows(0)
+    Path("run").rename("parity")
+    make_jsonl(0)
     Path("run").rename("rows")
     make_export(0)
     Path("run").rename("plain")
     make_corpus(0)
-    Path("kept").rename("run")
+    Path("parity").rename("run")
     os.mkfifo("fifo")
 
 
 def command(rng: random.Random) -> list[str]:
-    """A verb with an argument that is often right, and values of all kinds for some of its options."""
+    """Return a command with often valid arguments, and random values for some of its options."""
     verb, parameters = rng.choice(sorted(_parameters().items()))
-    line, odd = [verb], rng.choice((0.03, 0.1, 0.3))
+    line, share = [verb], rng.choice((0.03, 0.1, 0.3))
     for parameter in parameters:
         name, value = str(parameter.name), rng.choice(rng.choice(POOLS))
         if parameter.param_type_name == "argument":
-            line += [rng.choice(RIGHT[verb]) if rng.random() < 0.7 else value] if rng.random() < 0.95 else []
-        elif rng.random() < odd:
+            line += [rng.choice(ARGUMENTS[verb]) if rng.random() < 0.7 else value] if rng.random() < 0.95 else []
+        elif rng.random() < share:
             line += [parameter.opts[0]] if getattr(parameter, "is_flag", False) else [parameter.opts[0], value]
         elif name in SMALL:
             line += [parameter.opts[0], SMALL[name]]
@@ -99,54 +99,57 @@ def _parameters() -> dict[str, Any]:
 
 
 def attack(number: int, seed: int, scratch: Path) -> Tally:
-    """Give so many command lines; what is right and takes long has to stop when it is asked to."""
+    """Run command lines; a valid command that takes long must stop after an interrupt."""
     tally, begin = Tally("command lines"), scratch / "begin"
     begin.mkdir()
-    made = run(make, begin, seconds=60)
-    assert made.status == 0, made.err
+    outcome = run(make, begin, seconds=60)
+    assert outcome.status == 0, outcome.err
     folder = scratch / "work"
     for each in range(number):
         rng = rng_of(seed, "command", each)
         if each % 25 == 0:
             copy_of_all(begin, folder)
         line = command(rng)
-        outcome = run(partial(interrupted, line), folder, seconds=2 * HANG_SECONDS + 2)
+        outcome = run(partial(run_with_interrupt, line), folder, seconds=2 * HANG_SECONDS + 2)
         faults = outcome.faults(allowed=(0, 1, 2)) + [f"leaves {left}" for left in leftovers(folder)]
         tally.add(f"{each}: {' '.join(line)[:300]!r}", faults, outcome)
     return tally
 
 
-def interrupted(line: list[str]) -> None:
-    """Give a command line and, should it take long, interrupt it once."""
+def run_with_interrupt(line: list[str]) -> None:
+    """Run a command line and interrupt it once if it takes long."""
     signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
     signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGINT))
     cli.main(line)
 
 
 def copy_of_all(begin: Path, folder: Path) -> None:
-    """A copy, its pipe aside."""
+    """Copy a folder with a named pipe."""
     if (begin / "fifo").exists():
         (begin / "fifo").unlink()
     copy_of(begin, folder)
     os.mkfifo(folder / "fifo")
 
 
-WRONG: tuple[Any, ...] = (
+INVALID: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**70, 1.5, float("nan"), object(), int, Path("missing")),
     *("", "x", b"x", [], {}, (), ["x"], {"x": 1}),
 )
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Public functions with arguments that are right."""
+    """Return public functions with valid arguments."""
     experiment = parity(0)
-    loaded = lw.load_run("run")
+    loaded_run = lw.load_run("run")
     return {
         "train": (lw.train, {"experiment": experiment, "out": "new", "resume": False, "device": "cpu"}),
         "load_run": (lw.load_run, {"folder": "run", "device": "cpu"}),
-        "evaluate": (lw.evaluate, {"run": loaded, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))}),
-        "certify_run": (lw.certify_run, {"run": loaded, "lengths": [8], "seed": 0}),
-        "diagnose_run": (lw.diagnose_run, {"run": loaded, "length": 8, "num_examples": 4, "seed": 0}),
+        "evaluate": (
+            lw.evaluate,
+            {"run": loaded_run, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))},
+        ),
+        "certify_run": (lw.certify_run, {"run": loaded_run, "lengths": [8], "seed": 0}),
+        "diagnose_run": (lw.diagnose_run, {"run": loaded_run, "length": 8, "num_examples": 4, "seed": 0}),
         "compare": (
             lw.compare,
             {"experiments": {"a": experiment}, "out": "both", "num_seeds": 1, "jobs": 1, "device": "cpu"},
@@ -181,40 +184,42 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
 
 
-CALLED = (
+FUNCTIONS = (
     *("train", "load_run", "evaluate", "certify_run", "diagnose_run", "compare", "prepare_corpus", "export_hf"),
     *("import_hf", "experiment_for", "recipe", "load_language_model", "EvaluationSettings", "TrainingSettings"),
     *("DecoderSettings", "InfluenceSettings", "Experiment", "Predicted", "Rotary", "Addition", "JSONLTask"),
 )
 
 
-def call_wrongly(name: str, parameter: str, place: int) -> None:
-    """Call a function with one argument of another type; refused by us, or by Python for its signature."""
-    function, right = calls()[name]
+def call_with_invalid_argument(name: str, parameter: str, place: int) -> None:
+    """Call a function with one invalid argument; it must raise a LengthwiseError or a signature error."""
+    function, arguments = calls()[name]
     started = time.monotonic()
     try:
-        function(**{**right, parameter: WRONG[place]})
+        function(**{**arguments, parameter: INVALID[place]})
     except lw.LengthwiseError:
         raise
     except TypeError as error:
-        # Python itself, for an argument that is missing or unknown.
+        # Raised by Python for a missing or unknown argument.
         if "argument" not in str(error):
             raise
     assert time.monotonic() - started < HANG_SECONDS
 
 
 def attack_types(number: int, seed: int, scratch: Path) -> Tally:
-    """Give public functions arguments of wrong types, each a few times."""
+    """Call public functions with arguments of wrong types."""
     tally, begin = Tally("types"), scratch / "begin"
     begin.mkdir()
-    made = run(make, begin, seconds=60)
-    assert made.status == 0, made.err
-    asked = [(name, parameter) for name in CALLED for parameter in inspect.signature(getattr(lw, name)).parameters]
+    outcome = run(make, begin, seconds=60)
+    assert outcome.status == 0, outcome.err
+    pairs = [(name, parameter) for name in FUNCTIONS for parameter in inspect.signature(getattr(lw, name)).parameters]
     for each in range(number):
         rng = rng_of(seed, "type", each)
-        name, parameter = asked[each % len(asked)]
+        name, parameter = pairs[each % len(pairs)]
         copy_of_all(begin, scratch / "work")
-        place = rng.randrange(len(WRONG))
-        outcome = run(partial(call_wrongly, name, parameter, place), scratch / "work", seconds=3 * HANG_SECONDS)
-        tally.add(f"{each}: {name}({parameter}={WRONG[place]!r})", outcome.faults(), outcome)
+        place = rng.randrange(len(INVALID))
+        outcome = run(
+            partial(call_with_invalid_argument, name, parameter, place), scratch / "work", seconds=3 * HANG_SECONDS
+        )
+        tally.add(f"{each}: {name}({parameter}={INVALID[place]!r})", outcome.faults(), outcome)
     return tally

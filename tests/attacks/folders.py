@@ -1,4 +1,4 @@
-"""One small folder of every kind that lengthwise writes, each beside another one of the same kind."""
+"""Small folders of every kind that lengthwise writes."""
 
 import json
 from collections.abc import Callable
@@ -21,8 +21,8 @@ STUDY = ["--far", "16", "--near", "4", "--targets", "40", "--k", "1,2", "--backg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of folder, what makes it in the working folder from a seed, and the commands that use it."""
+class FolderKind:
+    """Kind of folder: a function that makes it in the working folder from a seed, and the commands that use it."""
 
     name: str
     make: Callable[[int], None]
@@ -30,7 +30,7 @@ class Kind:
 
 
 def parity(seed: int) -> Experiment:
-    """A PPC run of a dozen steps, with a checkpoint every four."""
+    """Return the experiment of a PPC run with 12 steps and a checkpoint every 4 steps."""
     return replace(small_experiment(), seed=seed, evaluation=lw.EvaluationSettings(lengths=(2, 4), num_examples=(8,)))
 
 
@@ -39,25 +39,25 @@ def make_run(seed: int) -> None:
     lw.evaluate(run, parity(seed).evaluation)
 
 
-def make_begun(seed: int) -> None:
+def make_unfinished(seed: int) -> None:
     lw.train(parity(seed), "run", device="cpu", stop=stop_after(6))
 
 
 def resume() -> str:
-    """Train a begun run to its end; its weights as text."""
+    """Finish an unfinished run and return its weights as text."""
     run = lw.train(parity(0), "run", device="cpu", resume=True)
     return str({name: tensor.tolist() for name, tensor in run.decoder.state_dict().items()})
 
 
-def make_rows(seed: int) -> None:
-    rows = [
+def make_jsonl(seed: int) -> None:
+    records = [
         {"prompt": [*word], "response": [*word[::-1]], "coupling": [*range(len(word)), *range(len(word))[::-1]]}
         for word in (WORDS[::-1] if seed else WORDS)
     ]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     task = lw.JSONLTask(file="rows.jsonl")
     lw.train(replace(small_experiment(task), train_lengths=(1, 4), seed=seed), "run", device="cpu")
-    Path("rows.jsonl").rename("asked.jsonl")
+    Path("rows.jsonl").rename("test.jsonl")
 
 
 def make_corpus(seed: int) -> None:
@@ -65,7 +65,7 @@ def make_corpus(seed: int) -> None:
 
 
 def train_on_corpus() -> dict[str, Any]:
-    """Train a few steps on the corpus, and measure it."""
+    """Train two steps on the corpus and evaluate."""
     task = lw.Text(corpus="corpus")
     run = lw.train(text_experiment(task, steps=2), "run", device="cpu")
     return {"rows": lw.evaluate(run, run.experiment.evaluation)}
@@ -77,16 +77,19 @@ def make_text(seed: int) -> None:
 
 
 def compare_again() -> dict[str, Any]:
-    """Two rows of two seeds, or what is left of them to run."""
-    rows = {"PPC": parity(0), "increment": replace(small_experiment(head="increment"), evaluation=parity(0).evaluation)}
-    answer = lw.compare(rows, "both", num_seeds=2, jobs=1, device="cpu")
-    return {"rows": answer.rows, "diverged": answer.diverged}
+    """Run or resume a comparison of two experiments with two seeds."""
+    experiments = {
+        "PPC": parity(0),
+        "increment": replace(small_experiment(head="increment"), evaluation=parity(0).evaluation),
+    }
+    comparison = lw.compare(experiments, "both", num_seeds=2, jobs=1, device="cpu")
+    return {"rows": comparison.rows, "diverged": comparison.diverged}
 
 
 def make_comparison(seed: int) -> None:
     if seed:
-        rows = {"PPC": parity(2), "increment": replace(small_experiment(head="increment"), seed=2)}
-        lw.compare(rows, "both", num_seeds=2, jobs=1, device="cpu")
+        experiments = {"PPC": parity(2), "increment": replace(small_experiment(head="increment"), seed=2)}
+        lw.compare(experiments, "both", num_seeds=2, jobs=1, device="cpu")
     else:
         compare_again()
 
@@ -97,7 +100,7 @@ def make_study(seed: int) -> None:
 
 
 def measure() -> dict[str, Any]:
-    """A study of a run on text, or what is left of it to measure."""
+    """Run or resume an influence study of a run on text."""
     model = lw.load_language_model("run", device="cpu")
     texts = [lw.Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
     settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, block=4)
@@ -113,7 +116,7 @@ def make_export(seed: int) -> None:
 
 
 def import_again() -> dict[str, Any]:
-    """Write the run folder that an export came from."""
+    """Convert an export back to a run folder."""
     lw.import_hf("hf", "back")
     tensors, facts = load_tensors(Path("back/model.safetensors"))
     return {"facts": facts, "weights": str({name: tensor.tolist() for name, tensor in tensors.items()})}
@@ -121,14 +124,14 @@ def import_again() -> dict[str, Any]:
 
 EVALUATE = ("evaluate", "run", *LENGTHS)
 KINDS = (
-    Kind(name="run", make=make_run, uses=(EVALUATE, ("generate", "run", "--prompt", "0110", "--json"))),
-    Kind(name="begun run", make=make_begun, uses=(resume,)),
-    Kind(name="run on rows", make=make_rows, uses=(("evaluate", "run", "--task", "asked.jsonl", *LENGTHS),)),
-    Kind(name="corpus", make=make_corpus, uses=(train_on_corpus,)),
-    Kind(name="run on text", make=make_text, uses=(("evaluate", "run", "--lengths", "8,16", "--json"),)),
-    Kind(name="comparison", make=make_comparison, uses=(compare_again,)),
-    Kind(name="study", make=make_study, uses=(measure,)),
-    Kind(
+    FolderKind(name="run", make=make_run, uses=(EVALUATE, ("generate", "run", "--prompt", "0110", "--json"))),
+    FolderKind(name="begun run", make=make_unfinished, uses=(resume,)),
+    FolderKind(name="run on rows", make=make_jsonl, uses=(("evaluate", "run", "--task", "test.jsonl", *LENGTHS),)),
+    FolderKind(name="corpus", make=make_corpus, uses=(train_on_corpus,)),
+    FolderKind(name="run on text", make=make_text, uses=(("evaluate", "run", "--lengths", "8,16", "--json"),)),
+    FolderKind(name="comparison", make=make_comparison, uses=(compare_again,)),
+    FolderKind(name="study", make=make_study, uses=(measure,)),
+    FolderKind(
         name="export",
         make=make_export,
         uses=(

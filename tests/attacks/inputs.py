@@ -1,6 +1,6 @@
-"""Inputs for every reader of files and prompts: bytes made of right ones, of parts of right ones, and of nothing.
+"""Inputs for every reader of files and prompts: valid bytes, damaged valid bytes, and arbitrary bytes.
 
-A reader refuses in one line or takes what it is given; anything else that it raises is a fault.
+A reader must accept an input or raise its documented error; any other exception is a fault.
 """
 
 import copy
@@ -36,7 +36,7 @@ from lengthwise.tasks.jsonl_table import read_table
 from lengthwise.tasks.text_format import format_examples
 from lengthwise.training.training_state import Progress, read_progress
 
-# Rows whose numbers an evaluation has written.
+# A valid result row.
 RESULT = {
     **{"task": "parity", "variant": None, "length": 4, "num_examples": 8, "num_exact": 4, "exact_match": 0.5},
     **{"exact_match_low": 0.2, "exact_match_high": 0.8, "token_accuracy": 0.9, "seed": 0, "steps": 12},
@@ -49,37 +49,36 @@ SHARED = Path("/dev/shm")
 
 
 class Source:
-    """Choices read off bytes: hypothesis shrinks them, and a fuzzer learns which lead to new code."""
+    """Choices decoded from bytes, so that hypothesis can shrink them and a fuzzer can learn from them."""
 
     def __init__(self, content: bytes) -> None:
-        self.content, self.place = content, 0
+        self.content, self.offset = content, 0
 
     def below(self, end: int) -> int:
-        """A whole number below ``end``; 0 behind the last byte."""
+        """Return a whole number below ``end``; 0 after the last byte."""
         size = 1 if end <= 256 else 2
-        found = self.some(size)
-        return int.from_bytes(found, "big") % end
+        return int.from_bytes(self.take(size), "big") % end
 
-    def some(self, size: int) -> bytes:
-        """The next bytes."""
-        self.place += size
-        return self.content[self.place - size : self.place]
+    def take(self, size: int) -> bytes:
+        """Return the next bytes."""
+        self.offset += size
+        return self.content[self.offset - size : self.offset]
 
     def of(self, values: Sequence[Any]) -> Any:
-        """One of several values."""
+        """Return one of the values."""
         return values[self.below(len(values))]
 
     def text(self, size: int) -> str:
-        """A text of any characters, halves of some included."""
+        """Return a text of unusual characters, including surrogates."""
         return "".join(chr(self.of(CHARACTERS)) for _ in range(self.below(size)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A reader, the errors with which it may refuse, and what makes an input for it."""
+    """Reader with its documented error and a function that makes inputs for it."""
 
     read: Callable[[bytes], Any]
-    refuses_with: type[Exception]
+    error: type[Exception]
     make: Callable[[Source], bytes]
 
 
@@ -89,7 +88,7 @@ LEAVES = [None, True, False, "", "x", "end", "<mark>", "softmax", "rotary", *NUM
 
 
 def tree(source: Source, keys: Sequence[str], depth: int = 0) -> Any:
-    """Nested values under these and other keys."""
+    """Return nested values with these and other keys."""
     match source.below(4 if depth < 4 else 2):
         case 0:
             return source.of(LEAVES)
@@ -102,35 +101,35 @@ def tree(source: Source, keys: Sequence[str], depth: int = 0) -> Any:
             return {name: tree(source, keys, depth + 1) for name in names}
 
 
-def document(source: Source, right: dict[str, Any]) -> bytes:
-    """A right object with a few values changed, added or removed, or any tree; then perhaps damaged."""
-    keys = sorted(right)
+def document(source: Source, valid: dict[str, Any]) -> bytes:
+    """Return a valid object with changed, added or removed values, or any tree; sometimes damaged."""
+    keys = sorted(valid)
     if source.below(10) == 9:
-        return damaged(source, json.dumps(tree(source, keys)).encode())
-    whole = copy.deepcopy(right)
+        return maybe_damage(source, json.dumps(tree(source, keys)).encode())
+    root = copy.deepcopy(valid)
     for _ in range(source.below(4)):
-        place, key = whole, source.of(keys)
-        while isinstance(place.get(key), dict) and place[key] and source.below(3):
-            place = place[key]
-            key = source.of(sorted(place))
+        parent, key = root, source.of(keys)
+        while isinstance(parent.get(key), dict) and parent[key] and source.below(3):
+            parent = parent[key]
+            key = source.of(sorted(parent))
         match source.below(4):
             case 0:
-                place.pop(key, None)
+                parent.pop(key, None)
             case 1:
-                place[source.text(5)] = source.of(LEAVES)
+                parent[source.text(5)] = source.of(LEAVES)
             case _:
-                place[key] = tree(source, keys)
-    return damaged(source, json.dumps(whole).encode())
+                parent[key] = tree(source, keys)
+    return maybe_damage(source, json.dumps(root).encode())
 
 
-def damaged(source: Source, content: bytes) -> bytes:
-    """Often as it is; else cut, with some bytes of something else in it, or twice."""
+def maybe_damage(source: Source, content: bytes) -> bytes:
+    """Return the content, usually unchanged; otherwise cut, with other bytes in it, or repeated."""
     match source.below(10):
         case 1:
             return content[: source.below(len(content) + 1)]
         case 2:
-            place = source.below(len(content) + 1)
-            return content[:place] + source.some(source.below(5)) + content[place + source.below(5) :]
+            offset = source.below(len(content) + 1)
+            return content[:offset] + source.take(source.below(5)) + content[offset + source.below(5) :]
         case 3:
             return content + source.of([content, b"\x00", b"\xff", b"\xef\xbb\xbf", b"]", b"[" * 60])
         case _:
@@ -138,23 +137,23 @@ def damaged(source: Source, content: bytes) -> bytes:
 
 
 def lines(source: Source, *rows: dict[str, Any]) -> bytes:
-    """Several lines, each of a right row or not."""
-    each = [document(source, source.of(rows)) if source.below(8) else source.some(9) for _ in range(source.below(5))]
-    return b"\n".join(each)
+    """Return several lines of valid or arbitrary rows."""
+    parts = [document(source, source.of(rows)) if source.below(8) else source.take(9) for _ in range(source.below(5))]
+    return b"\n".join(parts)
 
 
 def weights(source: Source) -> bytes:
-    """Files of safetensors: whole ones with odd tensors and facts, signed or not, and headers that lie."""
+    """Return a safetensors file with unusual tensors and facts, or with a false header."""
     if source.below(2):
         tensors = {
             source.text(5).encode(errors="replace").decode(): torch.zeros(
-                [source.below(4) for _ in range(source.below(4))], dtype=source.of(KINDS)
+                [source.below(4) for _ in range(source.below(4))], dtype=source.of(DTYPES)
             )
             for _ in range(source.below(3))
         }
         text = document(source, FACTS).decode(errors="replace")
         sha256 = checkpoint._digest(tensors, text) if source.below(4) else "0" * 64
-        return damaged(source, save(tensors, metadata={"facts": text, "sha256": sha256}))
+        return maybe_damage(source, save(tensors, metadata={"facts": text, "sha256": sha256}))
     size = source.below(13)
     entry = {"dtype": source.of(["F32", "BF16", "I64", "F4", "X"]), "shape": [size // 4], "data_offsets": [0, size]}
     header = document(source, {"a": entry, "b": entry, "__metadata__": {"facts": "{}", "sha256": "0"}})
@@ -162,42 +161,42 @@ def weights(source: Source) -> bytes:
     return struct.pack("<Q", length) + header + bytes(size)
 
 
-KINDS = [
+DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.uint16, torch.bool, torch.complex64),
 ]
 
 
 def prompts(source: Source) -> bytes:
-    """A task's number and a prompt: a right one, perhaps damaged, or symbols of its own and others."""
-    number = source.below(len(ASKED))
+    """Return the index of a task and a prompt: a valid one, perhaps damaged, or arbitrary symbols."""
+    index = source.below(len(PROMPT_TASKS))
     if source.below(2):
-        return bytes([number]) + damaged(source, source.of(RIGHT[number]))
-    symbols = [*ASKED[number].vocabulary, "+", "=", "*", " ", "  ", ",", ";", "\n", "\u0660", "²", "10", "-1"]
+        return bytes([index]) + maybe_damage(source, source.of(VALID_PROMPTS[index]))
+    symbols = [*PROMPT_TASKS[index].vocabulary, "+", "=", "*", " ", "  ", ",", ";", "\n", "\u0660", "²", "10", "-1"]
     words = [source.of(symbols) if source.below(12) else source.text(3) for _ in range(source.below(14))]
-    return bytes([number]) + source.of(["", " "]).join(words).encode(errors="surrogatepass")
+    return bytes([index]) + source.of(["", " "]).join(words).encode(errors="surrogatepass")
 
 
-ASKED = [made() for made in TASKS.values() if not issubclass(made, lw.JSONLTask | Text)]
+PROMPT_TASKS = [task() for task in TASKS.values() if not issubclass(task, lw.JSONLTask | Text)]
 
 
-def _right_prompts(task: lw.Task) -> list[bytes]:
+def _valid_prompts(task: lw.Task) -> list[bytes]:
     lengths = (smallest_length(task), smallest_length(task) + 3)
-    drawn = [task.sample(length=length, size=4, rng=np.random.default_rng(length)) for length in lengths]
-    told = [text.prompt for examples in drawn for text in format_examples(task, examples)]
-    return [text.encode() for text in (*told, *(text.replace(" ", "") for text in told))]
+    batches = [task.sample(length=length, size=4, rng=np.random.default_rng(length)) for length in lengths]
+    prompts = [text.prompt for examples in batches for text in format_examples(task, examples)]
+    return [text.encode() for text in (*prompts, *(text.replace(" ", "") for text in prompts))]
 
 
-RIGHT = [_right_prompts(task) for task in ASKED]
+VALID_PROMPTS = [_valid_prompts(task) for task in PROMPT_TASKS]
 
 
-def ask(content: bytes) -> None:
-    """Ask one of the tasks."""
-    task = ASKED[content[0] % len(ASKED)] if content else ASKED[0]
+def read_prompt(content: bytes) -> None:
+    """Parse a prompt with one of the tasks."""
+    task = PROMPT_TASKS[content[0] % len(PROMPT_TASKS)] if content else PROMPT_TASKS[0]
     try:
         prompt = content[1:].decode(errors="surrogatepass")
     except UnicodeDecodeError:
-        # As an argument of a command comes.
+        # As in command arguments.
         prompt = content[1:].decode(errors="surrogateescape")
     examples = task.from_prompt(prompt)
     assert examples.tokens.max() < len(task.vocabulary)
@@ -205,8 +204,8 @@ def ask(content: bytes) -> None:
 
 
 def read_results(content: bytes) -> None:
-    """Read rows, sealed or not, and look whether they are results."""
-    path = _written(content)
+    """Read rows, sealed or not, and check that they are result rows."""
+    path = _write(content)
     with suppress(LengthwiseError):
         read_sealed(path)
     for row in read_rows(path):
@@ -214,30 +213,30 @@ def read_results(content: bytes) -> None:
 
 
 def read_weights(content: bytes) -> None:
-    """Read tensors, and facts of a training."""
-    _, facts = load_tensors(_written(content))
+    """Read tensors and training facts."""
+    _, facts = load_tensors(_write(content))
     check_values(TrainingFacts, {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
 
 
-def _written(content: bytes) -> Path:
-    path = Path(_file().name)
+def _write(content: bytes) -> Path:
+    path = Path(_shared_file().name)
     path.write_bytes(content)
     return path
 
 
 @cache
-def _file() -> Any:
-    """One file for all inputs, in memory where the system has such a place; it goes with the process."""
+def _shared_file() -> Any:
+    """Return one file for all inputs, in memory if possible; it is deleted with the process."""
     return tempfile.NamedTemporaryFile(dir=SHARED if SHARED.is_dir() else None)
 
 
-def read_progress_of(content: bytes) -> None:
+def read_checkpoint_facts(content: bytes) -> None:
     """Read the facts of a checkpoint."""
     with suppress(ValueError):
         read_progress(Path("step"), parse_json(content), "", stages=1, steps=12)
 
 
-def read_saved(content: bytes) -> None:
+def read_experiment(content: bytes) -> None:
     """Read an experiment."""
     try:
         tree = parse_json(content)
@@ -246,38 +245,36 @@ def read_saved(content: bytes) -> None:
     from_dict(tree)
 
 
-ROW = {"prompt": ["a", "b"], "response": ["b", "a"], "coupling": [0, 1, 1, 0], "length": 2}
-TEXT_ROW = {"prompt": "a b", "response": "b a"}
+RECORD = {"prompt": ["a", "b"], "response": ["b", "a"], "coupling": [0, 1, 1, 0], "length": 2}
+TEXT_RECORD = {"prompt": "a b", "response": "b a"}
 READERS = {
-    "JSON": Reader(read=parse_json, refuses_with=ValueError, make=lambda source: document(source, EXPERIMENT)),
+    "JSON": Reader(read=parse_json, error=ValueError, make=lambda source: document(source, EXPERIMENT)),
     "rows of prompts": Reader(
         read=lambda content: read_table(content.split(b"\n"), "rows"),
-        refuses_with=LengthwiseError,
-        make=lambda source: lines(source, ROW, TEXT_ROW),
+        error=LengthwiseError,
+        make=lambda source: lines(source, RECORD, TEXT_RECORD),
     ),
-    "rows of results": Reader(
-        read=read_results, refuses_with=LengthwiseError, make=lambda source: lines(source, RESULT)
-    ),
-    "safetensors": Reader(read=read_weights, refuses_with=LengthwiseError, make=weights),
+    "rows of results": Reader(read=read_results, error=LengthwiseError, make=lambda source: lines(source, RESULT)),
+    "safetensors": Reader(read=read_weights, error=LengthwiseError, make=weights),
     "experiments": Reader(
-        read=read_saved, refuses_with=LengthwiseError, make=lambda source: document(source, EXPERIMENT)
+        read=read_experiment, error=LengthwiseError, make=lambda source: document(source, EXPERIMENT)
     ),
     "checkpoint facts": Reader(
-        read=read_progress_of, refuses_with=LengthwiseError, make=lambda source: document(source, PROGRESS)
+        read=read_checkpoint_facts, error=LengthwiseError, make=lambda source: document(source, PROGRESS)
     ),
-    "prompts": Reader(read=ask, refuses_with=LengthwiseError, make=prompts),
+    "prompts": Reader(read=read_prompt, error=LengthwiseError, make=prompts),
 }
 
 
 def input_of(reader: Reader, choices: bytes) -> bytes:
-    """The bytes that some choices make; the choices themselves where the first says so."""
+    """Return the input that the choices make, or the choices themselves if the first byte is 255."""
     return choices[1:] if choices[:1] == b"\xff" else reader.make(Source(choices))
 
 
-def refused(reader: Reader, content: bytes) -> bool:
-    """Whether a reader refuses these bytes; any other error is the caller's."""
+def raises_error(reader: Reader, content: bytes) -> bool:
+    """Return True if the reader raises its documented error; other errors propagate."""
     try:
         reader.read(content)
-    except reader.refuses_with:
+    except reader.error:
         return True
     return False

@@ -1,4 +1,4 @@
-"""Files that are whole, digests and all, and say what cannot be: wrong facts, shapes, types, names and numbers."""
+"""Forged files: valid digests with false facts, shapes, types, names and numbers."""
 
 import copy
 import hashlib
@@ -26,31 +26,31 @@ Tree = dict[str, Any]
 
 
 def leaves(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in a tree of JSON, itself included."""
+    """Yield the paths of all values in a JSON tree, including the root."""
     yield path
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree[:3]) if isinstance(tree, list) else ()
     for key, value in parts:
         yield from leaves(value, (*path, key))
 
 
-def changed(tree: Tree, rng: random.Random) -> tuple[Tree, str]:
-    """The tree with one value that is another, missing, or beside one of an unknown name; and what was done."""
-    lied = copy.deepcopy(tree)
-    *way, last = rng.choice([path for path in leaves(tree) if path])
-    parent = lied
-    for key in way:
+def change(tree: Tree, rng: random.Random) -> tuple[Tree, str]:
+    """Replace, remove or add one value of a tree; return the tree and a description."""
+    forged = copy.deepcopy(tree)
+    *parents, last = rng.choice([path for path in leaves(tree) if path])
+    parent = forged
+    for key in parents:
         parent = parent[key]
-    name = ".".join(map(str, (*way, last)))
+    name = ".".join(map(str, (*parents, last)))
     how = rng.random()
     if how < 0.1 and isinstance(parent, dict):
         del parent[last]
-        return lied, f"without {name}"
+        return forged, f"without {name}"
     if how < 0.15 and isinstance(parent, dict):
         parent["unknown"] = 1
-        return lied, f"unknown beside {name}"
+        return forged, f"unknown beside {name}"
     value = rng.choice(VALUES)
     parent[last] = value
-    return lied, f"{name} = {str(value)[:30]}"
+    return forged, f"{name} = {str(value)[:30]}"
 
 
 def _json(path: Path) -> Tree:
@@ -58,42 +58,42 @@ def _json(path: Path) -> Tree:
     return tree
 
 
-def _rebind(run: Path) -> None:
-    """Sign weights and checkpoints for the experiment as it is now."""
+def _update_digests(run: Path) -> None:
+    """Update the experiment digest in the model and the checkpoints."""
     for path in [*run.glob("model.safetensors"), *run.rglob("step-*.safetensors")]:
         tensors, facts = load_tensors(path)
         save_tensors(path, tensors, {**facts, BOUND: experiment_digest(run)})
 
 
-def lie_in_experiment(folder: Path, rng: random.Random) -> str:
-    """Another experiment than was trained, and weights that are signed for it."""
+def forge_experiment(folder: Path, rng: random.Random) -> str:
+    """Change the experiment, with valid digests in the weights."""
     path = folder / "run" / "experiment.json"
-    tree, what = changed(_json(path), rng)
+    tree, what = change(_json(path), rng)
     path.write_text(json.dumps(tree))
     try:
-        _rebind(folder / "run")
+        _update_digests(folder / "run")
     except Exception as error:
-        return f"{what}, not signed: {type(error).__name__}"
+        return f"{what}, no digest: {type(error).__name__}"
     return what
 
 
-def lie_in_facts(folder: Path, rng: random.Random) -> str:
-    """Facts about a training that never was."""
+def forge_facts(folder: Path, rng: random.Random) -> str:
+    """Change training facts."""
     path = rng.choice([*(folder / "run").glob("model.safetensors"), *(folder / "run").rglob("step-*.safetensors")])
     tensors, facts = load_tensors(path)
-    lied, what = changed(facts, rng)
-    save_tensors(path, tensors, lied)
+    forged, what = change(facts, rng)
+    save_tensors(path, tensors, forged)
     return f"{path.name}: {what}"
 
 
-def lie_in_tensors(folder: Path, rng: random.Random) -> str:
-    """Another shape, type, name or number of tensors."""
+def forge_tensors(folder: Path, rng: random.Random) -> str:
+    """Change the shape, dtype, name or number of tensors."""
     path = rng.choice([*(folder / "run").glob("model.safetensors"), *(folder / "run").rglob("step-*.safetensors")])
     tensors, facts = load_tensors(path)
     name = rng.choice(sorted(tensors))
     tensor = tensors.pop(name)
     what = rng.choice(["removed", "renamed", "added", "shape", "double", "whole", "empty", "infinite", "scalar"])
-    made: dict[str, dict[str, torch.Tensor]] = {
+    changes: dict[str, dict[str, torch.Tensor]] = {
         "removed": {},
         "renamed": {name + "x": tensor},
         "added": {name: tensor, "more": tensor.clone()},
@@ -104,109 +104,109 @@ def lie_in_tensors(folder: Path, rng: random.Random) -> str:
         "infinite": {name: torch.full_like(tensor, math.inf)},
         "scalar": {name: torch.zeros((), dtype=tensor.dtype)},
     }
-    save_tensors(path, {**tensors, **made[what]}, facts)
+    save_tensors(path, {**tensors, **changes[what]}, facts)
     return f"{path.name}: {name} {what}"
 
 
-def lie_in_kept(folder: Path, rng: random.Random) -> str:
-    """What a run keeps of its task's files, signed."""
+def forge_task_files(folder: Path, rng: random.Random) -> str:
+    """Change a task file in a run folder, with a valid digest."""
     run_folder = folder / "run"
     tree = _json(run_folder / "experiment.json")
     name = rng.choice(sorted(tree["files"]))
-    lied, what = changed(_json(run_folder / name), rng)
-    content = json.dumps(lied).encode()
+    forged, what = change(_json(run_folder / name), rng)
+    content = json.dumps(forged).encode()
     (run_folder / name).write_bytes(content)
     tree["files"][name] = hashlib.sha256(content).hexdigest()
     (run_folder / "experiment.json").write_text(json.dumps(tree))
-    _rebind(run_folder)
+    _update_digests(run_folder)
     return f"{name}: {what}"
 
 
-def lie_in_corpus(folder: Path, rng: random.Random) -> str:
-    """The facts of a corpus, or one of the files whose digests they hold."""
+def forge_corpus(folder: Path, rng: random.Random) -> str:
+    """Change the facts of a corpus, or one of its files with a valid digest."""
     facts = _json(folder / "corpus" / "corpus.json")
     name = rng.choice(["corpus.json", "tokenizer.json", "train.jsonl", "held_out.jsonl"])
     path = folder / "corpus" / name
     if name == "corpus.json":
-        facts, what = changed(facts, rng)
+        facts, what = change(facts, rng)
     elif name == "tokenizer.json":
-        lied, what = changed(_json(path), rng)
-        path.write_text(json.dumps(lied))
+        forged, what = change(_json(path), rng)
+        path.write_text(json.dumps(forged))
     else:
         lines = path.read_text().splitlines()
-        lied, what = changed(json.loads(lines[0]), rng)
-        path.write_text("\n".join([json.dumps(lied), *lines[1:]]) + "\n")
+        forged, what = change(json.loads(lines[0]), rng)
+        path.write_text("\n".join([json.dumps(forged), *lines[1:]]) + "\n")
     if name != "corpus.json":
         facts["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
     (folder / "corpus" / "corpus.json").write_text(json.dumps(with_digest(facts)))
     return f"{name}: {what}"
 
 
-def lie_in_comparison(folder: Path, rng: random.Random) -> str:
-    """What is compared, or sealed rows of another measurement."""
+def forge_comparison(folder: Path, rng: random.Random) -> str:
+    """Change the description of a comparison, or its sealed rows."""
     if rng.random() < 0.3:
         path = folder / "both" / "comparison.json"
-        tree, what = changed(_json(path), rng)
+        tree, what = change(_json(path), rng)
         path.write_text(json.dumps(tree))
         return what
     path = rng.choice(sorted(folder.rglob("compared.jsonl")))
     rows = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
-    rows[0], what = changed(rows[0], rng)
+    rows[0], what = change(rows[0], rng)
     content = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(content + json.dumps({SEAL: hashlib.sha256(content.encode()).hexdigest()}) + "\n")
     return f"{path.name}: {what}"
 
 
-def lie_in_study(folder: Path, rng: random.Random) -> str:
-    """What a study is of."""
+def forge_study(folder: Path, rng: random.Random) -> str:
+    """Change the description of a study."""
     path = folder / "study" / "influence.json"
-    tree, what = changed(_json(path), rng)
+    tree, what = change(_json(path), rng)
     path.write_text(json.dumps(tree))
     return what
 
 
-def lie_in_export(folder: Path, rng: random.Random) -> str:
-    """The configuration, signed; or the tokenizer."""
+def forge_export(folder: Path, rng: random.Random) -> str:
+    """Change the configuration or the tokenizer of an export."""
     name = rng.choice(
         ["config.json", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
     )
     path = folder / "hf" / name
     tree = _json(path)
-    lied, what = changed(tree, rng)
-    path.write_text(json.dumps(lied))
+    forged, what = change(tree, rng)
+    path.write_text(json.dumps(forged))
     return f"{name}: {what}"
 
 
-LIES: tuple[tuple[str, Callable[[Path, random.Random], str], tuple[Call, ...]], ...] = (
-    ("run", lie_in_experiment, KINDS[0].uses),
-    ("begun run", lie_in_experiment, (resume,)),
-    ("run on rows", lie_in_experiment, KINDS[2].uses),
-    ("run on text", lie_in_experiment, KINDS[4].uses),
-    ("run", lie_in_facts, KINDS[0].uses),
-    ("begun run", lie_in_facts, (resume,)),
-    ("run", lie_in_tensors, KINDS[0].uses),
-    ("begun run", lie_in_tensors, (resume,)),
-    ("run on rows", lie_in_kept, KINDS[2].uses),
-    ("run on text", lie_in_kept, KINDS[4].uses),
-    ("corpus", lie_in_corpus, KINDS[3].uses),
-    ("comparison", lie_in_comparison, KINDS[5].uses),
-    ("study", lie_in_study, KINDS[6].uses),
-    ("export", lie_in_export, KINDS[7].uses),
+FORGERIES: tuple[tuple[str, Callable[[Path, random.Random], str], tuple[Call, ...]], ...] = (
+    ("run", forge_experiment, KINDS[0].uses),
+    ("begun run", forge_experiment, (resume,)),
+    ("run on rows", forge_experiment, KINDS[2].uses),
+    ("run on text", forge_experiment, KINDS[4].uses),
+    ("run", forge_facts, KINDS[0].uses),
+    ("begun run", forge_facts, (resume,)),
+    ("run", forge_tensors, KINDS[0].uses),
+    ("begun run", forge_tensors, (resume,)),
+    ("run on rows", forge_task_files, KINDS[2].uses),
+    ("run on text", forge_task_files, KINDS[4].uses),
+    ("corpus", forge_corpus, KINDS[3].uses),
+    ("comparison", forge_comparison, KINDS[5].uses),
+    ("study", forge_study, KINDS[6].uses),
+    ("export", forge_export, KINDS[7].uses),
 )
 
 
 def attack(number: int, seed: int, scratch: Path) -> Tally:
-    """Tell so many lies, and use what holds them: they are refused in one line, or harmless."""
-    from attacks.mutations import made_of  # noqa: PLC0415
+    """Forge files and use them: they must cause a one-line error or have no effect."""
+    from attacks.mutations import prepare_folders  # noqa: PLC0415
 
-    tally, made = Tally("lies"), made_of(scratch)
+    tally, folders = Tally("lies"), prepare_folders(scratch)
     for each in range(number):
         rng = rng_of(seed, "lie", each)
-        name, lie, uses = LIES[each % len(LIES)]
-        folder = copy_of(made[name][0], scratch / "copy")
-        what = lie(folder, rng)
+        name, forge, uses = FORGERIES[each % len(FORGERIES)]
+        folder = copy_of(folders[name][0], scratch / "copy")
+        what = forge(folder, rng)
         for call in uses:
             outcome = run(call, folder)
             faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
-            tally.add(f"{each}: {name}, {lie.__name__}: {what}", faults, outcome)
+            tally.add(f"{each}: {name}, {forge.__name__}: {what}", faults, outcome)
     return tally

@@ -1,4 +1,4 @@
-"""A full disk, folders that cannot be written, and two processes at once: every verb that writes."""
+"""A full disk, missing permissions, and two processes at once, for every command that writes."""
 
 import os
 import resource
@@ -13,16 +13,16 @@ from attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import LENGTHS, make_export, make_run, make_text
 from attacks.kills import compare, prepare, reproduce, train
 
-# Work that succeeds may take as long on a busy machine.
+# Time limit of successful work on a busy machine.
 LONG_SECONDS = 60
-# As small as a disk can be whose files still begin; in bytes.
+# Free space, in bytes.
 SIZES = (4096, 20_000, 60_000, 150_000)
-# What the same work needs when it is repeated with room, in bytes.
+# Space for a successful repetition, in bytes.
 ROOM = 16_000_000
 
 
 def make() -> None:
-    """A run, an export, a corpus and a run on text."""
+    """Make a run, an export, a corpus and a run on text."""
     make_text(0)
     Path("run").rename("text")
     make_export(0)
@@ -30,13 +30,13 @@ def make() -> None:
     make_run(0)
 
 
-FEW = ["--far", "16", "--near", "4", "--targets", "8", "--k", "1"]
+SMALL_STUDY = ["--far", "16", "--near", "4", "--targets", "8", "--k", "1"]
 WRITERS: dict[str, Call] = {
     "train": lambda: train("trained"),
     "evaluate": ("evaluate", "run", *LENGTHS),
     "compare": compare,
     "reproduce": reproduce,
-    "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", *FEW, "--out", "study"),
+    "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", *SMALL_STUDY, "--out", "study"),
     "prepare": prepare,
     "export": lambda: lw.export_hf("plain", "exported"),
     "import": lambda: lw.import_hf("hf", "imported"),
@@ -46,30 +46,30 @@ WRITERS: dict[str, Call] = {
 }
 
 
-def _begun(scratch: Path) -> Path:
+def _prepare(scratch: Path) -> Path:
     begin = scratch / "begin"
     begin.mkdir()
-    made = run(make, begin, seconds=120)
-    assert made.status == 0, made.err
+    outcome = run(make, begin, seconds=120)
+    assert outcome.status == 0, outcome.err
     return begin
 
 
-def mounted(folder: Path, size: int) -> bool:
-    """A disk of its own of so many bytes over what is in a folder; False where only the system may mount."""
+def mount(folder: Path, size: int) -> bool:
+    """Mount a disk of ``size`` bytes on a folder; return False without permission to mount."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    return subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def attack_disk(number: int, seed: int, scratch: Path) -> Tally:
-    """Every verb on a disk that is nearly full, and with a limit on the size of its files."""
-    tally, begin = Tally("full disk"), _begun(scratch)
+    """Run every command on a nearly full disk, or with a limit on file sizes."""
+    tally, begin = Tally("full disk"), _prepare(scratch)
     size = sum(path.stat().st_size for path in begin.rglob("*") if path.is_file())
     for each in range(number):
         rng, (name, call) = rng_of(seed, "disk", each), list(WRITERS.items())[each % len(WRITERS)]
         folder = scratch / "work"
         limits, free = {}, rng.choice(SIZES)
-        disk = each // len(WRITERS) % 2 == 0 and mounted(scratch / "disk", size + ROOM)
+        disk = each // len(WRITERS) % 2 == 0 and mount(scratch / "disk", size + ROOM)
         if disk:
             folder = scratch / "disk" / "work"
         else:
@@ -93,39 +93,39 @@ def attack_disk(number: int, seed: int, scratch: Path) -> Tally:
 
 
 def _fill(disk: Path, free: int) -> None:
-    there = os.statvfs(disk)
+    status = os.statvfs(disk)
     with (disk / "filler").open("wb") as filler:
-        filler.write(bytes(max(0, there.f_bavail * there.f_frsize - free - 4096)))
+        filler.write(bytes(max(0, status.f_bavail * status.f_frsize - free - 4096)))
 
 
 def attack_rights(number: int, seed: int, scratch: Path) -> Tally:
-    """Every verb as a user who may not write there, or not even read."""
-    tally, begin = Tally("rights"), _begun(scratch)
+    """Run every command as a user without write or read permission."""
+    tally, begin = Tally("rights"), _prepare(scratch)
     for path in (scratch, *scratch.parents):
         if path != Path("/") and not path.stat().st_mode & 0o1:
             path.chmod(path.stat().st_mode | 0o5)
     for each in range(number):
         rng, (name, call) = rng_of(seed, "rights", each), list(WRITERS.items())[each % len(WRITERS)]
         folder = copy_of(begin, scratch / "work")
-        unread = each // len(WRITERS) % 2 == 1
+        unreadable = each // len(WRITERS) % 2 == 1
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         path = rng.choice(files)
-        if unread:
+        if unreadable:
             path.chmod(0)
             for each_folder in (folder, *(inner for inner in folder.rglob("*") if inner.is_dir())):
                 each_folder.chmod(0o777)
         outcome = run(call, folder, seconds=LONG_SECONDS, as_nobody=os.getuid() == 0)
         faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
-        if not unread and outcome.status != 2:
-            faults.append("writes where it may not")
-        what = f"cannot read {path.relative_to(folder)}" if unread else "cannot write"
+        if not unreadable and outcome.status != 2:
+            faults.append("writes without permission")
+        what = f"cannot read {path.relative_to(folder)}" if unreadable else "cannot write"
         tally.add(f"{each}: {name}, {what}", faults, outcome)
     return tally
 
 
 def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
-    """Every verb twice at once: one is refused, or both end well; the result is that of one."""
-    tally, begin = Tally("two at once"), _begun(scratch)
+    """Run every command twice at once: at least one must succeed."""
+    tally, begin = Tally("two at once"), _prepare(scratch)
     for each in range(number):
         rng, (name, call) = rng_of(seed, "pair", each), list(WRITERS.items())[each % len(WRITERS)]
         folder = copy_of(begin, scratch / "work")
@@ -133,19 +133,22 @@ def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
         delay = rng.uniform(0, 0.2)
 
         def second(
-            call: Call = call, folder: Path = folder, delay: float = delay, ended: list[Outcome] = outcomes
+            call: Call = call, folder: Path = folder, delay: float = delay, results: list[Outcome] = outcomes
         ) -> None:
             time.sleep(delay)
-            ended.append(run(call, folder, seconds=LONG_SECONDS))
+            results.append(run(call, folder, seconds=LONG_SECONDS))
 
-        both = [threading.Thread(target=partial(_into, outcomes, call, folder)), threading.Thread(target=second)]
+        both = [
+            threading.Thread(target=partial(_append_outcome, outcomes, call, folder)),
+            threading.Thread(target=second),
+        ]
         for thread in both:
             thread.start()
         for thread in both:
             thread.join()
         faults = [fault for outcome in outcomes for fault in outcome.faults()]
         if all(outcome.status for outcome in outcomes):
-            faults.append("neither ends well")
+            faults.append("neither succeeds")
         faults += [f"leaves {left}" for left in leftovers(folder)]
         again = run(call, folder, seconds=LONG_SECONDS)
         faults += again.faults()
@@ -153,5 +156,5 @@ def attack_pairs(number: int, seed: int, scratch: Path) -> Tally:
     return tally
 
 
-def _into(ended: list[Outcome], call: Call, folder: Path) -> None:
-    ended.append(run(call, folder, seconds=LONG_SECONDS))
+def _append_outcome(results: list[Outcome], call: Call, folder: Path) -> None:
+    results.append(run(call, folder, seconds=LONG_SECONDS))
