@@ -154,9 +154,9 @@ def test_attention_is_a_softmax_over_keys_up_to_the_querys_token(
     def bias_of(start: int, stop: int, keys: int) -> torch.Tensor:
         return torch.from_numpy(bias[:, :, start:stop, :keys])
 
-    given = [torch.from_numpy(part) for part in (query, key, value)]
+    inputs = [torch.from_numpy(part) for part in (query, key, value)]
     with torch.set_grad_enabled(graded):
-        out = attend(*given, bias_of if biased else None).numpy()
+        out = attend(*inputs, bias_of if biased else None).numpy()
     for sequence in range(2):
         np.testing.assert_allclose(
             out[sequence],
@@ -201,14 +201,14 @@ def test_attention_is_diluted_only_in_training(rng):
 def test_bias_chunks_cover_each_query_once(monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
     monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 7 * 2)
-    asked = []
+    chunks = []
 
     def bias_of(start: int, stop: int, keys: int) -> torch.Tensor:
-        asked.append((start, stop, keys))
+        chunks.append((start, stop, keys))
         return torch.zeros(1, 3, stop - start, keys)
 
     attend(torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 4), bias_of)
-    assert asked == [(0, 2, 4), (2, 4, 6), (4, 5, 7)]
+    assert chunks == [(0, 2, 4), (2, 4, 6), (4, 5, 7)]
 
 
 def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -243,14 +243,14 @@ class Reference:
     def embedded(self, tokens: np.ndarray, position_ids: np.ndarray) -> np.ndarray:
         """Return the sum of token, previous token, segment and, for learned positions, ID vectors."""
         weights, embeddings = self.weights, []
-        seen = 0
+        num_separators = 0
         for t, token in enumerate(tokens):
             x = weights["embedding"][token].copy()
             if self.settings.previous_token_mix and t > 0:
                 x += weights["previous_share"] * weights["embedding"][tokens[t - 1]]
-            seen = min(seen + (int(token) in self.separators), len(self.separators))
+            num_separators = min(num_separators + (int(token) in self.separators), len(self.separators))
             if self.settings.segments:
-                x += weights["segment"][seen]
+                x += weights["segment"][num_separators]
             if self.encoding == "learned":
                 x += weights["encoding.levels.0.vectors"][position_ids[t]]
             embeddings.append(x)

@@ -107,8 +107,8 @@ def reference_scores(
 def assert_visible_close(actual: np.ndarray, expected: np.ndarray, atol: float = 1e-4) -> None:
     """Compare the scores of visible keys; the others are masked."""
     queries, keys = actual.shape[2:]
-    seen = np.tril(np.ones((queries, keys), bool), keys - queries)
-    np.testing.assert_allclose(np.where(seen, actual, 0), np.where(seen, expected, 0), atol=atol)
+    visible = np.tril(np.ones((queries, keys), bool), keys - queries)
+    np.testing.assert_allclose(np.where(visible, actual, 0), np.where(visible, expected, 0), atol=atol)
 
 
 @over_ids
@@ -205,8 +205,8 @@ def test_frequencies_and_gain_equal_those_of_transformers(kind, base, length, fa
     config = tiny(kind, {"factor": factor, "rope_theta": base}, longest=length)
     config.head_dim = d_head
     expected, gain = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-    chosen = {"linear": LinearInterpolation, "yarn": YaRN}[kind](factor=factor, base=base)
-    settings = replace(chosen, original_length=length) if kind == "yarn" else chosen
+    scaling = {"linear": LinearInterpolation, "yarn": YaRN}[kind](factor=factor, base=base)
+    settings = replace(scaling, original_length=length) if kind == "yarn" else scaling
     module = settings.build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head))
     torch.testing.assert_close(module.scaled(torch.device("cpu")).float(), expected, rtol=1e-5, atol=0)
     assert module.gain == pytest.approx(gain)
@@ -403,8 +403,8 @@ def test_gradients_of_pairwise_scores_equal_finite_differences(in_training, name
     def total(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (module.scores(query, key, ids[:, 2:], ids) * upstream).sum()
 
-    given = query.requires_grad_(), key.requires_grad_()
-    slopes = torch.autograd.grad(total(*given), given)
+    inputs = query.requires_grad_(), key.requires_grad_()
+    slopes = torch.autograd.grad(total(*inputs), inputs)
     # Scores are linear in queries and in keys, so a step of any size gives the slope.
     with torch.no_grad():
         for moved, slope, step in (
@@ -432,8 +432,10 @@ def test_training_saves_no_scores_of_single_component_pairs(name, rng):
 
 def small_decoder(settings: EncodingSettings, num_levels: int = 1, **options: object) -> Decoder:
     """Return a decoder of two layers with random parameters, in evaluation mode."""
-    chosen = DecoderSettings(**{"num_layers": 2, "d_model": 32, "num_heads": 2, "temperature": 1.0, **options})
-    decoder = Decoder(chosen, settings, vocabulary_size=6, separators=(4, 5), num_levels=num_levels)
+    decoder_settings = DecoderSettings(
+        **{"num_layers": 2, "d_model": 32, "num_heads": 2, "temperature": 1.0, **options}
+    )
+    decoder = Decoder(decoder_settings, settings, vocabulary_size=6, separators=(4, 5), num_levels=num_levels)
     randomize(decoder)
     return decoder.eval()
 

@@ -229,8 +229,8 @@ def test_the_gradient_of_entmax_equals_the_papers_jacobian(alpha, rng):
     weights.backward(torch.from_numpy(upstream).float())
     assert scores.grad is not None
     for place in np.ndindex(*scores.shape[:-1]):
-        chosen = weights[place].detach().double().numpy()
-        s = np.where(chosen > 0, chosen ** (2 - alpha), 0.0)
+        p = weights[place].detach().double().numpy()
+        s = np.where(p > 0, p ** (2 - alpha), 0.0)
         expected = s * upstream[place] - s * (s @ upstream[place]) / s.sum()
         np.testing.assert_allclose(scores.grad[place].numpy(), expected, atol=1e-4)
 
@@ -238,9 +238,9 @@ def test_the_gradient_of_entmax_equals_the_papers_jacobian(alpha, rng):
 def reference_top_k(scores: np.ndarray, k: int) -> np.ndarray:
     """Return a softmax over the k largest scores, 0 for the others."""
     weights = np.zeros(len(scores))
-    kept = [index for index in np.argsort(-scores)[:k] if scores[index] > -math.inf]
-    for index in kept:
-        weights[index] = math.exp(scores[index]) / sum(math.exp(scores[other]) for other in kept)
+    largest = [index for index in np.argsort(-scores)[:k] if scores[index] > -math.inf]
+    for index in largest:
+        weights[index] = math.exp(scores[index]) / sum(math.exp(scores[other]) for other in largest)
     return weights
 
 
@@ -268,8 +268,8 @@ def test_decoder_settings_select_the_weight_function(rng):
     }
     for name, settings in SPARSE.items():
         decoder = small_decoder("nope", Parity(), **settings)
-        chosen = decoder.blocks[0].weight_function
-        torch.testing.assert_close(chosen(scores), expected[name])
+        weight_function = decoder.blocks[0].weight_function
+        torch.testing.assert_close(weight_function(scores), expected[name])
     assert make_weight_function("softmax", k=3, alpha=1.5) is None
 
 
@@ -344,17 +344,17 @@ def test_queries_are_scaled_by_the_number_of_visible_keys_with_and_without_a_cac
         offset, power = (part.flatten().numpy() for part in (length_scale.offset, length_scale.power))
         assert abs(offset).min() > 1e-3
         assert abs(power - 1).min() > 1e-3
-    asked = []
+    queries_seen = []
 
     def record(query: Tensor, key: Tensor, value: Tensor, bias: object) -> Tensor:
-        asked.append(query)
+        queries_seen.append(query)
         return attend(query, key, value, bias)
 
     monkeypatch.setattr("lengthwise.model.decoder.attend", record)
     plain(tokens, ids)
     _, cache = scaled(tokens[:, :4], ids[:, :, :4])
     scaled(tokens[:, 4:], ids[:, :, 4:], cache)
-    before, *after = asked
+    before, *after = queries_seen
     factors = torch.cat(after, dim=2).numpy() / before.numpy()
     for head in range(2):
         for t in range(9):

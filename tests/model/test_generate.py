@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, rows end on their own, IDs are graded and missing ones refused."""
+"""Tests of generation: caching, end tokens, grading of predicted IDs and errors for missing IDs."""
 
 from dataclasses import replace
 
@@ -26,21 +26,21 @@ TWO_LEVELS = MultiAddition(operands=(2, 2))
 over_levels = pytest.mark.parametrize("task", [Parity(), TWO_LEVELS], ids=["one level", "two levels"])
 
 
-def prepared(experiment: Experiment, *, size: int = 12) -> tuple[Decoder, Batch]:
-    """Two layers with every option on and random weights, and a batch whose prompts are of one length."""
+def decoder_and_batch(experiment: Experiment, *, size: int = 12) -> tuple[Decoder, Batch]:
+    """Return a decoder of two layers with every option and random weights, and a batch with prompts of one length."""
     options = replace(experiment.decoder, num_layers=2, previous_token_mix=True)
     decoder = build_decoder(replace(experiment, decoder=options))
     randomize(decoder)
     with torch.no_grad():
-        # Without a bias towards what was just read, random weights write one token only.
+        # Random weights generate the same token forever unless embeddings are large.
         decoder.embedding.mul_(3)
     examples = experiment.task.sample(length=5, size=size, rng=stream(0, "examples"))
     return decoder.eval(), to_batch(5, examples, experiment.scheme.assign(examples, stream(0, "IDs"), training=True))
 
 
 @torch.no_grad()
-def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Greedy decoding that reads the whole prefix again for every token; IDs are predicted if there is a head."""
+def decode_without_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return greedily decoded tokens and IDs, recomputing the whole prefix for every token."""
     length = int(batch.prompt_length[0])
     tokens, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
     for index in range(length, length + new):
@@ -58,17 +58,17 @@ def without_a_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(encoding):
-    # On two levels a quarter of a head is no pair.
+def test_cached_generation_with_known_ids_equals_uncached_decoding(encoding):
+    # On two levels, a quarter of a head is less than one pair.
     settings, used = small_encoding(encoding, share=0.5), []
     for task in (Parity(), Addition(), TWO_LEVELS):
-        decoder, batch = prepared(small_experiment(task, MultiLevel(num_position_ids=48), settings))
+        decoder, batch = decoder_and_batch(small_experiment(task, MultiLevel(num_position_ids=48), settings))
         length = int(batch.prompt_length[0])
-        written = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
-        tokens, ids = without_a_cache(decoder, batch, NEW)
-        assert torch.equal(written.tokens, tokens)
-        assert torch.equal(written.position_ids, ids)
-        assert written.is_written.all()
+        generation = generate(decoder, batch.tokens[:, :length], batch.position_ids, end=NEVER, max_new_tokens=NEW)
+        tokens, ids = decode_without_cache(decoder, batch, NEW)
+        assert torch.equal(generation.tokens, tokens)
+        assert torch.equal(generation.position_ids, ids)
+        assert generation.is_written.all()
         used.append(len(tokens.unique()))
     assert max(used) > 1
 
@@ -76,53 +76,53 @@ def test_cached_generation_with_given_ids_writes_what_the_whole_prefix_says(enco
 @pytest.mark.parametrize("encoding", ["rotary", "learned"])
 @pytest.mark.parametrize("head", POSITION_HEADS)
 @over_levels
-def test_cached_generation_with_predicted_ids_writes_what_the_whole_prefix_says(task, head, encoding):
+def test_cached_generation_with_predicted_ids_equals_uncached_decoding(task, head, encoding):
     experiment = small_experiment(task, Predicted(num_position_ids=48), ENCODINGS[encoding](), head=head)
-    decoder, batch = prepared(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     length = int(batch.prompt_length[0])
-    given = batch.position_ids[:, :, :length]
-    # From the prompt alone, no later than the last ID that the encoding holds.
-    written = generate(decoder, batch.tokens[:, :length], given, end=NEVER, max_new_tokens=NEW)
-    tokens, ids = without_a_cache(decoder, batch, NEW)
-    assert torch.equal(written.tokens, tokens)
-    assert torch.equal(written.position_ids, ids)
+    known_ids = batch.position_ids[:, :, :length]
+    # The IDs of the prompt alone, so that all predicted IDs are in the range of the encoding.
+    generation = generate(decoder, batch.tokens[:, :length], known_ids, end=NEVER, max_new_tokens=NEW)
+    tokens, ids = decode_without_cache(decoder, batch, NEW)
+    assert torch.equal(generation.tokens, tokens)
+    assert torch.equal(generation.position_ids, ids)
     assert all(len(level.unique()) > 2 for level in ids)
 
 
 @over_levels
-def test_given_ids_go_before_predicted_ones_as_far_as_they_reach(task):
-    decoder, batch = prepared(small_experiment(task))
+def test_known_ids_take_precedence_over_predicted_ones(task):
+    decoder, batch = decoder_and_batch(small_experiment(task))
     length = int(batch.prompt_length[0])
-    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
-    written = generate(decoder, prompt, given, end=NEVER, max_new_tokens=NEW)
-    alone = generate(decoder, prompt, given[:, :, :length], end=NEVER, max_new_tokens=NEW)
-    assert torch.equal(written.position_ids[:, :, :3], given[:, :, length:])
-    assert not torch.equal(alone.position_ids[:, :, :3], given[:, :, length:])
-    assert torch.equal(written.tokens[:, 0], alone.tokens[:, 0])
+    prompt, known_ids = batch.tokens[:, :length], batch.position_ids[:, :, : length + 3]
+    generation = generate(decoder, prompt, known_ids, end=NEVER, max_new_tokens=NEW)
+    alone = generate(decoder, prompt, known_ids[:, :, :length], end=NEVER, max_new_tokens=NEW)
+    assert torch.equal(generation.position_ids[:, :, :3], known_ids[:, :, length:])
+    assert not torch.equal(alone.position_ids[:, :, :3], known_ids[:, :, length:])
+    assert torch.equal(generation.tokens[:, 0], alone.tokens[:, 0])
 
 
 @torch.no_grad()
-def test_an_id_is_graded_right_where_it_is_on_both_levels():
-    decoder, batch = prepared(small_experiment(TWO_LEVELS))
+def test_an_id_is_graded_correct_only_if_both_levels_are():
+    decoder, batch = decoder_and_batch(small_experiment(TWO_LEVELS))
     length = int(batch.prompt_length[0])
     targets, ids = batch.tokens[:, length:], batch.position_ids
     hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], query_start=length - 1)
     prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
     predicted = decoder.next_ids(hidden, ids[:, :, length - 1 : -1], targets, prompts)
-    written = generate(
+    generation = generate(
         decoder, batch.tokens[:, :length], ids[:, :, :length], end=NEVER, max_new_tokens=targets.shape[1]
     )
     for decode, named in (
         ("forced", torch.stack([level.most_likely() for level in predicted])),
-        ("free", written.position_ids),
+        ("free", generation.position_ids),
     ):
         first, second = named == ids[:, :, length:]
         assert torch.equal(grade(decoder, batch, end=NEVER, decode=decode).id_correct, first & second)
         assert (first != second).any()
 
 
-def test_a_row_is_written_up_to_its_end_token_and_decoding_stops_with_the_last_row():
-    decoder, batch = prepared(small_experiment(Addition(), Coupled(num_position_ids=48)))
+def test_each_sequence_ends_at_its_end_token_and_decoding_stops_after_the_last():
+    decoder, batch = decoder_and_batch(small_experiment(Addition(), Coupled(num_position_ids=48)))
     length = int(batch.prompt_length[0])
     prompt = batch.tokens[:, :length]
     endless = generate(decoder, prompt, batch.position_ids, end=NEVER, max_new_tokens=NEW)
@@ -140,22 +140,22 @@ def test_a_row_is_written_up_to_its_end_token_and_decoding_stops_with_the_last_r
     assert len({sum(row) for row in expected}) > 1
 
 
-def test_decoding_stops_before_the_last_token_when_every_row_has_ended():
-    decoder, batch = prepared(small_experiment(), size=1)
+def test_decoding_stops_early_when_every_sequence_has_ended():
+    decoder, batch = decoder_and_batch(small_experiment(), size=1)
     length = int(batch.prompt_length[0])
-    prompt, given = batch.tokens[:, :length], batch.position_ids[:, :, :length]
-    end = int(generate(decoder, prompt, given, end=NEVER, max_new_tokens=1).tokens)
-    assert generate(decoder, prompt, given, end=end, max_new_tokens=NEW).tokens.tolist() == [[end]]
+    prompt, known_ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    end = int(generate(decoder, prompt, known_ids, end=NEVER, max_new_tokens=1).tokens)
+    assert generate(decoder, prompt, known_ids, end=end, max_new_tokens=NEW).tokens.tolist() == [[end]]
 
 
-def test_fewer_ids_than_prompt_tokens_are_refused():
-    decoder, batch = prepared(small_experiment())
+def test_fewer_ids_than_prompt_tokens_raise_an_error():
+    decoder, batch = decoder_and_batch(small_experiment())
     with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; pass one for each$"):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :6], end=3, max_new_tokens=2)
 
 
-def test_ids_that_nobody_gives_or_predicts_are_refused():
-    decoder, batch = prepared(small_experiment(scheme=Coupled(num_position_ids=48)))
+def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
+    decoder, batch = decoder_and_batch(small_experiment(scheme=Coupled(num_position_ids=48)))
     text = (
         r"^IDs for 2 of 3 new tokens and this decoder predicts none; "
         r"pass all of them, or train with the scheme predicted$"

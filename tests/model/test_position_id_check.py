@@ -1,4 +1,4 @@
-"""Wrong IDs at the decoder's edge: one clear line, wherever they come in."""
+"""Tests of the position ID check: one-line errors at every entry point of the decoder."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
 
-# Two prompts of 4 tokens, and two tokens more.
+# Two sequences with 4 prompt tokens and 2 new tokens.
 PROMPT, NEW = 4, 2
 TOKENS = torch.tensor([[0, 1, 2, 3, 1, 2], [3, 2, 1, 0, 0, 1]])
 IDS = torch.tensor([[[0, 1, 2, 3, 1, 2], [4, 5, 6, 7, 5, 6]], [[1, 1, 2, 2, 3, 3], [0, 0, 5, 5, 9, 9]]])
@@ -20,33 +20,33 @@ def decoder_of(encoding: EncodingSettings, num_levels: int) -> Decoder:
     return Decoder(settings, encoding, vocabulary_size=4, num_levels=num_levels).eval()
 
 
-def in_a_forward(decoder: Decoder, position_ids: torch.Tensor) -> None:
+def call_forward(decoder: Decoder, position_ids: torch.Tensor) -> None:
     decoder(TOKENS, position_ids)
 
 
-def in_a_cached_step(decoder: Decoder, position_ids: torch.Tensor) -> None:
-    good = IDS[: decoder.check_ids.num_levels, :, :PROMPT]
-    _, cache = decoder(TOKENS[:, :PROMPT], good)
+def call_cached_step(decoder: Decoder, position_ids: torch.Tensor) -> None:
+    valid = IDS[: decoder.check_ids.num_levels, :, :PROMPT]
+    _, cache = decoder(TOKENS[:, :PROMPT], valid)
     decoder(TOKENS[:, PROMPT:], position_ids[..., PROMPT:], cache)
 
 
-def in_generate(decoder: Decoder, position_ids: torch.Tensor) -> None:
+def call_generate(decoder: Decoder, position_ids: torch.Tensor) -> None:
     generate(decoder, TOKENS[:, :PROMPT], position_ids, end=-1, max_new_tokens=NEW)
 
 
-PLACES = (in_a_forward, in_a_cached_step, in_generate)
+ENTRY_POINTS = (call_forward, call_cached_step, call_generate)
 
 
-def with_one(value: float, *, dtype: torch.dtype = torch.int64, level: int = 0) -> torch.Tensor:
-    """IDs of two levels, one of them, of a new token, replaced."""
+def with_value(value: float, *, dtype: torch.dtype = torch.int64, level: int = 0) -> torch.Tensor:
+    """Return IDs of two levels with the ID of one new token replaced."""
     ids = IDS.to(dtype, copy=True)
     ids[level, 1, PROMPT] = value
     return ids
 
 
 RANGE = r"set its num_position_ids to at least"
-# What is wrong: the encoding, its levels, the IDs, and what the line says.
-WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError], str]] = {
+# For each fault: the encoding, its number of levels, the IDs, the error and its text.
+INVALID: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError], str]] = {
     "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) for tokens of shape \(2, \d\); pass"),
     "another batch": (
         Rotary(),
@@ -77,40 +77,40 @@ WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError
         PositionIDError,
         r"have 1 level\(s\) but this decoder was built for 2; pass 2, or",
     ),
-    "negative": (Rotary(), 2, with_one(-3), PositionIDError, r"position ID -3 is negative.*; IDs start at 0$"),
-    "negative on the second level": (Rotary(), 2, with_one(-3, level=1), PositionIDError, r"ID -3 is negative"),
+    "negative": (Rotary(), 2, with_value(-3), PositionIDError, r"position ID -3 is negative.*; IDs start at 0$"),
+    "negative on the second level": (Rotary(), 2, with_value(-3, level=1), PositionIDError, r"ID -3 is negative"),
     "negative and real": (
         ALiBi(),
         2,
-        with_one(-0.5, dtype=torch.float64),
+        with_value(-0.5, dtype=torch.float64),
         PositionIDError,
         r"ID -0.5 is negative, infinite or NaN; IDs start at 0$",
     ),
     "no number": (
         Rotary(),
         2,
-        with_one(torch.nan, dtype=torch.float64),
+        with_value(torch.nan, dtype=torch.float64),
         PositionIDError,
         r"ID nan is negative, infinite or NaN; IDs start at 0$",
     ),
     "infinite": (
         Rotary(),
         2,
-        with_one(torch.inf, dtype=torch.float32),
+        with_value(torch.inf, dtype=torch.float32),
         PositionIDError,
         r"ID inf is negative, infinite or NaN; IDs start at 0$",
     ),
     "beyond the table": (
         Learned(num_position_ids=10),
         2,
-        with_one(10),
+        with_value(10),
         PositionRangeError,
         rf"ID 10 is beyond the 10 IDs of the encoding learned; {RANGE} 11$",
     ),
     "far beyond the table on the second level": (
         Learned(num_position_ids=10),
         2,
-        with_one(1_000_000, level=1),
+        with_value(1_000_000, level=1),
         PositionRangeError,
         rf"ID 1000000 is beyond the 10 IDs of the encoding learned; {RANGE} 1000001$",
     ),
@@ -145,19 +145,19 @@ WRONG: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError
 }
 
 
-@pytest.mark.parametrize("place", PLACES, ids=[place.__name__ for place in PLACES])
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS, ids=[entry_point.__name__ for entry_point in ENTRY_POINTS])
+@pytest.mark.parametrize("name", INVALID)
 @torch.no_grad()
-def test_wrong_ids_are_named_in_one_line_wherever_they_come_in(name, place):
-    encoding, num_levels, ids, error, text = WRONG[name]
+def test_invalid_ids_raise_a_one_line_error_at_every_entry_point(name, entry_point):
+    encoding, num_levels, ids, error, text = INVALID[name]
     with pytest.raises(error, match=text) as caught:
-        place(decoder_of(encoding, num_levels), ids)
+        entry_point(decoder_of(encoding, num_levels), ids)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("seq", [PROMPT, PROMPT + NEW + 1])
 @torch.no_grad()
-def test_ids_for_fewer_or_more_tokens_are_refused(seq):
+def test_ids_for_fewer_or_more_tokens_raise_an_error(seq):
     ids = torch.zeros(2, seq, dtype=torch.int64)
     text = rf"^position IDs of shape \(2, {seq}\) for tokens of shape \(2, 6\); pass \(batch, seq\), or"
     with pytest.raises(PositionIDError, match=text):
@@ -165,16 +165,16 @@ def test_ids_for_fewer_or_more_tokens_are_refused(seq):
 
 
 @torch.no_grad()
-def test_wrong_ids_of_a_prompt_are_refused_before_a_token_is_written():
+def test_invalid_ids_raise_an_error_before_a_token_is_generated():
     decoder, ids = decoder_of(Learned(num_position_ids=10), 1), IDS[0].clone()
     ids[1, PROMPT + 1] = 99
     decoder.token_logits = pytest.fail
     with pytest.raises(PositionRangeError, match="ID 99"):
-        in_generate(decoder, ids)
+        call_generate(decoder, ids)
 
 
 @torch.no_grad()
-def test_ids_of_one_level_need_no_axis_for_it():
+def test_ids_of_one_level_need_no_level_axis():
     decoder = decoder_of(Rotary(), 1)
     flat, stacked = IDS[0], IDS[:1]
     (one, cache), (other, same) = decoder(TOKENS, flat), decoder(TOKENS, stacked)
@@ -191,13 +191,13 @@ def test_ids_of_one_level_need_no_axis_for_it():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.float16, torch.float32])
 @pytest.mark.parametrize("encoding", [Rotary(), ALiBi()], ids=["rotary", "alibi"])
 @torch.no_grad()
-def test_the_same_ids_of_another_type_give_the_same_hidden_states(encoding, dtype):
+def test_the_type_of_the_ids_does_not_change_hidden_states(encoding, dtype):
     decoder = decoder_of(encoding, 2)
     torch.testing.assert_close(decoder(TOKENS, IDS.to(dtype))[0], decoder(TOKENS, IDS)[0], atol=0, rtol=0)
 
 
 @torch.no_grad()
-def test_whole_ids_go_before_real_ones_through_the_cache():
+def test_real_ids_can_follow_whole_ones_in_the_cache():
     decoder = decoder_of(Rotary(), 1)
     ids = IDS[0].double()
     ids[:, PROMPT:] += 0.25
@@ -208,6 +208,6 @@ def test_whole_ids_go_before_real_ones_through_the_cache():
 
 
 @torch.no_grad()
-def test_no_tokens_ask_for_no_ids():
+def test_an_empty_sequence_needs_no_ids():
     decoder = decoder_of(Rotary(), 1)
     assert decoder.check_ids(TOKENS[:, :0], IDS[0, :, :0]).shape == (1, 2, 0)

@@ -1,4 +1,4 @@
-"""Training: the answer loss, the schedule, and runs that end alike however often they stop; ``--write`` for golden."""
+"""Tests of the answer loss, the settings and resuming; ``--write`` writes the golden loss curve."""
 
 import json
 import math
@@ -46,20 +46,20 @@ TWO_LEVELS = MultiAddition(operands=(2, 2))
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_fit() -> Iterator[None]:
-    """What decides whether a run fitted is no matter here."""
+    """Evaluate the fit of a run on few examples, because these tests do not depend on it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "FIT_EXAMPLES", 16)
         yield
 
 
-def trained(folder: Path, experiment: Experiment) -> Path:
-    """A run from start to end."""
+def train_run(folder: Path, experiment: Experiment) -> Path:
+    """Train a run to its end and return its folder."""
     train(experiment, folder, device="cpu")
     return folder
 
 
 def same_run(one: Path, other: Path) -> bool:
-    """Whether two runs ended alike to the bit: weights, facts and the bytes of the metrics."""
+    """Return whether weights, facts and metrics of two runs are bitwise equal."""
     return (
         same_tensors(weights(one), weights(other))
         and facts(one) == facts(other)
@@ -73,56 +73,56 @@ EXPERIMENTS = {
     "sequential": small_experiment(scheme=Sequential()),
     "ragged": small_experiment(RAGGED, log_every=5, checkpoint_every=3),
     "two levels": small_experiment(TWO_LEVELS),
-    # A new stage every few steps, and none at first.
+    # A new stage every few steps, after some steps on the first.
     "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
 }
 
 
 @pytest.fixture(scope="module")
-def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every experiment, never stopped."""
+def uninterrupted_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the folder of an uninterrupted run of every experiment."""
     folder = tmp_path_factory.mktemp("whole")
-    return {name: trained(folder / name, experiment) for name, experiment in EXPERIMENTS.items()}
+    return {name: train_run(folder / name, experiment) for name, experiment in EXPERIMENTS.items()}
 
 
-def test_the_same_seed_gives_the_same_weights(whole_runs, tmp_path):
+def test_the_same_seed_gives_the_same_weights(uninterrupted_runs, tmp_path):
     torch.randn(7)
-    assert same_run(trained(tmp_path / "again", EXPERIMENTS["predicted"]), whole_runs["predicted"])
+    assert same_run(train_run(tmp_path / "again", EXPERIMENTS["predicted"]), uninterrupted_runs["predicted"])
 
 
-def test_another_seed_gives_other_weights(whole_runs, tmp_path):
-    other = trained(tmp_path / "other", replace(EXPERIMENTS["predicted"], seed=1))
-    assert not same_tensors(weights(other), weights(whole_runs["predicted"]))
+def test_another_seed_gives_other_weights(uninterrupted_runs, tmp_path):
+    other = train_run(tmp_path / "other", replace(EXPERIMENTS["predicted"], seed=1))
+    assert not same_tensors(weights(other), weights(uninterrupted_runs["predicted"]))
 
 
 @pytest.mark.parametrize("stops", [(4,), (1, 3, 7, 11)], ids=str)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_training_stopped_and_resumed_ends_as_if_it_had_never_stopped(whole_runs, name, stops, tmp_path):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(uninterrupted_runs, name, stops, tmp_path):
     done = 0
     for stop in stops:
         run = train(EXPERIMENTS[name], tmp_path, resume=True, device="cpu", stop=stop_after(stop - done))
         assert run is None
         done = stop
     assert train(EXPERIMENTS[name], tmp_path, resume=True, device="cpu") is not None
-    assert same_run(tmp_path, whole_runs[name])
+    assert same_run(tmp_path, uninterrupted_runs[name])
 
 
 @pytest.mark.parametrize("stops", [(), (1,), (1, 4)], ids=str)
-def test_what_was_logged_after_the_newest_checkpoint_is_not_logged_twice(whole_runs, stops, tmp_path):
+def test_rows_after_the_newest_checkpoint_are_not_logged_twice(uninterrupted_runs, stops, tmp_path):
     def fail_at_6(row: dict[str, float]) -> None:
         if row["step"] == 6:
-            # Whoever watches the file sees a row as soon as it is made.
+            # Each row is on disk as soon as it is logged.
             lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
             assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
         train(EXPERIMENTS["predicted"], tmp_path, device="cpu", report=fail_at_6)
-    # Stopped again before a row is made, and later.
+    # Stop again before the next row, and later.
     for steps in stops:
         train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu", stop=stop_after(steps))
     train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu")
-    assert same_run(tmp_path, whole_runs["predicted"])
+    assert same_run(tmp_path, uninterrupted_runs["predicted"])
 
 
 DAMAGE = {
@@ -135,7 +135,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole_runs, damage, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(uninterrupted_runs, damage, tmp_path):
     train(EXPERIMENTS["predicted"], tmp_path, device="cpu", stop=stop_after(9))
     newest = max((tmp_path / "checkpoints").iterdir())
     before = newest.read_bytes()
@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(whole_runs, dama
     run = train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu", report=logged.append)
     assert run is not None
     assert [row["step"] for row in logged] == [10, 12]
-    assert same_run(tmp_path, whole_runs["predicted"])
+    assert same_run(tmp_path, uninterrupted_runs["predicted"])
 
 
 def _narrower(tensors: dict, facts: dict) -> None:
@@ -155,35 +155,35 @@ def _narrower(tensors: dict, facts: dict) -> None:
     tensors[name] = tensors[name][:1].clone()
 
 
-LIES = {
+FALSE_CHECKPOINTS = {
     "an optimizer state of another shape": (_narrower, r"exp_avg_sq\..* is float32 \(1, .*\), not float32 \("),
     "weights of another type": (
         lambda tensors, facts: tensors.update({"model.embedding": tensors["model.embedding"].double()}),
         r"model\.embedding is float64 .*, not float32 ",
     ),
-    "a state that is missing": (
+    "a missing state": (
         lambda tensors, facts: tensors.pop("step.embedding"),
         r"step\.embedding is missing, not",
     ),
-    "a tensor too many": (
+    "an extra tensor": (
         lambda tensors, facts: tensors.update(other=torch.zeros(1)),
         r"\(other is float32 \(1,\), not missing\)",
     ),
-    "a step that is a text": (
+    "a step that is a string": (
         lambda tensors, facts: facts.update(step="9"),
         r"invalid training facts \(step '9' has the wrong",
     ),
     "a negative step": (lambda tensors, facts: facts.update(step=-1), r"invalid training facts \(\(-1, "),
-    "a stage that there is none of": (lambda tensors, facts: facts.update(stage=3), r"invalid training facts"),
-    "a fact too many": (lambda tensors, facts: facts.update(other=1), r"invalid training facts .*other"),
-    "sums of something else": (lambda tensors, facts: facts.update(sums=["x"]), r"invalid training facts"),
+    "an unknown stage": (lambda tensors, facts: facts.update(stage=3), r"invalid training facts"),
+    "an extra fact": (lambda tensors, facts: facts.update(other=1), r"invalid training facts .*other"),
+    "sums of the wrong type": (lambda tensors, facts: facts.update(sums=["x"]), r"invalid training facts"),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_checkpoint_that_is_whole_and_of_something_else_is_refused_in_one_line(lie, tmp_path):
+@pytest.mark.parametrize("fault", FALSE_CHECKPOINTS)
+def test_a_checkpoint_of_another_run_raises_a_one_line_error(fault, tmp_path):
     train(EXPERIMENTS["predicted"], tmp_path, device="cpu", stop=stop_after(9))
-    change, text = LIES[lie]
+    change, text = FALSE_CHECKPOINTS[fault]
     newest = max((tmp_path / "checkpoints").iterdir())
     tensors, facts = load_tensors(newest)
     change(tensors, facts)
@@ -194,20 +194,20 @@ def test_a_checkpoint_that_is_whole_and_of_something_else_is_refused_in_one_line
     assert "step-00000009.safetensors" in str(caught.value)
 
 
-def test_with_every_checkpoint_damaged_training_starts_over_and_ends_alike(whole_runs, tmp_path):
+def test_training_restarts_if_every_checkpoint_is_damaged(uninterrupted_runs, tmp_path):
     train(EXPERIMENTS["predicted"], tmp_path, device="cpu", stop=stop_after(9))
     paths = list((tmp_path / "checkpoints").iterdir())
     assert len(paths) == 2
     for path in paths:
         path.write_bytes(path.read_bytes()[:100])
     train(EXPERIMENTS["predicted"], tmp_path, resume=True, device="cpu")
-    assert same_run(tmp_path, whole_runs["predicted"])
+    assert same_run(tmp_path, uninterrupted_runs["predicted"])
 
 
-# The first update is already too large: the loss of the second step is no number.
-@pytest.mark.parametrize(("log_every", "kept", "stops"), [(1, [1], 2), (5, [], 5)])
-def test_a_loss_that_is_no_number_ends_training_at_the_next_logged_step_and_keeps_the_rows_before(
-    log_every, kept, stops, tmp_path
+# The first update is so large that the loss of the second step is NaN.
+@pytest.mark.parametrize(("log_every", "logged_steps", "stops"), [(1, [1], 2), (5, [], 5)])
+def test_a_nan_loss_ends_training_at_the_next_logged_step_and_keeps_earlier_rows(
+    log_every, logged_steps, stops, tmp_path
 ):
     diverging = small_experiment(learning_rate=1e30, log_every=log_every, checkpoint_every=50)
     logged: list[dict[str, float]] = []
@@ -219,13 +219,13 @@ def test_a_loss_that_is_no_number_ends_training_at_the_next_logged_step_and_keep
         with pytest.raises(DivergedError, match=text):
             train(diverging, tmp_path, resume=resume, device="cpu", report=logged.append)
         rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-        assert [row["step"] for row in rows] == kept
+        assert [row["step"] for row in rows] == logged_steps
         assert all(math.isfinite(row["loss"]) for row in (*rows, *logged))
         assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_no_checkpoint_and_no_model_is_written_of_a_decoder_that_diverged(tmp_path):
-    # Nothing is logged before the end.
+def test_a_diverged_decoder_is_not_saved(tmp_path):
+    # No row is logged before the end.
     diverging = small_experiment(learning_rate=1e30, log_every=50, checkpoint_every=4, fit_every=6, fit_threshold=0.0)
     with pytest.raises(DivergedError, match=r"at step \d+;"):
         train(diverging, tmp_path, device="cpu")
@@ -234,13 +234,13 @@ def test_no_checkpoint_and_no_model_is_written_of_a_decoder_that_diverged(tmp_pa
     assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_the_newest_two_checkpoints_are_kept(whole_runs):
-    names = sorted(path.name for path in (whole_runs["predicted"] / "checkpoints").iterdir())
+def test_only_the_newest_two_checkpoints_remain(uninterrupted_runs):
+    names = sorted(path.name for path in (uninterrupted_runs["predicted"] / "checkpoints").iterdir())
     assert names == ["step-00000008.safetensors", "step-00000012.safetensors"]
 
 
-def test_resuming_a_finished_run_changes_nothing(whole_runs, tmp_path):
-    trained(tmp_path, EXPERIMENTS["sequential"])
+def test_resuming_a_finished_run_changes_nothing(uninterrupted_runs, tmp_path):
+    train_run(tmp_path, EXPERIMENTS["sequential"])
     before = (tmp_path / "model.safetensors").read_bytes()
     run = train(EXPERIMENTS["sequential"], tmp_path, resume=True, device="cpu", report=pytest.fail)
     assert run is not None
@@ -266,14 +266,14 @@ def test_resuming_a_finished_run_changes_nothing(whole_runs, tmp_path):
         ({"final_share": 0.0}, 100, 0.0),
     ],
 )
-def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_final_share(settings, step, rate):
+def test_the_learning_rate_rises_to_its_maximum_and_falls_to_its_final_share(settings, step, rate):
     budget = TrainingSettings(
         **{"steps": 100, "warmup_steps": 10, "learning_rate": 1.0, "final_share": 0.1, **settings}
     )
     assert budget.rate(step) == pytest.approx(rate, abs=1e-12)
 
 
-def test_the_logged_learning_rate_is_the_one_that_the_optimizer_used(tmp_path):
+def test_the_logged_learning_rate_equals_that_of_the_optimizer(tmp_path):
     experiment = small_experiment(steps=4, log_every=1)
     trainer = trainer_of(experiment, tmp_path)
     used, rows = [], []
@@ -288,7 +288,7 @@ def test_the_logged_learning_rate_is_the_one_that_the_optimizer_used(tmp_path):
 MEANS = ("loss", "token_accuracy", "id_accuracy", "ids_in_reach")
 
 
-def test_a_logged_mean_is_that_of_all_steps_since_the_row_before(tmp_path):
+def test_a_logged_mean_covers_all_steps_since_the_previous_row(tmp_path):
     logged: dict[int, list[dict[str, float]]] = {}
     for log_every in (1, 5):
         rows = logged[log_every] = []
@@ -304,160 +304,160 @@ def test_a_logged_mean_is_that_of_all_steps_since_the_row_before(tmp_path):
         assert [row[name] for row in logged[5]] == [single[4], single[9], single[11]]
 
 
-def test_exact_match_while_training_is_that_of_the_longest_training_length_and_changes_no_weight(
-    whole_runs, tmp_path, monkeypatch
+def test_exact_match_in_training_is_measured_at_the_longest_length_and_changes_no_weight(
+    uninterrupted_runs, tmp_path, monkeypatch
 ):
-    experiment, asked = EXPERIMENTS["predicted"], []
+    experiment, measured = EXPERIMENTS["predicted"], []
 
-    def evaluate_by_length(*given, **options):
-        asked.append(given[3])
-        return run_evaluation(*given, **options)
+    def evaluate_by_length(*inputs, **options):
+        measured.append(inputs[3])
+        return run_evaluation(*inputs, **options)
 
     run_evaluation = run_module.evaluate_by_length
     monkeypatch.setattr(run_module, "evaluate_by_length", evaluate_by_length)
     rows: list[dict[str, float]] = []
     run = train(experiment, tmp_path / "watched", device="cpu", report=rows.append)
     assert [row["step"] for row in rows if "exact_match" in row] == [8, 12]
-    assert {settings.lengths for settings in asked} == {(4,)}
+    assert {settings.lengths for settings in measured} == {(4,)}
     assert rows[-1]["exact_match"] == run_module.fit(experiment, run.decoder, run_module.PROGRESS_EXAMPLES).exact_match
-    # Without a measurement the weights are the same.
+    # Training without measurements ends with the same weights.
     trainer = trainer_of(experiment, tmp_path)
     trainer.run()
     assert same_tensors(dict(trainer.decoder.state_dict()), weights(tmp_path / "watched"))
 
 
-def test_norms_biases_and_numbers_per_head_do_not_decay_and_matrices_do(tmp_path):
+def test_weight_decay_applies_only_to_matrices(tmp_path):
     experiment = small_experiment(weight_decay=0.25)
     experiment = replace(experiment, decoder=replace(experiment.decoder, length_scaling="learned"))
     trainer = trainer_of(experiment, tmp_path)
-    decayed, kept = ({id(p) for p in group["params"]} for group in trainer.optimizer.param_groups)
+    matrices, others = ({id(p) for p in group["params"]} for group in trainer.optimizer.param_groups)
     assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [0.25, 0.0]
     block = trainer.decoder.blocks[0]
-    assert {id(block.project.weight), id(block.widen.weight), id(trainer.decoder.embedding)} <= decayed
+    assert {id(block.project.weight), id(block.widen.weight), id(trainer.decoder.embedding)} <= matrices
     numbers = (block.log_temperature, block.length_scale.offset, block.length_scale.power)
-    assert {id(p) for p in (*numbers, block.widen.bias, block.mlp_norm.weight)} <= kept
-    assert decayed.isdisjoint(kept)
-    assert decayed | kept == {id(p) for p in trainer.decoder.parameters()}
+    assert {id(p) for p in (*numbers, block.widen.bias, block.mlp_norm.weight)} <= others
+    assert matrices.isdisjoint(others)
+    assert matrices | others == {id(p) for p in trainer.decoder.parameters()}
 
 
-def example(experiment: Experiment, length: int = 4, size: int = 6) -> tuple[Decoder, Batch]:
-    """A decoder away from its first weights, and one training batch."""
+def decoder_and_batch(experiment: Experiment, length: int = 4, size: int = 6) -> tuple[Decoder, Batch]:
+    """Return a decoder with random parameters and one training batch."""
     sampler = replace(sampler_of(experiment), lengths=(length, length), batch_size=size)
     decoder = build_decoder(experiment)
     randomize(decoder)
     return decoder, sampler.batch(0)
 
 
-def answer_places(experiment: Experiment, batch: Batch) -> list[tuple[int, int]]:
-    """Row and token index of every response token up to the first end token, read off the tokens."""
+def answer_indexes(experiment: Experiment, batch: Batch) -> list[tuple[int, int]]:
+    """Return (sequence, token index) of every response token up to the first end token, found in the tokens."""
     end = experiment.task.vocabulary.index("end")
     separator = experiment.task.vocabulary.index(experiment.task.separators[-1])
-    places = []
-    for row, tokens in enumerate(batch.tokens.tolist()):
-        # The scratchpad of parity starts with a 0 that is given, that of a longer sum with a sign.
+    indexes = []
+    for sequence, tokens in enumerate(batch.tokens.tolist()):
+        # The first token of parity's scratchpad is a 0 of the prompt, that of addition is an answer.
         start = tokens.index(separator) + (1 if isinstance(experiment.task, Addition) else 2)
-        places += [(row, index) for index in range(start, tokens.index(end) + 1)]
-    return places
+        indexes += [(sequence, index) for index in range(start, tokens.index(end) + 1)]
+    return indexes
 
 
-def token_losses_by_hand(decoder: Decoder, batch: Batch, places: list[tuple[int, int]]) -> tuple[list[float], float]:
-    """The plain cross-entropy in double precision, one token at a time, and the share of right ones."""
+def reference_token_losses(decoder: Decoder, batch: Batch, indexes: list[tuple[int, int]]) -> tuple[list[float], float]:
+    """Return the cross-entropy of each token in double precision, and the token accuracy."""
     with torch.no_grad():
         logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).double().numpy()
-    losses, right = [], []
-    for row, index in places:
-        scores = logits[row, index - 1]
-        target = int(batch.tokens[row, index])
+    losses, correct = [], []
+    for sequence, index in indexes:
+        scores = logits[sequence, index - 1]
+        target = int(batch.tokens[sequence, index])
         losses.append(math.log(sum(math.exp(score - scores[target]) for score in scores)))
-        right.append(int(np.argmax(scores)) == target)
-    return losses, float(np.mean(right))
+        correct.append(int(np.argmax(scores)) == target)
+    return losses, float(np.mean(correct))
 
 
-def id_losses_by_hand(
-    decoder: Decoder, batch: Batch, places: list[tuple[int, int]]
+def reference_id_losses(
+    decoder: Decoder, batch: Batch, indexes: list[tuple[int, int]]
 ) -> tuple[list[list[float | None]], float]:
-    """Cross-entropy of each response ID, asked for one at a time of a batch of one; None where it is no candidate.
+    """Return for each level the cross-entropy of each response ID (None if unreachable), and the ID accuracy.
 
-    One list per level; an ID is right when it is on every level.
+    Each ID is evaluated in a batch of one.
     """
     losses: list[list[float | None]] = [[] for _ in batch.position_ids]
-    right = []
-    ends = dict(places)
-    for row, index in places:
-        if index == ends[row]:
+    correct = []
+    ends = dict(indexes)
+    for sequence, index in indexes:
+        if index == ends[sequence]:
             continue
-        tokens, ids = batch.tokens[row : row + 1], batch.position_ids[:, row : row + 1]
+        tokens, ids = batch.tokens[sequence : sequence + 1], batch.position_ids[:, sequence : sequence + 1]
         with torch.no_grad():
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
-            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[row : row + 1])
-            own, following = ids[:, :, index - 1 : index], tokens[:, index : index + 1]
-            answers = decoder.next_ids(hidden[:, -1:], own, following, prompt)
-        right.append(True)
+            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[sequence : sequence + 1])
+            current_ids, next_tokens = ids[:, :, index - 1 : index], tokens[:, index : index + 1]
+            answers = decoder.next_ids(hidden[:, -1:], current_ids, next_tokens, prompt)
+        correct.append(True)
         for level, answer in enumerate(answers):
             candidates = answer.candidates.expand(answer.log_probs.shape)[0, 0].tolist()
             log_probs = dict(zip(candidates, answer.log_probs[0, 0].tolist(), strict=True))
             target = int(ids[level, 0, index])
             losses[level].append(-log_probs[target] if target in log_probs else None)
-            right[-1] &= max(log_probs, key=log_probs.__getitem__) == target
-    return losses, float(np.mean(right))
+            correct[-1] &= max(log_probs, key=log_probs.__getitem__) == target
+    return losses, float(np.mean(correct))
 
 
 @pytest.mark.parametrize("task", [Parity(), RAGGED], ids=["parity", "ragged"])
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
     experiment = small_experiment(task, Coupled(num_position_ids=48))
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     outcome = answer_loss(decoder, batch, id_weight=3.0)
-    losses, right = token_losses_by_hand(decoder, batch, answer_places(experiment, batch))
+    losses, correct = reference_token_losses(decoder, batch, answer_indexes(experiment, batch))
     assert outcome.loss.item() == pytest.approx(np.mean(losses), rel=1e-5)
-    assert outcome.token_accuracy.item() == pytest.approx(right)
-    assert 0 < right < 1
+    assert outcome.token_accuracy.item() == pytest.approx(correct)
+    assert 0 < correct < 1
     assert (outcome.id_accuracy.item(), outcome.ids_in_reach.item()) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("task", [Parity(), RAGGED, TWO_LEVELS], ids=["parity", "ragged", "two levels"])
 @pytest.mark.parametrize("head", POSITION_HEADS)
-def test_the_loss_of_a_decoder_that_predicts_ids_adds_their_weighted_cross_entropy(head, task):
+def test_the_loss_with_predicted_ids_adds_their_weighted_cross_entropy(head, task):
     experiment = small_experiment(task, head=head)
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     outcome = answer_loss(decoder, batch, id_weight=0.7)
-    places = answer_places(experiment, batch)
-    token_losses, _ = token_losses_by_hand(decoder, batch, places)
-    id_losses, right = id_losses_by_hand(decoder, batch, places)
+    indexes = answer_indexes(experiment, batch)
+    token_losses, _ = reference_token_losses(decoder, batch, indexes)
+    id_losses, correct = reference_id_losses(decoder, batch, indexes)
     by_level = [np.mean([loss for loss in level if loss is not None]) for level in id_losses]
     assert outcome.loss.item() == pytest.approx(np.mean(token_losses) + 0.7 * sum(by_level), rel=1e-5)
-    assert outcome.id_accuracy.item() == pytest.approx(right)
-    reached = [None not in levels for levels in zip(*id_losses, strict=True)]
-    assert outcome.ids_in_reach.item() == pytest.approx(np.mean(reached))
+    assert outcome.id_accuracy.item() == pytest.approx(correct)
+    reachable = [None not in levels for levels in zip(*id_losses, strict=True)]
+    assert outcome.ids_in_reach.item() == pytest.approx(np.mean(reachable))
 
 
 @pytest.mark.parametrize("task", [Parity(), RAGGED, TWO_LEVELS], ids=["parity", "ragged", "two levels"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_own_ids_are_what_the_head_says_after_the_right_ones_in_a_share_of_the_rows(share, task):
+def test_mixed_ids_are_predicted_from_correct_ones_in_a_share_of_the_examples(share, task):
     experiment = small_experiment(task)
-    decoder, batch = example(experiment)
-    fed = mix_predicted_ids(decoder, batch, share)
+    decoder, batch = decoder_and_batch(experiment)
+    mixed = mix_predicted_ids(decoder, batch, share)
     changed = 0
-    for row, index in (batch.id_scored | batch.token_scored).nonzero().tolist():
-        right = batch.position_ids[:, row, index]
-        if row >= round(share * len(batch.tokens)) or not batch.id_scored[row, index]:
-            assert torch.equal(fed[:, row, index], right)
+    for sequence, index in (batch.id_scored | batch.token_scored).nonzero().tolist():
+        correct = batch.position_ids[:, sequence, index]
+        if sequence >= round(share * len(batch.tokens)) or not batch.id_scored[sequence, index]:
+            assert torch.equal(mixed[:, sequence, index], correct)
             continue
-        tokens, ids = batch.tokens[row : row + 1], batch.position_ids[:, row : row + 1]
+        tokens, ids = batch.tokens[sequence : sequence + 1], batch.position_ids[:, sequence : sequence + 1]
         with torch.no_grad():
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
-            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[row : row + 1])
+            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[sequence : sequence + 1])
             answers = decoder.next_ids(
                 hidden[:, -1:], ids[:, :, index - 1 : index], tokens[:, index : index + 1], prompt
             )
         expected = torch.stack([answer.most_likely()[0, 0] for answer in answers])
-        assert torch.equal(fed[:, row, index], expected)
-        changed += int(not torch.equal(expected, right))
+        assert torch.equal(mixed[:, sequence, index], expected)
+        changed += int(not torch.equal(expected, correct))
     assert bool(changed) == (share > 0)
     scored = batch.id_scored | batch.token_scored
-    assert torch.equal(fed[:, ~scored], batch.position_ids[:, ~scored])
+    assert torch.equal(mixed[:, ~scored], batch.position_ids[:, ~scored])
 
 
-def test_a_run_that_reads_its_own_ids_is_trained_and_learns_other_weights(tmp_path):
+def test_scheduled_sampling_changes_the_loss(tmp_path):
     losses = []
     for share in (0.0, 1.0):
         (folder := tmp_path / str(share)).mkdir()
@@ -466,13 +466,15 @@ def test_a_run_that_reads_its_own_ids_is_trained_and_learns_other_weights(tmp_pa
     assert losses[0][0] != losses[1][0]
 
 
-def test_ids_behind_a_gap_are_left_out_of_the_increment_heads_loss_and_reported(tmp_path):
+def test_the_increment_heads_loss_leaves_out_and_reports_ids_after_a_gap(tmp_path):
     experiment = small_experiment(head="increment", log_every=1, steps=8)
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     ids = batch.position_ids[0].tolist()
-    ends = dict(answer_places(experiment, batch))
+    ends = dict(answer_indexes(experiment, batch))
     steps = [
-        ids[row][index] - ids[row][index - 1] for row, index in answer_places(experiment, batch) if index != ends[row]
+        ids[sequence][index] - ids[sequence][index - 1]
+        for sequence, index in answer_indexes(experiment, batch)
+        if index != ends[sequence]
     ]
     share = np.mean([step in Increment.OFFSETS for step in steps])
     outcome = answer_loss(decoder, batch, id_weight=1.0)
@@ -485,26 +487,26 @@ def test_ids_behind_a_gap_are_left_out_of_the_increment_heads_loss_and_reported(
     assert min(row["ids_in_reach"] for row in rows) < 1
 
 
-def test_a_batch_whose_ids_are_all_out_of_reach_still_has_a_finite_loss():
+def test_a_batch_with_only_unreachable_ids_has_a_finite_loss():
     experiment = small_experiment(head="increment")
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     far = replace(batch, position_ids=7 * torch.arange(batch.tokens.shape[1]).expand_as(batch.position_ids).clone())
     outcome = answer_loss(decoder, far, id_weight=1.0)
-    token_losses, _ = token_losses_by_hand(decoder, far, answer_places(experiment, far))
+    token_losses, _ = reference_token_losses(decoder, far, answer_indexes(experiment, far))
     assert outcome.ids_in_reach.item() == 0
     assert outcome.loss.item() == pytest.approx(np.mean(token_losses), rel=1e-5)
 
 
-def test_no_target_in_the_prompt_or_behind_the_end_token_changes_the_loss(monkeypatch):
+def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(monkeypatch):
     experiment = small_experiment(RAGGED, Coupled(num_position_ids=48))
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     before = answer_loss(decoder, batch, id_weight=1.0)
-    # The hidden states stay those of the true tokens: only the targets change.
+    # Only the targets change: the hidden states are those of the original tokens.
     hidden, cache = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     monkeypatch.setattr(decoder, "forward", lambda *inputs, query_start: (hidden[:, query_start:], cache))
     answered = torch.zeros_like(batch.tokens, dtype=torch.bool)
-    for row, index in answer_places(experiment, batch):
-        answered[row, index] = True
+    for sequence, index in answer_indexes(experiment, batch):
+        answered[sequence, index] = True
     other = (batch.tokens + 1) % len(experiment.task.vocabulary)
     masked = replace(batch, tokens=torch.where(answered, batch.tokens, other))
     assert len(set(batch.prompt_length.tolist())) > 1
@@ -517,12 +519,12 @@ def test_no_target_in_the_prompt_or_behind_the_end_token_changes_the_loss(monkey
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)
-def test_tokens_and_ids_behind_the_end_token_do_not_change_the_loss(head):
+def test_tokens_and_ids_after_the_end_token_do_not_change_the_loss(head):
     experiment = small_experiment(RAGGED, head=head)
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     fill = torch.ones_like(batch.tokens, dtype=torch.bool)
-    for row, index in answer_places(experiment, batch):
-        fill[row, : index + 1] = False
+    for sequence, index in answer_indexes(experiment, batch):
+        fill[sequence, : index + 1] = False
     assert fill.any()
     other = replace(
         batch,
@@ -534,9 +536,9 @@ def test_tokens_and_ids_behind_the_end_token_do_not_change_the_loss(head):
     )
 
 
-def test_the_gradient_reaches_the_logits_of_answer_tokens_and_no_others(monkeypatch):
+def test_only_logits_of_answer_tokens_have_a_gradient(monkeypatch):
     experiment = small_experiment(RAGGED, Coupled(num_position_ids=48))
-    decoder, batch = example(experiment)
+    decoder, batch = decoder_and_batch(experiment)
     logits = []
 
     def remember(hidden: torch.Tensor) -> torch.Tensor:
@@ -547,18 +549,20 @@ def test_the_gradient_reaches_the_logits_of_answer_tokens_and_no_others(monkeypa
     monkeypatch.setattr(decoder, "token_logits", remember)
     torch.autograd.backward(answer_loss(decoder, batch, id_weight=1.0).loss)
     first = batch.tokens.shape[1] - logits[0].shape[1]
-    reached = {(row, index + first) for row, index in logits[0].grad.abs().sum(dim=-1).nonzero().tolist()}
-    assert reached == set(answer_places(experiment, batch))
+    with_gradient = {
+        (sequence, index + first) for sequence, index in logits[0].grad.abs().sum(dim=-1).nonzero().tolist()
+    }
+    assert with_gradient == set(answer_indexes(experiment, batch))
 
 
-def test_fit_every_stops_as_soon_as_the_training_range_is_fitted(tmp_path):
+def test_fit_every_stops_training_at_the_first_fit(tmp_path):
     run = train(small_experiment(fit_every=5, fit_threshold=0.0), tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 5
 
 
-def test_a_curriculum_goes_on_when_a_stage_is_learned_and_ends_with_the_task_itself(whole_runs, tmp_path):
-    rows = [json.loads(line) for line in (whole_runs["staged"] / "metrics.jsonl").read_text().splitlines()]
+def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(uninterrupted_runs, tmp_path):
+    rows = [json.loads(line) for line in (uninterrupted_runs["staged"] / "metrics.jsonl").read_text().splitlines()]
     stages = [row["stage"] for row in rows]
     assert stages == sorted(stages)
     assert len(set(stages)) > 2
@@ -571,23 +575,23 @@ def test_a_curriculum_goes_on_when_a_stage_is_learned_and_ends_with_the_task_its
     assert trainer.progress.stage == 2
 
 
-def test_a_stage_that_is_not_learned_is_not_left_and_is_no_fit(tmp_path):
+def test_an_unlearned_stage_is_neither_left_nor_tested_for_a_fit(tmp_path):
     experiment = small_experiment(SparseParity(), Sequential(), stage_loss=1e-9, fit_every=2, fit_threshold=0.0)
     run = train(experiment, tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 12
 
 
-def test_own_ids_are_refused_where_none_are_predicted_and_where_they_are_no_share(tmp_path):
-    given = small_experiment(scheme=Coupled(num_position_ids=48), scheduled_sampling=0.5)
+def test_scheduled_sampling_needs_predicted_ids_and_a_share(tmp_path):
+    unsupported = small_experiment(scheme=Coupled(num_position_ids=48), scheduled_sampling=0.5)
     with pytest.raises(SettingError, match="scheduled_sampling feeds predicted IDs, and coupled predicts none; use"):
-        train(given, tmp_path, device="cpu")
+        train(unsupported, tmp_path, device="cpu")
     with pytest.raises(SettingError, match=r"scheduled_sampling 1.5 is out of range; use 0 to 1"):
         TrainingSettings(scheduled_sampling=1.5)
 
 
 @pytest.mark.parametrize(
-    ("setting", "values", "told"),
+    ("setting", "values", "error"),
     [
         ("learning_rate", (0.0, -1.0), "is not positive; use a number above 0"),
         ("clip", (0.0, -1.0), "is not positive; use a number above 0"),
@@ -601,13 +605,13 @@ def test_own_ids_are_refused_where_none_are_predicted_and_where_they_are_no_shar
         ("stage_loss", (0.0, -1.0), "is not positive; use a number above 0, or None"),
     ],
 )
-def test_settings_that_would_train_nothing_or_backwards_are_refused(setting, values, told):
+def test_settings_out_of_range_raise_an_error(setting, values, error):
     for value in values:
-        with pytest.raises(SettingError, match=f"^{setting} .* {told}$"):
+        with pytest.raises(SettingError, match=f"^{setting} .* {error}$"):
             TrainingSettings(**{setting: value})
 
 
-def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reached(tmp_path):
+def test_stage_loss_needs_a_task_with_stages_and_a_positive_value(tmp_path):
     with pytest.raises(SettingError, match="stage_loss needs a task with stages, and parity has none; leave it out"):
         train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
@@ -615,15 +619,15 @@ def test_stages_are_refused_where_a_task_has_none_and_a_loss_that_is_never_reach
         TrainingSettings(stage_loss=0.0)
 
 
-def test_looking_at_the_fit_does_not_change_what_is_trained(whole_runs, tmp_path):
-    looking = replace(EXPERIMENTS["predicted"].training, fit_every=2, fit_threshold=1.0)
-    trained(tmp_path, replace(EXPERIMENTS["predicted"], training=looking))
-    assert same_run(tmp_path, whole_runs["predicted"])
+def test_testing_for_a_fit_does_not_change_the_weights(uninterrupted_runs, tmp_path):
+    settings_with_fit = replace(EXPERIMENTS["predicted"].training, fit_every=2, fit_threshold=1.0)
+    train_run(tmp_path, replace(EXPERIMENTS["predicted"], training=settings_with_fit))
+    assert same_run(tmp_path, uninterrupted_runs["predicted"])
 
 
-def test_a_run_that_fitted_early_is_not_trained_further_when_it_is_resumed(tmp_path):
+def test_resuming_a_run_that_stopped_at_a_fit_does_not_train_it(tmp_path):
     experiment = small_experiment(fit_every=5, fit_threshold=0.0)
-    trained(tmp_path, experiment)
+    train_run(tmp_path, experiment)
     before = weights(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     run = train(experiment, tmp_path, resume=True, device="cpu", report=pytest.fail)
@@ -632,13 +636,13 @@ def test_a_run_that_fitted_early_is_not_trained_further_when_it_is_resumed(tmp_p
     assert same_tensors(weights(tmp_path), before)
 
 
-# Torch names a slower kernel for norms once per process.
+# Torch warns of a slower kernel for norms once per process.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_bf16_trains_float32_weights_with_finite_gradients(tmp_path):
     experiment = small_experiment(precision="bf16", steps=6)
     trainer = trainer_of(experiment, tmp_path)
     dtypes = set()
-    trainer.decoder.blocks[0].widen.register_forward_hook(lambda module, given, out: dtypes.add(out.dtype))
+    trainer.decoder.blocks[0].widen.register_forward_hook(lambda module, inputs, out: dtypes.add(out.dtype))
     trainer.run()
     parameters = dict(trainer.decoder.named_parameters())
     assert dtypes == {torch.bfloat16}
@@ -648,8 +652,8 @@ def test_bf16_trains_float32_weights_with_finite_gradients(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-def test_bf16_gives_nearly_the_loss_of_float32():
-    decoder, batch = example(small_experiment())
+def test_the_loss_in_bf16_is_close_to_that_in_float32():
+    decoder, batch = decoder_and_batch(small_experiment())
     exact = answer_loss(decoder, batch, 1.0).loss.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rounded = answer_loss(decoder, batch, 1.0).loss.item()
@@ -658,7 +662,7 @@ def test_bf16_gives_nearly_the_loss_of_float32():
 
 
 def loss_curve() -> list[dict[str, float]]:
-    """The logged rows of a short run, without what rounding decides."""
+    """Return the rounded losses of a short run."""
     rows: list[dict[str, float]] = []
     experiment = small_experiment(steps=10, batch_size=8)
     with tempfile.TemporaryDirectory() as folder:
@@ -690,7 +694,7 @@ train(experiment, Path(sys.argv[1]), resume=True, device="cpu")
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_never_been_killed(tmp_path):
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path):
     script = tmp_path / "long_run.py"
     script.write_text(LONG_RUN.format(tests=str(Path(__file__).parents[2]), steps=3000))
     draw = random.Random(0)
@@ -704,7 +708,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_never_been_killed(tmp_
         before = checkpoints(killed)
         process = start(killed)
         if attempt % 4 == 0:
-            # While Python starts, imports or restores.
+            # During start-up, imports or restoring.
             time.sleep(draw.uniform(0.02, 4.0))
         else:
             while process.poll() is None and checkpoints(killed) == before:
@@ -720,7 +724,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_never_been_killed(tmp_
 
 
 def checkpoints(folder: Path) -> set[str]:
-    """The names of the checkpoints that a run has now."""
+    """Return the names of a run's checkpoints."""
     return {path.name for path in (folder / "checkpoints").glob("step-*")}
 
 

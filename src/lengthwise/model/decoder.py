@@ -115,7 +115,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Map tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
+    """Decoder from tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
 
     With ``num_predicted_ids``, there is one position head per level, for IDs below that number. Only the token index
     decides causality; the encoding and the position heads read the IDs.
@@ -226,15 +226,15 @@ class Decoder(nn.Module):
     def _embed(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
-        x = embedded = self.embed_tokens(tokens)
+        x = embeddings = self.embed_tokens(tokens)
         previous = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
         num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.separators_seen
         if self.previous_share is not None:
-            x = x + self.previous_share * torch.cat([previous, embedded[:, :-1]], dim=1)
+            x = x + self.previous_share * torch.cat([previous, embeddings[:, :-1]], dim=1)
         is_separator = torch.isin(tokens, torch.tensor(self.separators, device=tokens.device))
         segments = (num_separators + is_separator.cumsum(dim=1)).clamp(max=len(self.separators))
         if self.segment is not None:
             x = x + nn.functional.embedding(segments, self.segment)
         x = self.encoding.embed(x, position_ids)
         all_ids = position_ids if cache is None else torch.cat([cache.position_ids, position_ids], dim=2)
-        return x, Cache(all_ids, embedded[:, -1:], segments[:, -1:])
+        return x, Cache(all_ids, embeddings[:, -1:], segments[:, -1:])

@@ -78,14 +78,14 @@ class NextIDs:
     def log_probability(
         self, ids: Int[Tensor, "batch query"]
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
-        """Return the log-probability of each ID, 0 where it is no candidate, and a mask of the IDs that are."""
+        """Return the log-probability of each ID, 0 if it is not a candidate, and a mask of the candidates."""
         match = self.candidates == ids[..., None]
         reachable = match.any(dim=-1)
         return self.log_probs.masked_fill(~match, 0.0).sum(dim=-1), reachable
 
 
 class PositionHead(nn.Module):
-    """Predict the next ID from a token's hidden state, its ID and the embedding of the next token."""
+    """Abstract predictor of the next ID from a token's hidden state, its ID and the next token's embedding."""
 
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
