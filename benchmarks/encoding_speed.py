@@ -19,6 +19,7 @@ import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.run_folder import append_rows
+from lengthwise.model.decoder import Decoder
 
 BATCH, SEQ, LAYERS, D_MODEL, HEADS, VOCABULARY = 8, 512, 2, 128, 4, 16
 FIRST_ID_BELOW = 512
@@ -44,13 +45,13 @@ def given(device: torch.device) -> Given:
     return Given(tokens=tokens.to(device), position_ids=(starts + torch.arange(SEQ + 1))[None].to(device))
 
 
-def decoder_with(encoding: str, device: torch.device) -> lw.Decoder:
+def decoder_with(encoding: str, device: torch.device) -> Decoder:
     """A fresh decoder, with room for all IDs where the encoding has a table of them."""
     settings = ENCODINGS[encoding]
     room = {"num_position_ids": FIRST_ID_BELOW + SEQ + 1}
     known = {field.name for field in fields(settings)}
     torch.manual_seed(0)
-    return lw.Decoder(
+    return Decoder(
         lw.DecoderSettings(num_layers=LAYERS, d_model=D_MODEL, num_heads=HEADS),
         settings(**{name: value for name, value in room.items() if name in known}),
         vocabulary_size=VOCABULARY,

@@ -31,6 +31,7 @@ from lengthwise.experiments.recipes.which import which_remaining
 from lengthwise.experiments.reproductions import CLAIMS, Claim
 from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
+from lengthwise.tasks import Text
 
 KEPT = Path("runs/gpu")
 ROWS = KEPT / "gpu.jsonl"
@@ -117,7 +118,7 @@ def language_model(name: str, experiment: lw.Experiment) -> Part:
 
     def part(left: float) -> dict[str, Any]:
         started = time.monotonic()
-        task = lw.Text(corpus=str(corpus().resolve()))
+        task = Text(corpus=str(corpus().resolve()))
         there = measured(replace(experiment, task=task, seed=2000), KEPT / "language_models" / name)
         return there(left - (time.monotonic() - started))
 

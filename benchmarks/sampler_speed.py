@@ -8,6 +8,7 @@ from pathlib import Path
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
+from lengthwise.training.batch import Sampler
 
 # The length that gives 43 to 45 tokens.
 LENGTHS = {"parity": 20, "copy": 20, "reverse": 20, "addition": 13}
@@ -18,7 +19,7 @@ def milliseconds(task: str, scheme: str, repeats: int) -> tuple[float, int]:
     """Median time of a batch, and its number of tokens per sequence."""
     experiment = lw.experiment_for(task, scheme)
     lengths = (LENGTHS[task], LENGTHS[task])
-    sampler = lw.Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
+    sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
     times = []
     for step in range(repeats):
         started = time.perf_counter()

@@ -18,6 +18,9 @@ import torch
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
+from lengthwise.experiments.experiment import build_decoder
+from lengthwise.training.batch import Sampler
+from lengthwise.training.trainer import Trainer
 
 BATCH, SEQ, LAYERS, D_MODEL, HEADS = 100, 44, 2, 128, 4
 RESULTS = Path(__file__).parent / "results" / "step_speed.jsonl"
@@ -81,7 +84,7 @@ def measure(scheme: str, precision: str, repeats: int, device: torch.device) -> 
         decoder=replace(base.decoder, num_layers=LAYERS, d_model=D_MODEL, num_heads=HEADS),
         training=replace(base.training, batch_size=BATCH, steps=1_000_000, precision=precision),
     )
-    sampler = lw.Sampler(
+    sampler = Sampler(
         task=experiment.task, scheme=experiment.scheme, lengths=(21, 21), batch_size=BATCH, seed=experiment.seed
     )
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
@@ -96,8 +99,8 @@ def measure(scheme: str, precision: str, repeats: int, device: torch.device) -> 
 
     steps, plain, needed = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        decoder = lw.build_decoder(experiment).to(device)
-        trainer = lw.Trainer(decoder, sampler, experiment.training, Path(folder))
+        decoder = build_decoder(experiment).to(device)
+        trainer = Trainer(decoder, sampler, experiment.training, Path(folder))
         for repeat in range(repeats + 5):
             works = (trainer.step, lambda: multiply(whole), lambda: multiply(executed))
             seconds = [timed(work, device) for work in works]

@@ -16,6 +16,10 @@ import lengthwise as lw
 from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import make_corpus, make_export, make_jsonl, make_run, parity
 from lengthwise.cli import app as cli
+from lengthwise.encodings import Rotary
+from lengthwise.hf.export import export_hf, import_hf
+from lengthwise.positions import Predicted, Sequential
+from lengthwise.tasks import Addition, JSONLTask, Parity
 
 NUMBERS = (
     *("-1", "0", "1", "2", "3", "7", "100"),
@@ -158,8 +162,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             lw.prepare_corpus,
             {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
         ),
-        "export_hf": (lw.export_hf, {"run": "run", "out": "exported"}),
-        "import_hf": (lw.import_hf, {"folder": "hf", "out": "imported"}),
+        "export_hf": (export_hf, {"run": "run", "out": "exported"}),
+        "import_hf": (import_hf, {"folder": "hf", "out": "imported"}),
         "experiment_for": (lw.experiment_for, {"task": "parity", "scheme": "sequential", "encoding": "nope"}),
         "recipe": (lw.recipe, {"name": "parity"}),
         "load_language_model": (lw.load_language_model, {"name": "hf", "device": "cpu"}),
@@ -175,12 +179,12 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "InfluenceSettings": (lw.InfluenceSettings, {"near": 2, "far": 4, "ks": (1,), "num_targets": 3, "seed": 0}),
         "Experiment": (
             lw.Experiment,
-            {"task": lw.Parity(), "scheme": lw.Sequential(), "train_lengths": (1, 4), "seed": 0},
+            {"task": Parity(), "scheme": Sequential(), "train_lengths": (1, 4), "seed": 0},
         ),
-        "Predicted": (lw.Predicted, {"num_position_ids": 9}),
-        "Rotary": (lw.Rotary, {"base": 100.0}),
-        "Addition": (lw.Addition, {}),
-        "JSONLTask": (lw.JSONLTask, {"file": "rows.jsonl"}),
+        "Predicted": (Predicted, {"num_position_ids": 9}),
+        "Rotary": (Rotary, {"base": 100.0}),
+        "Addition": (Addition, {}),
+        "JSONLTask": (JSONLTask, {"file": "rows.jsonl"}),
     }
 
 

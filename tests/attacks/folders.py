@@ -14,6 +14,11 @@ from attacks.attack import Call
 from lengthwise.core.checkpoint import load_tensors
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run_folder import read_rows
+from lengthwise.hf.export import export_hf, import_hf
+from lengthwise.influence.text_codec import tokenize_documents
+from lengthwise.positions import Sequential
+from lengthwise.tasks import JSONLTask, Text
+from lengthwise.tasks.text.documents import Document
 
 WORDS = ("a", "ab", "cab", "bcd", "dabc", "acbd", "bd", "da", "c", "d", "abd", "cbad")
 LENGTHS = ["--lengths", "2,4", "--num-examples", "8", "--json"]
@@ -55,7 +60,7 @@ def make_jsonl(seed: int) -> None:
         for word in (WORDS[::-1] if seed else WORDS)
     ]
     Path("rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    task = lw.JSONLTask(file="rows.jsonl")
+    task = JSONLTask(file="rows.jsonl")
     lw.train(replace(small_experiment(task), train_lengths=(1, 4), seed=seed), "run", device="cpu")
     Path("rows.jsonl").rename("test.jsonl")
 
@@ -66,7 +71,7 @@ def make_corpus(seed: int) -> None:
 
 def train_on_corpus() -> dict[str, Any]:
     """Train two steps on the corpus and evaluate."""
-    task = lw.Text(corpus="corpus")
+    task = Text(corpus="corpus")
     run = lw.train(text_experiment(task, steps=2), "run", device="cpu")
     return {"rows": lw.evaluate(run, run.experiment.evaluation)}
 
@@ -102,22 +107,22 @@ def make_study(seed: int) -> None:
 def measure() -> dict[str, Any]:
     """Run or resume an influence study of a run on text."""
     model = lw.load_language_model("run", device="cpu")
-    texts = [lw.Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
+    texts = [Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
     settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, block=4)
-    tokenized = list(lw.tokenize_documents(model.codec, texts, model.model.vocabulary_size))
+    tokenized = list(tokenize_documents(model.codec, texts, model.model.vocabulary_size))
     study = lw.InfluenceStudy(model=model.model, codec=model.codec, texts=tokenized, settings=settings)
     lw.measure_influence(study, "study", resume=Path("study").exists())
     return {"rows": read_rows(Path("study/influence.jsonl"))}
 
 
 def make_export(seed: int) -> None:
-    lw.train(replace(small_experiment(scheme=lw.Sequential()), seed=seed), "run", device="cpu")
-    lw.export_hf("run", "hf")
+    lw.train(replace(small_experiment(scheme=Sequential()), seed=seed), "run", device="cpu")
+    export_hf("run", "hf")
 
 
 def import_again() -> dict[str, Any]:
     """Convert an export back to a run folder."""
-    lw.import_hf("hf", "back")
+    import_hf("hf", "back")
     tensors, facts = load_tensors(Path("back/model.safetensors"))
     return {"facts": facts, "weights": str({name: tensor.tolist() for name, tensor in tensors.items()})}
 

@@ -31,7 +31,7 @@ from lengthwise.evaluation.evaluator import EXACT_MATCH, check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
 from lengthwise.experiments.run_folder import read_rows, read_sealed
-from lengthwise.tasks import TASKS, Text
+from lengthwise.tasks import TASKS, JSONLTask, Text
 from lengthwise.tasks.jsonl_table import read_table
 from lengthwise.tasks.text_format import format_examples
 from lengthwise.training.training_state import Progress, read_progress
@@ -177,7 +177,7 @@ def prompts(source: Source) -> bytes:
     return bytes([index]) + source.of(["", " "]).join(words).encode(errors="surrogatepass")
 
 
-PROMPT_TASKS = [task() for task in TASKS.values() if not issubclass(task, lw.JSONLTask | Text)]
+PROMPT_TASKS = [task() for task in TASKS.values() if not issubclass(task, JSONLTask | Text)]
 
 
 def _valid_prompts(task: lw.Task) -> list[bytes]:

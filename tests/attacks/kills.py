@@ -16,7 +16,9 @@ import lengthwise as lw
 from attacks import attack as attacking
 from attacks.attack import Tally, copy_of, leftovers, rng_of, run, send_signal, untimed
 from attacks.folders import make_corpus, make_run, make_text, measure, parity
+from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.run_folder import read_rows
+from lengthwise.hf.export import export_hf
 
 LENGTHS = lw.EvaluationSettings(lengths=(2, 4, 8, 16, 32, 64), num_examples=(64,))
 
@@ -85,7 +87,7 @@ def compared_result(folder: Path) -> Any:
 
 def reproduce() -> None:
     """Reproduce one experiment of a claim."""
-    lw.reproduce(lw.CLAIMS["ppc"], "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
+    lw.reproduce(CLAIMS["ppc"], "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
 
 
 def reproduced_result(folder: Path) -> Any:
@@ -111,7 +113,7 @@ def prepare() -> None:
 
 def export() -> None:
     """Export a run for transformers."""
-    lw.export_hf("run", "hf")
+    export_hf("run", "hf")
 
 
 VICTIMS = (

@@ -8,10 +8,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-import lengthwise as lw
 from attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
 from attacks.folders import LENGTHS, make_export, make_run, make_text
 from attacks.kills import compare, prepare, reproduce, train
+from lengthwise.hf.export import export_hf, import_hf
 
 # Time limit of successful work on a busy machine.
 LONG_SECONDS = 60
@@ -38,8 +38,8 @@ WRITERS: dict[str, Call] = {
     "reproduce": reproduce,
     "influence": ("influence", "text", "tales/0.txt", "tales/1.txt", *SMALL_STUDY, "--out", "study"),
     "prepare": prepare,
-    "export": lambda: lw.export_hf("plain", "exported"),
-    "import": lambda: lw.import_hf("hf", "imported"),
+    "export": lambda: export_hf("plain", "exported"),
+    "import": lambda: import_hf("hf", "imported"),
     "certify": ("certify", "run", "--lengths", "8", "--out", "certified"),
     "diagnose": ("diagnose", "run", "--length", "8", "--num-examples", "4", "--out", "diagnosed"),
     "lm-eval": ("export", "parity", "--format", "lm-eval", "--lengths", "4", "--num-examples", "4", "--out", "harness"),

@@ -27,7 +27,11 @@ from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import MAX_DEPTH, parse_json
+from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run_folder import append_rows, read_rows
+from lengthwise.hf.export import export_hf
+from lengthwise.positions import Sequential
+from lengthwise.tasks import JSONLTask, Parity
 
 SMALL = ["--num-examples", "4", "--device", "cpu"]
 
@@ -37,8 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a PPC run, a plain run and the export of the plain run."""
     folder = tmp_path_factory.mktemp("folders")
     lw.train(small_experiment(), folder / "run", device="cpu")
-    lw.train(small_experiment(scheme=lw.Sequential()), folder / "plain", device="cpu")
-    lw.export_hf(folder / "plain", folder / "hf")
+    lw.train(small_experiment(scheme=Sequential()), folder / "plain", device="cpu")
+    export_hf(folder / "plain", folder / "hf")
     return folder
 
 
@@ -84,7 +88,7 @@ def test_a_decoder_larger_than_the_memory_raises_an_error():
     with pytest.raises(
         SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use fewer num_layers or a smaller"
     ):
-        lw.build_decoder(wide)
+        build_decoder(wide)
 
 
 def test_the_memory_limit_of_a_container_applies(tmp_path, monkeypatch):
@@ -104,13 +108,13 @@ def test_long_examples_are_sampled_one_by_one(here, monkeypatch):
     # Makes length 2 a long one.
     monkeypatch.setattr(lengthwise.evaluation.exact_match, "BLOCK_TOKENS", 2)
     sizes = []
-    sample = lw.Parity.sample
+    sample = Parity.sample
 
     def count(self, *, length, size, rng):
         sizes.append(size)
         return sample(self, length=length, size=size, rng=rng)
 
-    monkeypatch.setattr(lw.Parity, "sample", count)
+    monkeypatch.setattr(Parity, "sample", count)
     lw.evaluate(lw.load_run("run", device="cpu"), lw.EvaluationSettings(lengths=(2,), num_examples=(1,)))
     assert set(sizes) == {1}
 
@@ -148,7 +152,7 @@ def test_json_output_has_null_for_nan_and_infinity(capsys):
 def test_a_record_with_a_lone_surrogate_raises_an_error_before_training(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": ["\\ud83d"], "response": ["x"]}\n')
     with pytest.raises(LengthwiseError, match=r"rows.jsonl") as error:
-        _ = lw.JSONLTask(file=str(tmp_path / "rows.jsonl")).vocabulary
+        _ = JSONLTask(file=str(tmp_path / "rows.jsonl")).vocabulary
     assert "\n" not in str(error.value)
 
 
@@ -335,12 +339,12 @@ def test_an_interrupted_export_can_be_repeated(here, monkeypatch):
         patch.setattr("lengthwise.hf.export.atomic_folder", files.atomic_folder)
         patch.setattr("lengthwise.hf.lengthwise_model.LengthwiseForCausalLM.save_pretrained", _full)
         with pytest.raises(RunFolderError, match=r"cannot write .*again .*No space left"):
-            lw.export_hf("plain", "again")
+            export_hf("plain", "again")
     assert not [path for path in here.iterdir() if "again" in path.name]
     # A killed export leaves a partial folder.
     (here / ".again.unfinished").mkdir()
     (here / ".again.unfinished" / "config.json").write_text("{}")
-    lw.export_hf("plain", "again")
+    export_hf("plain", "again")
     assert not [path for path in here.iterdir() if path.name.startswith(".again")]
     whole = {path.name: path.read_bytes() for path in (here / "hf").iterdir()}
     assert {path.name: path.read_bytes() for path in (here / "again").iterdir()} == whole

@@ -1,4 +1,4 @@
-"""Worker processes: a script without a main guard works, or ends with one line; a lost worker is reported."""
+"""Worker processes: scripts without a main guard, lost workers, and the end of workers with their parent."""
 
 import os
 import subprocess
@@ -16,8 +16,9 @@ from lengthwise.experiments.worker_pool import run_in_processes
 COMPARE = """
 import dataclasses
 import lengthwise as lw
+from lengthwise.tasks import Parity
 
-{own}
+{custom}
 small = dataclasses.replace(
     lw.experiment_for("parity", "sequential", "nope"),
     {task}
@@ -29,15 +30,15 @@ small = dataclasses.replace(
 rows = lw.compare({{"a": small, "b": small}}, "out", jobs=2, device="cpu").rows
 print("rows", len(rows))
 """
-OWN = """
+CUSTOM = """
 @dataclasses.dataclass(frozen=True)
-class Mine(lw.Parity):
+class Mine(Parity):
     name = "mine"
 """
 
 
 def run(script: str, folder) -> subprocess.CompletedProcess[str]:
-    """A script in a process and a folder of its own."""
+    """Run a script in a separate process and folder."""
     (folder / "script.py").write_text(textwrap.dedent(script))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -47,52 +48,52 @@ def run(script: str, folder) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_compare_works_in_a_script_without_a_main_guard(tmp_path):
-    ran = run(COMPARE.format(own="", task=""), tmp_path)
-    assert (ran.returncode, ran.stdout) == (0, "rows 2\n"), ran.stderr
-    assert "another process" not in ran.stderr
+    process = run(COMPARE.format(custom="", task=""), tmp_path)
+    assert (process.returncode, process.stdout) == (0, "rows 2\n"), process.stderr
+    assert "another process" not in process.stderr
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_whose_classes_are_needed_is_refused_in_one_line(tmp_path):
-    ran = run(COMPARE.format(own=OWN, task="task=Mine(),"), tmp_path)
-    assert ran.returncode == 1
-    assert 'put the call under `if __name__ == "__main__":` in your script, or use jobs=1' in ran.stderr
-    assert "another process" not in ran.stderr
-    assert "BrokenProcessPool" not in ran.stderr
+def test_a_script_without_a_main_guard_that_defines_a_used_class_raises_a_one_line_error(tmp_path):
+    process = run(COMPARE.format(custom=CUSTOM, task="task=Mine(),"), tmp_path)
+    assert process.returncode == 1
+    assert 'put the call under `if __name__ == "__main__":` in your script, or use jobs=1' in process.stderr
+    assert "another process" not in process.stderr
+    assert "BrokenProcessPool" not in process.stderr
 
 
 def double(number: int) -> int:
-    """Work that is done."""
+    """Finish normally."""
     return 2 * number
 
 
 def die(number: int) -> int:
-    """Work that takes its process along."""
+    """Exit the worker process."""
     os._exit(1)
 
 
-def test_every_job_is_done_once():
+def test_every_job_runs_once():
     done: dict[int, int] = {}
     assert run_in_processes(double, [1, 2, 3], 2, done.__setitem__)
     assert done == {1: 2, 2: 4, 3: 6}
 
 
-def test_a_lost_worker_is_one_line_that_says_how_to_continue():
+def test_a_lost_worker_raises_a_one_line_error_with_advice():
     text = r"^a worker process died .*repeat the same call to continue.*$"
-    with pytest.raises(WorkerError, match=text) as ended:
+    with pytest.raises(WorkerError, match=text) as error:
         run_in_processes(die, [1, 2], 2, lambda *done: None)
-    assert "\n" not in str(ended.value)
+    assert "\n" not in str(error.value)
 
 
 def write_number_and_wait(folder: str) -> str:
-    """Work that says which process does it, and does not end."""
+    """Write the process ID and wait."""
     (Path(folder) / str(os.getpid())).touch()
     time.sleep(600)
     return folder
 
 
 def die_late_or_idle(seconds: float) -> float:
-    """Work that takes its process along while another one has none."""
+    """Exit the process after some seconds; with 0, finish immediately."""
     if seconds:
         time.sleep(seconds)
         os._exit(1)
@@ -100,13 +101,13 @@ def die_late_or_idle(seconds: float) -> float:
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return True if a process exists and is not a zombie."""
     with suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
 
 
-def test_an_idle_worker_does_not_keep_the_call_when_another_one_is_lost():
+def test_a_lost_worker_ends_the_call_while_another_worker_is_idle():
     with pytest.raises(WorkerError):
         run_in_processes(die_late_or_idle, [1.0, 0.0], 2, lambda *done: None)
 

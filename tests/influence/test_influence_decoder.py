@@ -10,6 +10,7 @@ from lengthwise.core.errors import ModelError
 from lengthwise.encodings import ENCODINGS
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.decoder import Decoder
 
 VOCABULARY, FAR, NEAR = 30, 10, 4
 TOKENS = torch.arange(FAR + NEAR) * 7 % VOCABULARY
@@ -28,10 +29,10 @@ over_encodings = pytest.mark.parametrize("encoding", [name for name in ENCODINGS
 over_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 
-def decoder_of(encoding: str, options: dict, separators: tuple[int, ...] = ()) -> lw.Decoder:
+def decoder_of(encoding: str, options: dict, separators: tuple[int, ...] = ()) -> Decoder:
     torch.manual_seed(0)
     settings = lw.DecoderSettings(num_layers=2, d_model=32, num_heads=4, **options)
-    decoder = lw.Decoder(settings, ENCODINGS[encoding](), vocabulary_size=VOCABULARY, separators=separators)
+    decoder = Decoder(settings, ENCODINGS[encoding](), vocabulary_size=VOCABULARY, separators=separators)
     for parameter in decoder.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -43,7 +44,7 @@ def after(model: DecoderModel, visible: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def in_one_pass(decoder: lw.Decoder, visible: torch.Tensor) -> torch.Tensor:
+def in_one_pass(decoder: Decoder, visible: torch.Tensor) -> torch.Tensor:
     """Run all tokens at once; far tokens are hidden from the near tokens."""
     bias = torch.zeros(1, FAR + NEAR, FAR + NEAR)
     bias[0, FAR:, :FAR] = torch.where(visible, 0.0, -math.inf)

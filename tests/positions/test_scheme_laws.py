@@ -7,6 +7,7 @@ from math import comb
 import numpy as np
 import pytest
 from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
+from tests.support.covering import covering
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
@@ -36,12 +37,13 @@ def pairs(*, supported: bool, random: bool = True) -> list:
 
     Without ``random``, schemes with random evaluation IDs are left out.
     """
-    return [
-        pytest.param(scheme, SETTINGS[name], id=f"{scheme}-{name}")
+    cases = [
+        (scheme, name)
         for scheme in SCHEMES
         for name in SETTINGS
         if serves(scheme, EXAMPLES[name]) == supported and (random or not SCHEMES[scheme].random_at_evaluation)
     ]
+    return covering(cases, make=lambda scheme, name: (scheme, SETTINGS[name]))
 
 
 over_supported = pytest.mark.parametrize(("scheme", "task"), pairs(supported=True))

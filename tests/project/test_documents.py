@@ -264,7 +264,7 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     assert given["labels"].tolist() == [[-100] * 6 + row["input_ids"][6:]]
     callback = next(each for each in blocks("python", DOCS["hugging_face"]) if "EvaluateByLength" in each)
     exec(compile(callback, "hugging_face.md", "exec"), page)
-    rows = page["asked"].measure(page["trainer"].state)
+    rows = page["callback"].measure(page["trainer"].state)
     assert [(row["length"], row["num_examples"]) for row in rows] == [(2, 16), (3, 16)]
 
 
@@ -296,7 +296,7 @@ def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["README", "your_own"])
 def test_what_a_page_imports_is_public(name):
     lines = [line for block in blocks("python", DOCS.get(name, README)) for line in block.splitlines()]
-    public = r"import lengthwise as lw|from lengthwise.hf import \w+"
+    public = r"import lengthwise as lw|from lengthwise\.(hf|tasks|positions|encodings) import [\w, ]+"
     assert [line for line in lines if "lengthwise" in line and not re.fullmatch(public, line)] == []
 
 

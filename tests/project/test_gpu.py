@@ -12,6 +12,7 @@ from tests.support.small_runs import small_experiment
 import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import evaluate_by_length
+from lengthwise.experiments.experiment import build_decoder
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
@@ -19,6 +20,7 @@ from lengthwise.influence.probing.window import Window
 from lengthwise.influence.probing.window_evaluator import MODES, WindowEvaluator
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.tasks import MultiAddition, Parity
+from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import answer_loss
 
 pytestmark = [
@@ -29,14 +31,14 @@ CUDA = torch.device("cuda")
 
 
 def batch_of(experiment):
-    return lw.Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batch(0)
+    return Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batch(0)
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
 @torch.no_grad()
 def test_cuda_and_cpu_agree_in_float32(encoding):
     experiment = lw.experiment_for("parity", "predicted", encoding)
-    decoder, batch = lw.build_decoder(experiment).eval(), batch_of(experiment)
+    decoder, batch = build_decoder(experiment).eval(), batch_of(experiment)
     here, _ = decoder(batch.tokens, batch.position_ids)
     there, _ = decoder.to(CUDA)(batch.tokens.to(CUDA), batch.position_ids.to(CUDA))
     torch.testing.assert_close(there.cpu(), here, atol=1e-4, rtol=1e-4)
@@ -48,7 +50,7 @@ def test_cuda_and_cpu_agree_in_float32(encoding):
 def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, task):
     for length in (2, 40):
         scheme = small_scheme("multilevel")
-        batch = lw.Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batch(0).to(CUDA)
+        batch = Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batch(0).to(CUDA)
         decoder = small_decoder(encoding, task, num_levels=len(batch.position_ids)).to(CUDA)
         whole, _ = decoder(batch.tokens, batch.position_ids)
         prompt = int(batch.prompt_length.min())
@@ -66,7 +68,7 @@ def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, t
 def test_gradients_are_finite_in_bf16_on_cuda(head):
     experiment = lw.experiment_for("parity", "predicted")
     experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
-    decoder = lw.build_decoder(experiment).to(CUDA)
+    decoder = build_decoder(experiment).to(CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         outcome = answer_loss(decoder, batch_of(experiment).to(CUDA), 1.0)
     outcome.loss.backward()

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-import lengthwise as lw
 from lengthwise.core.errors import TaskFileError
+from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
+from lengthwise.tasks.text_format import format_examples
 
 
 def item(terms=3, difficulty=None, **changes):
@@ -50,9 +51,9 @@ def test_functions_of_an_item_give_its_length_and_tokens():
 
 def test_a_written_file_is_a_task_with_the_lengths_of_its_records(tmp_path, rng):
     file = write_reasoning_records([item(terms) for terms in (2, 3, 3, 5)], tmp_path / "sums.jsonl", length="num_terms")
-    task = lw.JSONLTask(file=str(file))
+    task = JSONLTask(file=str(file))
     assert task.available_lengths == (2, 3, 5)
-    (text,) = lw.format_examples(task, task.sample(length=5, size=1, rng=rng))
+    (text,) = format_examples(task, task.sample(length=5, size=1, rng=rng))
     assert text.answer == "5"
     assert [json.loads(line)["length"] for line in file.read_text().splitlines()] == [2, 3, 3, 5]
 
@@ -97,9 +98,9 @@ def test_a_file_with_another_suffix_raises_an_error(tmp_path):
 def test_a_data_set_of_reasoning_gym_is_a_task(tmp_path, rng):
     reasoning_gym = pytest.importorskip("reasoning_gym")
     items = reasoning_gym.create_dataset("chain_sum", min_terms=2, max_terms=4, size=30, seed=0)
-    task = lw.JSONLTask(file=str(write_reasoning_records(items, tmp_path / "sums.jsonl", length="num_terms")))
+    task = JSONLTask(file=str(write_reasoning_records(items, tmp_path / "sums.jsonl", length="num_terms")))
     assert task.available_lengths == (2, 3, 4)
-    (text,) = lw.format_examples(task, task.sample(length=4, size=1, rng=rng))
+    (text,) = format_examples(task, task.sample(length=4, size=1, rng=rng))
     assert {(" ".join(each["question"].split()), each["answer"]) for each in items} >= {
         (text.prompt.removesuffix(" <mark> <start>"), text.answer)
     }
