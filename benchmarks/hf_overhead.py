@@ -1,8 +1,8 @@
-"""What the wrapper for PPC costs a model of `transformers`: a training step, and a token written.
+"""Overhead of the PPC wrapper in a model of `transformers`, per training step and per generated token.
 
     python benchmarks/hf_overhead.py --out benchmarks/results/hf_overhead.jsonl
 
-The bare model and the wrapped one take turns in one process; printed are medians and their ratio.
+The bare and the wrapped model take turns in one process; the script prints medians and their ratio.
 """
 
 import argparse
@@ -30,13 +30,13 @@ MODELS = {
     "GPT-NeoX": transformers.GPTNeoXConfig,
     "Llama, two key heads": partial(transformers.LlamaConfig, num_key_value_heads=2),
 }
-# Rows, and tokens of the prompt and of the response.
+# Batch size, and tokens of the prompt and of the response.
 SHAPES = {"8 of 128 + 128": (8, 128, 128), "1 of 128 + 128": (1, 128, 128), "1 of 1,024 + 1,024": (1, 1024, 1024)}
-VOCABULARY, WRITTEN = 8192, 64
+VOCABULARY, NUM_NEW = 8192, 64
 
 
-def built(model: str, size: str) -> transformers.PreTrainedModel:
-    """A model with random weights."""
+def build_model(model: str, size: str) -> transformers.PreTrainedModel:
+    """Return a model with random weights."""
     torch.manual_seed(0)
     config = MODELS[model](
         vocab_size=VOCABULARY,
@@ -49,9 +49,9 @@ def built(model: str, size: str) -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def turns(actions: list[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """Seconds of each action, one after the other, again and again; the first round does not count."""
-    taken: list[list[float]] = [[] for _ in actions]
+def time_in_turns(actions: list[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """Return the seconds of each action per round; the actions take turns after a warm-up round."""
+    seconds: list[list[float]] = [[] for _ in actions]
     for number in range(rounds + 1):
         for place, action in enumerate(actions):
             started = time.perf_counter()
@@ -59,12 +59,12 @@ def turns(actions: list[Callable[[], None]], rounds: int) -> list[list[float]]:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if number:
-                taken[place].append(time.perf_counter() - started)
-    return taken
+                seconds[place].append(time.perf_counter() - started)
+    return seconds
 
 
-def stepping(model: transformers.PreTrainedModel, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
-    """A training step."""
+def training_step(model: transformers.PreTrainedModel, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """Return a function that runs one training step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model.train()
 
@@ -76,22 +76,19 @@ def stepping(model: transformers.PreTrainedModel, batch: dict[str, torch.Tensor]
     return step
 
 
-def writing(model: transformers.PreTrainedModel, batch: dict[str, torch.Tensor], prompt: int) -> Callable[[], None]:
-    """The beginning of the response of a batch, token by token."""
-    given = {name: batch[name][:, :prompt] for name in ("input_ids", "attention_mask", "position_ids")}
+def generation(model: transformers.PreTrainedModel, batch: dict[str, torch.Tensor], prompt: int) -> Callable[[], None]:
+    """Return a function that generates the first tokens of the responses of a batch."""
+    inputs = {name: batch[name][:, :prompt] for name in ("input_ids", "attention_mask", "position_ids")}
 
     def write() -> None:
         model.eval()
-        model.generate(**given, max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, do_sample=False, pad_token_id=0)
+        model.generate(**inputs, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0)
 
     return write
 
 
 def batches(shape: tuple[int, int, int], device: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The same texts for the bare model and for PPC.
-
-    The IDs of the response are those of the prompt, in its order: the same masks and angles for both models.
-    """
+    """Return the same texts for the bare model and for PPC, which repeats the prompt's IDs in the response."""
     rows, prompt, response = shape
     tokens = torch.randint(0, VOCABULARY, (rows, prompt + response), device=device)
     ids = torch.arange(prompt + response, device=device).expand(rows, -1).clone()
@@ -103,35 +100,37 @@ def batches(shape: tuple[int, int, int], device: str) -> tuple[dict[str, torch.T
     return bare, {**bare, "position_ids": coupled, "position_labels": coupled.masked_fill(labels == -100, -100)}
 
 
-def measured(asked: argparse.Namespace, model: str, size: str, shape: str) -> Iterator[dict[str, Any]]:
-    """A row for a training step, and one for a token."""
+def measure(options: argparse.Namespace, model: str, size: str, shape: str) -> Iterator[dict[str, Any]]:
+    """Yield one row for a training step and one for a generated token."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    plain = built(model, size).to(device)
-    ours = PredictivePositionModel.wrap(built(model, size).to(device), segments=True, length_scaling=asked.scaling)
-    given, joint = batches(SHAPES[shape], device)
+    plain = build_model(model, size).to(device)
+    wrapper = PredictivePositionModel.wrap(
+        build_model(model, size).to(device), segments=True, length_scaling=options.scaling
+    )
+    bare_batch, joint = batches(SHAPES[shape], device)
     prompt = SHAPES[shape][1]
     for what, actions, each in (
-        ("training step", [stepping(plain, given), stepping(ours, joint)], 1),
-        ("token of a batch", [writing(plain, given, prompt), writing(ours, joint, prompt)], WRITTEN),
+        ("training step", [training_step(plain, bare_batch), training_step(wrapper, joint)], 1),
+        ("token of a batch", [generation(plain, bare_batch, prompt), generation(wrapper, joint, prompt)], NUM_NEW),
     ):
-        bare, with_ppc = (statistics.median(taken) / each for taken in turns(actions, asked.rounds))
+        bare, with_ppc = (statistics.median(seconds) / each for seconds in time_in_turns(actions, options.rounds))
         yield {
             "model": model,
             "size": size,
             "texts": shape,
-            "scaling": asked.scaling,
+            "scaling": options.scaling,
             "what": what,
             "bare_ms": round(1000 * bare, 3),
             "ppc_ms": round(1000 * with_ppc, 3),
             "ratio": round(with_ppc / bare, 3),
-            "rounds": asked.rounds,
+            "rounds": options.rounds,
             "commit": provenance()["commit"],
             "cuda": torch.cuda.get_device_name() if device == "cuda" else None,
         }
 
 
 def main() -> None:
-    """Measure, print a table, and keep the rows."""
+    """Measure, print a table, and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", choices=MODELS, help="One model only.")
@@ -139,21 +138,21 @@ def main() -> None:
     parser.add_argument("--texts", choices=SHAPES, help="One shape only.")
     parser.add_argument("--scaling", choices=LENGTH_SCALINGS, default="none")
     parser.add_argument("--out", type=Path, help="Add rows to this file.")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | size | texts | scaling | what | bare, ms | with PPC, ms | ratio |")
     print("|---|---|---|---|---|---|---|---|")
-    for model in MODELS if asked.model is None else [asked.model]:
-        for size in SIZES if asked.size is None else [asked.size]:
-            for shape in SHAPES if asked.texts is None else [asked.texts]:
-                for row in measured(asked, model, size, shape):
+    for model in MODELS if options.model is None else [options.model]:
+        for size in SIZES if options.size is None else [options.size]:
+            for shape in SHAPES if options.texts is None else [options.texts]:
+                for row in measure(options, model, size, shape):
                     print(
-                        f"| {model} | {size} | {shape} | {asked.scaling} | {row['what']} | {row['bare_ms']:.2f} "
+                        f"| {model} | {size} | {shape} | {options.scaling} | {row['what']} | {row['bare_ms']:.2f} "
                         f"| {row['ppc_ms']:.2f} | {row['ratio']:.2f} |",
                         flush=True,
                     )
-                    if asked.out is not None:
-                        append_rows(asked.out, [row])
+                    if options.out is not None:
+                        append_rows(options.out, [row])
 
 
 if __name__ == "__main__":

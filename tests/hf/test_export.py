@@ -130,26 +130,26 @@ def test_the_exported_model_generates_the_tokens_of_the_run(folders):
     prompt = int(batch.prompt_length[0])
     tokens, ids = batch.tokens[:, :prompt], batch.position_ids[:, :, :prompt]
     expected = generate_by_run(run.decoder, run.experiment, tokens, ids)
-    made = model.generate(
+    output = model.generate(
         tokens, position_ids=without_single_level(ids), max_new_tokens=9, do_sample=False, return_dict_in_generate=True
     )
-    new = made.sequences[:, prompt:]
+    new = output.sequences[:, prompt:]
     assert torch.equal(new[expected.is_written[:, : new.shape[1]]], expected.tokens[expected.is_written])
     without = model.generate(
         tokens, position_ids=without_single_level(ids), max_new_tokens=9, do_sample=False, use_cache=False
     )
-    assert torch.equal(without, made.sequences)
+    assert torch.equal(without, output.sequences)
 
 
 def test_the_exported_model_has_the_training_loss(folders):
     run, model = load_run(folders / "run"), AutoModelForCausalLM.from_pretrained(folders / "hf")
     batch = batch_of(run.experiment)
     labels = torch.where(batch.token_scored, batch.tokens, -100)
-    wanted = torch.where(batch.id_scored, batch.position_ids, -100)
-    of_ids = {"position_labels": without_single_level(wanted)} if run.experiment.scheme.predicts_ids else {}
-    made = model(batch.tokens, position_ids=without_single_level(batch.position_ids), labels=labels, **of_ids)
+    position_labels = without_single_level(torch.where(batch.id_scored, batch.position_ids, -100))
+    targets = {"position_labels": position_labels} if run.experiment.scheme.predicts_ids else {}
+    output = model(batch.tokens, position_ids=without_single_level(batch.position_ids), labels=labels, **targets)
     expected = answer_loss(run.decoder, batch, run.experiment.training.id_weight)
-    torch.testing.assert_close(made.loss, expected.loss)
+    torch.testing.assert_close(output.loss, expected.loss)
 
 
 def test_labels_without_ids_raise_an_error(folder):
@@ -243,8 +243,8 @@ def test_importing_the_wrapper_first_registers_its_model_type():
 
 def test_the_command_line_exports_and_imports(folder, tmp_path, capsys):
     for source, form, out in ((folder.parent / "run", "hf", "hf"), (folder, "run", "back")):
-        shown, _ = output_of(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
-        assert shown.startswith(f"saved in {tmp_path / out}; ")
+        printed, _ = output_of(["export", str(source), "--format", form, "--out", str(tmp_path / out)], capsys)
+        assert printed.startswith(f"saved in {tmp_path / out}; ")
     assert read_experiment(tmp_path / "back") == read_experiment(folder.parent / "run")
     flags = ["--format", "hf", "--out", str(tmp_path / "x")]
     assert error_of(["export", "nowhere", *flags], capsys).startswith(

@@ -13,17 +13,17 @@ TEXT = "The sum of 12 and 34, said Zoë, is 46."
 @pytest.fixture(scope="module")
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Return byte-level BPE with merged words and numbers, and a start token without characters."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=320,
         special_tokens=["<s>", "<pad>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    made.train_from_iterator(["The sum of 12 and 34, said Jo, is 46.", "The sum of 12 and 56 is 68."] * 4, trainer)
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", pad_token="<pad>")
+    backend.train_from_iterator(["The sum of 12 and 34, said Jo, is 46.", "The sum of 12 and 56 is 68."] * 4, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", pad_token="<pad>")
 
 
 def marked(text: str, **groups: int) -> list[list[int]]:

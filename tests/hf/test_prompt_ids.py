@@ -1,4 +1,4 @@
-"""IDs of prompts at inference, training without IDs, and saved models: what is made by a rule, and what is refused."""
+"""Tests of prompt IDs at inference, training without IDs, and model cards."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.hf.test_hf_loading import byte_level_tokenizer
-from tests.hf.test_predictive_model import IDS, INSIDE, TOKENS, batch, wrapped
+from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, wrap_model
 from tests.support.causal_models import CONFIGS, causal_model
 from tests.support.small_runs import small_experiment
 from transformers import pipeline
@@ -24,91 +24,91 @@ ROWS = [
     {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, -100, 8, 9], "coupling": [0, 1, 2, 1, 2]},
     {"input_ids": [5, 6, 8], "labels": [-100, -100, 8], "coupling": [0, 1, 1]},
 ]
-NO_RULE = r"was not told how the IDs of a prompt are made, and position_ids are missing; give position_ids .*\n?.*=0"
+NO_RULE = r"position_ids are missing and the model has no rule for the IDs of a prompt; pass position_ids .*=0"
 
 
-def ask(model, **options):
-    return model.generate(TOKENS, **{"attention_mask": INSIDE, "max_new_tokens": 3, "do_sample": False} | options)
+def run_generate(model, **options):
+    return model.generate(TOKENS, **{"attention_mask": MASK, "max_new_tokens": 3, "do_sample": False} | options)
 
 
-def test_a_prompt_without_ids_is_refused_wherever_it_enters():
-    model = wrapped("llama")
-    talk = pipeline("text-generation", model=model, tokenizer=byte_level_tokenizer(has_start=True))
-    for call in (lambda: ask(model), lambda: model(TOKENS), lambda: talk("abc", max_new_tokens=3)):
+def test_a_prompt_without_ids_raises_an_error_in_every_call():
+    model = wrap_model("llama")
+    generator = pipeline("text-generation", model=model, tokenizer=byte_level_tokenizer(has_start=True))
+    for call in (lambda: run_generate(model), lambda: model(TOKENS), lambda: generator("abc", max_new_tokens=3)):
         with pytest.raises(SettingError, match=NO_RULE):
             call()
 
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_prompts_that_count_up_need_no_ids(first):
-    model = wrapped("llama", count_prompt_from=first)
-    counted = (INSIDE.cumsum(dim=1) - 1).clamp(min=0) + first
-    assert torch.equal(ask(model), ask(model, position_ids=counted))
+    model = wrap_model("llama", count_prompt_from=first)
+    ids = (MASK.cumsum(dim=1) - 1).clamp(min=0) + first
+    assert torch.equal(run_generate(model), run_generate(model, position_ids=ids))
     with torch.no_grad():
-        torch.testing.assert_close(model(TOKENS, INSIDE).logits, model(TOKENS, INSIDE, counted).logits)
-    plain = wrapped("llama")
+        torch.testing.assert_close(model(TOKENS, MASK).logits, model(TOKENS, MASK, ids).logits)
+    plain = wrap_model("llama")
     plain.config.count_prompt_from = first
-    assert torch.equal(ask(plain), ask(model))
+    assert torch.equal(run_generate(plain), run_generate(model))
 
 
-def test_a_batch_of_prompts_is_continued_and_one_of_training_is_refused():
-    model = wrapped("llama")
+def test_generate_takes_a_batch_of_prompts_and_no_training_batch():
+    model = wrap_model("llama")
     collator = PositionCollator(Predicted(num_position_ids=64), pad_token_id=0, training=False)
     prompts = collator.prompts(ROWS)
     written = model.generate(**prompts, max_new_tokens=2, do_sample=False)
     assert written.shape == (2, prompts["input_ids"].shape[1] + 2)
     alone = collator.prompts(ROWS[1:])
     assert torch.equal(model.generate(**alone, max_new_tokens=2, do_sample=False)[0, -2:], written[1, -2:])
-    with pytest.raises(SettingError, match=r"generate got labels, position_labels, so its rows hold answers already"):
+    with pytest.raises(SettingError, match=r"generate got labels, position_labels, so the batch already"):
         model.generate(**collator(ROWS), max_new_tokens=2)
-    right = INSIDE.flip(1)
+    right = MASK.flip(1)
     assert not right[:, -1].all()
-    with pytest.raises(SettingError, match=r"a prompt ends with padding, and generate would continue the padding"):
-        ask(model, attention_mask=right, position_ids=IDS)
+    with pytest.raises(SettingError, match=r"a prompt ends with padding, which generate would continue"):
+        run_generate(model, attention_mask=right, position_ids=IDS)
 
 
-def test_training_that_would_learn_no_id_is_refused():
+def test_training_without_an_id_loss_raises_an_error():
     base, tokenizer = causal_model(CONFIGS["llama"]()), byte_level_tokenizer(has_start=True)
     tokenizer.pad_token = "<s>"
-    with pytest.raises(ModelError, match=r"asks the model to predict IDs, and llama predicts none, .* wrap it first"):
+    with pytest.raises(ModelError, match=r"needs a model that predicts IDs, but llama does not, .* wrap it first"):
         PositionCollator.for_model(base, Predicted(num_position_ids=64), tokenizer)
     PositionCollator.for_model(base, Coupled(num_position_ids=64), tokenizer)
-    PositionCollator.for_model(wrapped("llama"), Predicted(num_position_ids=64), tokenizer)
-    model = wrapped("llama").train()
-    given = batch()
-    without = {name: value for name, value in given.items() if name != "position_labels"}
-    with pytest.raises(SettingError, match=r"labels came without position_labels, so the position head would learn"):
+    PositionCollator.for_model(wrap_model("llama"), Predicted(num_position_ids=64), tokenizer)
+    model = wrap_model("llama").train()
+    inputs = make_batch()
+    without = {name: value for name, value in inputs.items() if name != "position_labels"}
+    with pytest.raises(SettingError, match=r"training with labels but without position_labels does not train the pos"):
         model(**without)
     model.position_head.requires_grad_(requires_grad=False)
     model(**without)
-    with pytest.raises(SettingError, match=r"position_labels came to a model without a position head, so no ID would"):
-        wrapped("llama", head=None)(**given)
+    with pytest.raises(SettingError, match=r"position_labels need a position head, and this model has none"):
+        wrap_model("llama", head=None)(**inputs)
 
 
-def test_what_is_wrapped_is_not_wrapped_again_and_not_measured_for_influence():
-    model = wrapped("llama")
-    with pytest.raises(ModelError, match=r"^this PredictivePositionModel is wrapped already, .*; use it as it is"):
+def test_wrapping_or_measuring_a_wrapped_model_raises_an_error():
+    model = wrap_model("llama")
+    with pytest.raises(ModelError, match=r"^this PredictivePositionModel is wrapped already, .*; use it without"):
         PredictivePositionModel.wrap(model)
-    with pytest.raises(ModelError, match=r"^ppc predicts its position IDs .*; give a plain causal model, or the run"):
+    with pytest.raises(ModelError, match=r"^ppc is wrapped or predicts its position IDs, .*; use a plain"):
         CausalLM(model, "ppc")
 
 
-def test_a_saved_model_says_in_its_card_what_to_install(tmp_path):
-    for first, told in (
+def test_a_model_card_explains_installation_and_loading(tmp_path):
+    for first, text in (
         (None, "`generate` needs the `position_ids` of the prompt"),
-        (2, "Prompts get the position IDs 2"),
+        (2, "Without `position_ids`, prompts get the position IDs 2"),
     ):
-        wrapped("llama", count_prompt_from=first).save_pretrained(tmp_path / str(first))
+        wrap_model("llama", count_prompt_from=first).save_pretrained(tmp_path / str(first))
         card = (tmp_path / str(first) / "README.md").read_text()
         assert "pip install 'lengthwise[hf]'" in card
-        assert "import lengthwise" in card
-        assert told in card
+        assert "from lengthwise.hf import PredictivePositionModel" in card
+        assert text in card
     loads = "from transformers import AutoModelForCausalLM as Auto; Auto.from_pretrained({!r})"
     folder = str(tmp_path / "None")
     alone = subprocess.run([sys.executable, "-c", loads.format(folder)], capture_output=True, text=True, check=False)
     assert alone.returncode != 0
     assert "predictive_position" in alone.stderr
-    both = f"import lengthwise; {loads.format(folder)}"
+    both = f"from lengthwise.hf import PredictivePositionModel; {loads.format(folder)}"
     assert subprocess.run([sys.executable, "-c", both], capture_output=True, check=False).returncode == 0
 
 
@@ -116,14 +116,14 @@ def test_a_saved_model_says_in_its_card_what_to_install(tmp_path):
     ("changed", "expected"),
     [
         ({"scheme": Sequential(), "encoding": Rotary()}, 0),
-        # The last token of a prompt of copy has the ID of the first.
+        # In copy, the last prompt token has the ID of the first one.
         ({"scheme": Predicted()}, None),
         ({"scheme": Coupled()}, None),
         ({"scheme": Coupled(), "encoding": NoPE()}, 0),
         ({"scheme": Randomized(), "encoding": Rotary()}, None),
     ],
-    ids=["sequential", "predicted", "coupled", "no IDs read", "drawn"],
+    ids=["sequential", "predicted", "coupled", "no IDs read", "random"],
 )
-def test_a_run_knows_whether_its_prompts_count_up(changed, expected):
+def test_the_rule_of_prompt_ids_is_found_for_runs(changed, expected):
     experiment = replace(small_experiment(), task=Copy(), **changed)
     assert find_first_counted_id(experiment) == expected

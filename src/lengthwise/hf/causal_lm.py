@@ -142,8 +142,8 @@ class CausalLM:
     ) -> Float[Tensor, "batch vocab"]:
         """Return the log-probabilities after the near tokens, for each row of ``visible`` states.
 
-        Several copies of the near tokens form one sequence, in which each attends only to itself, so that the keys of
-        the states are copied once for all of them.
+        Several copies of the near tokens form one sequence, in which each attends only to itself. They share one copy
+        of the states' keys.
         """
         seq, num_packs = len(near), -(-len(visible) // self.pack_size)
         size = -(-len(visible) // num_packs)
@@ -186,8 +186,9 @@ class CausalLM:
         read = states.get_seq_length()
         mask, keep = self._cached_mask(read, len(near)), torch.tensor([len(near) - 1])
         with self._eager_attention():
-            inputs = {"mask": mask, "keep": keep, "cache": states, "output_attentions": True}
-            output = self._forward(near[None], position_ids[None], **inputs)
+            output = self._forward(
+                near[None], position_ids[None], mask, keep=keep, cache=states, output_attentions=True
+            )
         return torch.stack([layer[0, :, -1, :read].float().mean(dim=0) for layer in output.attentions]).mean(dim=0)
 
     @contextmanager

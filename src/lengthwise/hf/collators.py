@@ -150,9 +150,8 @@ class PositionCollator:
 
         The pad token and the padding side come from the tokenizer, the limit of the IDs (``max_position_embeddings``)
         and the dtype of packed masks from the model. ``beyond_trained`` removes the limit, for models that compute
-        positions (such as rotary ones). Raises ``ModelError`` for a model whose attention ignores the mask, that
-        ignores position IDs, or that predicts no IDs while the scheme needs it, and ``PositionRangeError`` for a
-        scheme with IDs beyond the limit.
+        positions (such as rotary ones). Raises ``ModelError`` for a model that ignores the mask or the IDs, or that
+        does not predict the IDs that the scheme needs, and ``PositionRangeError`` for IDs beyond the limit.
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):

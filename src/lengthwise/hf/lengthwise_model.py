@@ -1,4 +1,4 @@
-"""The decoder of this library as a model of `transformers`."""
+"""Decoder of this library as a model of `transformers`."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -40,7 +40,7 @@ from lengthwise.model.decoder import Cache as DecoderCache
 
 
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
-    """The decoder of this library, with the interface of a causal language model of `transformers`.
+    """Decoder of this library with the interface of a causal language model of `transformers`.
 
     ``position_ids`` are (batch, seq), or (level, batch, seq) for a decoder with several levels; levels are last in the
     output of ``generate``. ``attention_mask`` hides left padding.
@@ -238,7 +238,7 @@ def _update_layers(cache: PositionCache, decoder_cache: DecoderCache) -> None:
 
 
 def _levels_last(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
-    """Move levels behind rows, so that a cache can select rows; drop the axis of a single level."""
+    """Move levels to the last axis, so that a cache can select rows; drop the axis of a single level."""
     return levels[0] if len(levels) == 1 else levels.movedim(0, -1)
 
 

@@ -62,7 +62,7 @@ class InputCapture:
             self.module = module
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Store the first argument."""
+        """Store the first argument of the call."""
         self.value = args[0]
 
     def take(self) -> Tensor:
@@ -157,8 +157,8 @@ def log_length_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Multiply each query by ``log(n + 1)``, where n is the number of its visible keys, and call sdpa attention.
 
-    Scalable softmax (Nakanishi 2025, arXiv 2501.19399). If the configuration has ``log_length_from`` = N, for a model
-    trained without scaling on texts of N tokens, the factor is ``max(1, log(n + 1) / log(N + 1))``.
+    Scalable softmax (Nakanishi 2025, arXiv 2501.19399). For a model trained without scaling on texts of N tokens, set
+    ``log_length_from`` = N in its configuration. The factor is then ``max(1, log(n + 1) / log(N + 1))``.
     """
     factor = (_num_visible(query, key, attention_mask) + 1.0).log()
     if length := getattr(module.config, "log_length_from", None):

@@ -41,7 +41,12 @@ class CachedTokens:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
         """Apply a function to each tensor."""
-        return CachedTokens(*(function(each) for each in (self.tokens, self.position_ids, self.is_prompt, self.hidden)))
+        return CachedTokens(
+            tokens=function(self.tokens),
+            position_ids=function(self.position_ids),
+            is_prompt=function(self.is_prompt),
+            hidden=function(self.hidden),
+        )
 
     def without_last(self, number: int) -> "CachedTokens":
         """Return the tokens before the last ``number``."""
@@ -147,7 +152,7 @@ class PositionCache(Cache):
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
     def reset(self) -> None:
-        """Empty the cache."""
+        """Remove all tokens from the cache."""
         super().reset()
         self.prompts = self._latest = None
         self.has_tokens = False
