@@ -584,7 +584,7 @@ def test_an_unlearned_stage_is_neither_left_nor_tested_for_a_fit(tmp_path):
 
 def test_scheduled_sampling_needs_predicted_ids_and_a_share(tmp_path):
     unsupported = small_experiment(scheme=Coupled(num_position_ids=48), scheduled_sampling=0.5)
-    with pytest.raises(SettingError, match="scheduled_sampling feeds predicted IDs, and coupled predicts none; use"):
+    with pytest.raises(SettingError, match="scheduled_sampling needs predicted IDs, and coupled predicts none; use"):
         train(unsupported, tmp_path, device="cpu")
     with pytest.raises(SettingError, match=r"scheduled_sampling 1.5 is out of range; use 0 to 1"):
         TrainingSettings(scheduled_sampling=1.5)
