@@ -29,6 +29,7 @@ from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import KERPLELog, Rotary
 from lengthwise.evaluation.forecast.certificate import run_verdict
+from lengthwise.evaluation.forecast.prediction import Forecast
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
@@ -52,6 +53,17 @@ FIRST = ("parity", "addition", "sparse parity", "recall")
 HELD = 1 << 15
 LABELS = tuple(tuple(float(row == label) for label in range(4)) for row in range(4))
 MARKED = ((4,), (5,), (6,), (7,))
+# Keys of a forecast in saved rows, if they differ from its fields.
+SAVED_KEYS = {
+    "every_piece": "every",
+    "half_budget": "half",
+    "num_pieces": "pieces",
+    "coverage": "covered",
+    "ids_only": "positions",
+    "token_count_only": "crowd",
+    "num_answers": "answers",
+    "end_accuracy": "ends",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +91,7 @@ class Decoys(Planted):
 
 
 def _misleading() -> dict[str, Experiment]:
-    """Rows on which thinned sequences are easily more accurate than whole ones."""
+    """Rows on which subsampled sequences are easily more accurate than full ones."""
     planted, parity = recipe("planted"), recipe("parity")
     planted = replace(planted, train_lengths=(4, 32), training=replace(planted.training, steps=600))
     rare = replace(Decoys(), background=(0.2495,) * 4 + (0.0005,) * 4)
@@ -169,8 +181,8 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
             "standard_error": spread,
             "exact": exact,
             "answers": number,
-            "predicted": next((asdict(each) for each in certificate.forecasts if each.length == length), None),
-            "refused": certificate.refused or certificate.beyond.get(length),
+            "predicted": next((saved(each) for each in certificate.forecasts if each.length == length), None),
+            "refused": certificate.refusal or certificate.abstentions.get(length),
             "fidelity": asdict(certificate.fidelity),
             "horizon": None if certificate.horizon is None else asdict(certificate.horizon),
             "verdict": run_verdict(certificate),
@@ -181,6 +193,11 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
             "certify_seconds": round(certify_seconds, 1),
             "measure_seconds": round(time.perf_counter() - started, 1),
         }
+
+
+def saved(forecast: Forecast) -> dict[str, Any]:
+    """Return a forecast with the keys of saved rows."""
+    return {SAVED_KEYS.get(name, name): value for name, value in asdict(forecast).items()}
 
 
 def score(low: float, high: float, value: float) -> float:

@@ -71,12 +71,10 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Grades:
     logits = decoder.token_logits(hidden)
     predicted = logits.argmax(dim=-1)
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
-    scored = batch.token_scored[:, first + 1 :]
-    if bool(token_loss[scored].isnan().any()):
+    if bool(token_loss[batch.token_scored[:, first + 1 :]].isnan().any()):
         # The argmax over NaN would be token 0.
         raise DivergedError("the decoder predicts NaN; train it again, or evaluate in float32")
-    id_scored = batch.id_scored[:, first + 1 :]
-    id_correct = torch.ones_like(scored)
+    id_correct = torch.ones_like(targets, dtype=torch.bool)
     if decoder.predicts_ids:
         ids = batch.position_ids
         prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
@@ -89,15 +87,7 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Grades:
         )
         parts = [torch.stack([level.most_likely() for level in decoder.next_ids(*part, prompts)]) for part in chunks]
         id_correct = (torch.cat(parts, dim=2) == ids[:, :, first + 1 :]).all(dim=0)
-    return Grades(
-        token_correct=predicted == targets,
-        id_correct=id_correct,
-        scored=scored,
-        id_scored=id_scored,
-        end=(predicted == end) | (targets == end),
-        prompt_offset=batch.prompt_length - 1 - first,
-        token_loss=token_loss,
-    )
+    return _grades(batch, first, end, predicted, id_correct, token_loss)
 
 
 def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Grades:
@@ -114,11 +104,25 @@ def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Grades:
         columns = slice(prompt_length - first - 1, prompt_length - first - 1 + out.tokens.shape[1])
         predicted[group, columns] = out.tokens.masked_fill(~out.is_written, -1)
         predicted_ids[:, group, columns] = out.position_ids.masked_fill(~out.is_written, -1)
+    id_correct = (predicted_ids == target_ids).all(dim=0) | (not decoder.predicts_ids)
+    return _grades(batch, first, end, predicted, id_correct, None)
+
+
+def _grades(
+    batch: Batch,
+    first: int,
+    end: int,
+    predicted: Int[Tensor, "batch answer"],
+    id_correct: Bool[Tensor, "batch answer"],
+    token_loss: Float[Tensor, "batch answer"] | None,
+) -> Grades:
+    targets = batch.tokens[:, first + 1 :]
     return Grades(
         token_correct=predicted == targets,
-        id_correct=(predicted_ids == target_ids).all(dim=0) | (not decoder.predicts_ids),
+        id_correct=id_correct,
         scored=batch.token_scored[:, first + 1 :],
         id_scored=batch.id_scored[:, first + 1 :],
         end=(predicted == end) | (targets == end),
         prompt_offset=batch.prompt_length - 1 - first,
+        token_loss=token_loss,
     )

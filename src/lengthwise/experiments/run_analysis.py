@@ -1,4 +1,4 @@
-"""Certify and diagnose a run: predict its accuracy at longer lengths, and explain why it fails at one."""
+"""Certificates and diagnoses of trained runs."""
 
 import copy
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES, Diagnosis, check_diagnosis, diagnose
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
-from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.validation import check_evaluation
 
 
 @check_arguments
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
-    """Check the theory's assumptions on a run and predict its accuracy at ``lengths``; see ``RunCertificate``.
+    """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
 
     ``SettingError`` for a task without support, and for a decoder whose attention does not allow subsampling.
     """
@@ -23,9 +23,9 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
 
 @check_arguments
 def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
-    """Return why a run fails at a length, on the examples that ``evaluate`` draws with the same seed.
+    """Find the causes of failures of a run at a length, on the examples of ``evaluate`` with the same seed.
 
-    ``SettingError`` for a length within training, and for a task graded by loss; see ``diagnose``.
+    ``SettingError`` for a length within the training lengths, and for a task graded by loss.
     """
     experiment = run.experiment
     check_diagnosis(experiment.task, experiment.train_lengths[1], length, num_examples)
@@ -33,17 +33,17 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
     return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples)
 
 
-def probed_model_of(run: Run, *, seed: int) -> Subject:
-    """Return the run's decoder on the CPU, ready for queries: the passes are many and small."""
+def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
+    """Return the decoder of a run on the CPU, which is faster for many small forward passes."""
     experiment = run.experiment
     first, last = run.facts["id_range"]
     on_cpu = run.decoder.embedding.device.type == "cpu"
-    return Subject(
+    return ProbedModel(
         decoder=run.decoder if on_cpu else copy.deepcopy(run.decoder).cpu(),
         task=experiment.task,
         scheme=experiment.scheme,
         encoding=experiment.encoding,
-        trained=experiment.train_lengths,
+        train_lengths=experiment.train_lengths,
         id_range=(first, last),
         trained_distance=run.facts["trained_distance"],
         fitted=run.facts["fitted"],

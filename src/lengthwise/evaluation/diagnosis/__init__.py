@@ -1,1 +1,1 @@
-"""Why a trained run fails at a length: what goes wrong first, and which change makes it right again."""
+"""Diagnosis of failures at a length: first errors, interventions and causes."""

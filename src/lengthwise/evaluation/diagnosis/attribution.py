@@ -1,4 +1,4 @@
-"""From what repairs first errors to a sentence that says what limits a run."""
+"""Attribution of failures to causes, from the first errors that each intervention repairs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -6,154 +6,156 @@ from dataclasses import dataclass, fields
 import numpy as np
 from jaxtyping import Bool
 
-from lengthwise.evaluation.diagnosis.failures import Failed, Failures, with_known_end
-from lengthwise.evaluation.diagnosis.interventions import Readings
-from lengthwise.evaluation.forecast.assumptions import REACHED
-from lengthwise.evaluation.forecast.certificate import DILUTED, UNSHOWN
-from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
+from lengthwise.evaluation.diagnosis.interventions import InterventionResults
+from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
+from lengthwise.evaluation.forecast.certificate import DILUTED, UNTRAINED_IDS
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
 
-# The IDs lie within those of training, and so do their distances.
+# The cause in place of ``UNTRAINED_IDS`` if no ID and no distance exceeds those of training.
 MORE_IDS = "more different IDs than training showed"
-TOGETHER = "the number of tokens and the IDs, each of which is enough to fail by"
-ID_ERRORS, END_ERRORS = "IDs that it predicts wrong", "ending too early or too late"
-# From this share on a change accounts for the failures.
-MOST = 0.5
+EITHER = "the number of tokens and the IDs, each sufficient for the failure"
+ID_ERRORS, END_ERRORS = "wrong predicted IDs", "ending too early or too late"
+# A change that repairs at least this fraction of first errors explains the failures.
+MAIN_FRACTION = 0.5
+UNDECIDED = "undecided between IDs and the number of tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """What a change repairs: ``repaired`` is the share of ``asked`` first errors that are right with it.
+    """A cause, the intervention that removes it, and the fraction of ``num_errors`` first errors that it repairs.
 
-    ``broken``: of right answers of the same examples, the share that it makes wrong, None where it was not asked of
-    any. Where two answers are possible, noise repairs half of the errors and breaks half of the right answers.
-    ``whole``: the share of the same examples that are right from beginning to end, where the change can tell.
+    ``break_rate`` is the fraction of right answers of the same examples that it makes wrong; None if not measured. With
+    two possible answers, noise repairs half of the errors and breaks half of the right answers. ``exact_match`` is the
+    exact match of the same examples under the intervention; None if not measured.
     """
 
     name: str
-    change: str
-    asked: int
-    repaired: float
-    broken: float | None = None
-    whole: float | None = None
+    intervention: str
+    num_errors: int
+    repair_rate: float
+    break_rate: float | None = None
+    exact_match: float | None = None
 
     @property
     def effect(self) -> float:
-        """What it repairs beyond what noise would."""
-        return max(0.0, self.repaired - (0.0 if self.broken is None else self.broken))
+        """Repair rate in excess of the noise level."""
+        return max(0.0, self.repair_rate - (0.0 if self.break_rate is None else self.break_rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thinning:
-    """What leaving tokens out does by itself.
+class SubsamplingControl:
+    """The effect of subsampling without an intervention.
 
-    ``unchanged``: the share of first errors that are right in thinned sequences with nothing else changed. ``kept``:
-    of the right answers at the longest trained length, the share that stay right when half of it is left out.
-    ``short``: the share of first errors that could be asked again in no more than a trained sequence.
+    ``repair_rate`` is the fraction of first errors that become right. ``retention`` is the fraction of right answers at
+    the longest training length that stay right on half of the tokens. ``short_fraction`` is the fraction of first
+    errors whose subsamples do not exceed the training size.
     """
 
-    unchanged: float
-    kept: float
-    short: float
+    repair_rate: float
+    retention: float
+    short_fraction: float
 
 
-def causes_of_readings(errors: Readings, right: Readings | None, length: int, *, beyond: bool) -> Iterator[Cause]:
-    """Number of tokens, IDs, both, asked of first errors and, as a control, of answers that are right.
+def intervention_causes(
+    errors: InterventionResults, correct: InterventionResults | None, length: int, *, beyond_training: bool
+) -> Iterator[Cause]:
+    """Yield the causes number of tokens, IDs, and both, from first errors and right answers as a control.
 
-    ``beyond``: some IDs or distances are larger than any of training. A first error that is right in thinned sequences
-    without any change is none of them, nor is a right answer broken that is wrong in these.
+    ``beyond_training``: some IDs or distances exceed those of training. First errors that subsampling repairs do not
+    count as repaired, and right answers that it breaks do not count as broken.
     """
-    repaired = _changed(errors, ~errors.unchanged)
-    broken = (None,) * len(repaired) if right is None else _changed(_negated(right), right.unchanged)
-    unshown = UNSHOWN if beyond else MORE_IDS
-    changes = (
-        (DILUTED, f"as many tokens as in training, at the IDs of {length}"),
-        (unshown, "IDs of training, all tokens weighing as much"),
-        (TOGETHER, "both, and neither alone"),
-    )
-    for (name, change), of_errors, of_right in zip(changes, repaired, broken, strict=True):
-        yield Cause(name=name, change=change, asked=len(errors.unchanged), repaired=of_errors, broken=of_right)
+    repair_rates = _rates(errors, ~errors.subsample_only)
+    break_rates = (None,) * len(repair_rates) if correct is None else _rates(_negate(correct), correct.subsample_only)
+    interventions = {
+        DILUTED: f"number of tokens of training, IDs of length {length}",
+        UNTRAINED_IDS if beyond_training else MORE_IDS: "IDs of training, weight of all tokens",
+        EITHER: "both changes, if neither one is sufficient",
+    }
+    for (name, text), repair_rate, break_rate in zip(interventions.items(), repair_rates, break_rates, strict=True):
+        num_errors = len(errors.both)
+        yield Cause(name=name, intervention=text, num_errors=num_errors, repair_rate=repair_rate, break_rate=break_rate)
 
 
-def _changed(readings: Readings, counted: Bool[np.ndarray, " asked"]) -> tuple[float, float, float]:
-    """The shares of all that are among ``counted`` and true with fewer tokens, with trained IDs, only with both."""
-    fewer, trained = readings.fewer_tokens & counted, readings.trained_ids & counted
-    together = readings.both & counted & ~fewer & ~trained
-    return float(fewer.mean()), float(trained.mean()), float(together.mean())
+def _rates(results: InterventionResults, mask: Bool[np.ndarray, " answers"]) -> tuple[float, float, float]:
+    """Return the fractions of masked answers that are true with fewer tokens, with trained IDs, and only with both."""
+    fewer_tokens, trained_ids = results.fewer_tokens & mask, results.trained_ids & mask
+    only_both = results.both & mask & ~fewer_tokens & ~trained_ids
+    return float(fewer_tokens.mean()), float(trained_ids.mean()), float(only_both.mean())
 
 
-def _negated(readings: Readings) -> Readings:
-    """Wrong where these are right."""
-    return Readings(**{part.name: ~getattr(readings, part.name) for part in fields(Readings)})
+def _negate(results: InterventionResults) -> InterventionResults:
+    return InterventionResults(**{field.name: ~getattr(results, field.name) for field in fields(results)})
 
 
-def causes_of_kinds(subject: Subject, failed: list[Failed], failures: Failures) -> Iterator[Cause]:
-    """What the right IDs repair, where the decoder predicts them, and what the right end does."""
-    if subject.decoder.predicts_ids:
+def error_kind_causes(model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts) -> Iterator[Cause]:
+    """Yield the effect of right IDs, if the decoder predicts IDs, and of right ends, if there are end errors."""
+    number = counts.num_failures
+    if model.decoder.predicts_ids:
         yield Cause(
             name=ID_ERRORS,
-            change="the right IDs given",
-            asked=failures.number,
-            repaired=failures.id / failures.number,
-            whole=sum(int(each.tokens_right.sum()) for each in failed) / failures.number,
+            intervention="right IDs",
+            num_errors=number,
+            repair_rate=counts.id / number,
+            exact_match=sum(int(each.tokens_correct.sum()) for each in failures) / number,
         )
-    if failures.end_too_early + failures.end_too_late:
-        end = subject.task.vocabulary.index("end")
-        found = [with_known_end(subject.decoder, each, end) for each in failed]
-        first, whole = (sum(int(each[part].sum()) for each in found) / failures.number for part in range(2))
-        yield Cause(name=END_ERRORS, change="the end known", asked=failures.number, repaired=first, whole=whole)
+    if counts.end_too_early + counts.end_too_late:
+        end = model.task.vocabulary.index("end")
+        masks = [grade_with_known_end(model.decoder, each, end) for each in failures]
+        repaired, exact = (sum(int(mask[part].sum()) for mask in masks) / number for part in range(2))
+        yield Cause(
+            name=END_ERRORS, intervention="right ends", num_errors=number, repair_rate=repaired, exact_match=exact
+        )
 
 
-def limited_by(
-    failures: Failures, of_kinds: tuple[Cause, ...], of_readings: tuple[Cause, ...], thinning: Thinning | None
+def attribute(
+    counts: FailureCounts,
+    kind_causes: tuple[Cause, ...],
+    causes: tuple[Cause, ...],
+    control: SubsamplingControl | None,
 ) -> str:
-    """The last sentence; ``thinning`` is None where nothing was asked again."""
-    kind = _kind(failures, of_kinds)
-    if thinning is None:
-        return f"limited by {kind}; what of it is due to IDs or to the number of tokens is not told"
-    if thinning.unchanged > MOST:
-        return (
-            f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.unchanged:.2f} of the "
-            "first errors are right in thinned sequences with nothing else changed"
-        )
-    diluted, unshown, together = (cause.repaired for cause in of_readings)
-    broken = [cause.broken for cause in of_readings if cause.broken is not None]
-    told = (
-        f"{diluted:.2f} of its first errors are right with fewer tokens, {unshown:.2f} with the IDs of training, "
-        f"{together:.2f} only with both"
-        + (
-            f"; of answers that are right, these make {', '.join(f'{each:.2f}' for each in broken)} wrong"
-            if broken
-            else ""
-        )
+    """Return the limiting cause in a sentence; ``control`` is None without interventions."""
+    kind = _main_kind(counts, kind_causes)
+    if control is None:
+        return f"limited by {kind}; the effect of IDs and of the number of tokens is unknown"
+    if control.repair_rate > MAIN_FRACTION:
+        return f"limited by {kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
+    diluted, untrained_ids, both = (cause.repair_rate for cause in causes)
+    break_rates = [f"{cause.break_rate:.2f}" for cause in causes if cause.break_rate is not None]
+    rates = (
+        f"{diluted:.2f} of the first errors are right with fewer tokens, {untrained_ids:.2f} with the IDs of training, "
+        f"{both:.2f} only with both"
+        + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
-    if sum(cause.effect for cause in of_readings) >= MOST:
-        return f"limited by {_larger(of_readings)} ({told})"
-    if diluted + unshown + together >= MOST:
+    if sum(cause.effect for cause in causes) >= MAIN_FRACTION:
+        return f"limited by {_main_cause(causes)} ({rates})"
+    if diluted + untrained_ids + both >= MAIN_FRACTION:
+        return f"limited by {kind}; {UNDECIDED}: noise may repair as many errors ({rates})"
+    if min(control.retention, control.short_fraction) < ACCURACY_THRESHOLD:
         return (
-            f"limited by {kind}; whether IDs or the number of tokens is not told: noise might repair as many ({told})"
+            f"limited by {kind}; {UNDECIDED}: {control.short_fraction:.2f} of the first errors fit into a training "
+            f"sequence, and subsampling leaves {control.retention:.2f} of the right answers right"
         )
-    if min(thinning.kept, thinning.short) < REACHED:
-        return (
-            f"limited by {kind}; whether IDs or the number of tokens is not told: {thinning.short:.2f} of the first "
-            f"errors fit into a trained sequence, of which {thinning.kept:.2f} of the right answers stay right thinned"
-        )
-    return f"limited by {kind}, and neither by IDs nor by the number of tokens ({told})"
+    return f"limited by {kind}, and neither by IDs nor by the number of tokens ({rates})"
 
 
-def _larger(of_readings: tuple[Cause, ...]) -> str:
-    diluted, unshown, _ = of_readings
-    if min(diluted.effect, unshown.effect) >= MOST:
-        return "the number of tokens together with the IDs, and right with either of them as in training"
-    largest = max(of_readings, key=lambda cause: cause.effect)
-    return largest.name if largest.effect >= MOST else "several causes"
+def _main_cause(causes: tuple[Cause, ...]) -> str:
+    diluted, untrained_ids, _ = causes
+    if min(diluted.effect, untrained_ids.effect) >= MAIN_FRACTION:
+        return "the combination of more tokens and other IDs than in training"
+    largest = max(causes, key=lambda cause: cause.effect)
+    return largest.name if largest.effect >= MAIN_FRACTION else "several causes"
 
 
-def _kind(failures: Failures, of_kinds: tuple[Cause, ...]) -> str:
-    """The most frequent kind of first error, with what a right ID or a right end repairs."""
-    ends = failures.end_too_early + failures.end_too_late
-    most = max(failures.token, failures.id, ends)
-    if most == failures.token:
-        return f"wrong tokens ({failures.token} of {failures.number} first errors)"
-    name = ID_ERRORS if most == failures.id else END_ERRORS
-    cause = next(cause for cause in of_kinds if cause.name == name)
-    return f"{cause.name} ({most} of {failures.number} first errors; {cause.whole:.2f} are right with {cause.change})"
+def _main_kind(counts: FailureCounts, kind_causes: tuple[Cause, ...]) -> str:
+    """Return the most frequent kind of first error, with the effect of its repair."""
+    ends = counts.end_too_early + counts.end_too_late
+    most = max(counts.token, counts.id, ends)
+    if most == counts.token:
+        return f"wrong tokens ({counts.token} of {counts.num_failures} first errors)"
+    name = ID_ERRORS if most == counts.id else END_ERRORS
+    cause = next(cause for cause in kind_causes if cause.name == name)
+    return (
+        f"{name} ({most} of {counts.num_failures} first errors; exact match {cause.exact_match:.2f} with "
+        f"{cause.intervention})"
+    )

@@ -1,4 +1,4 @@
-"""What a run fails by at a length, as data."""
+"""Diagnosis of the failures of a run at a length."""
 
 from dataclasses import dataclass, replace
 
@@ -6,160 +6,173 @@ import numpy as np
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.evaluation.diagnosis.attribution import Cause, Thinning, causes_of_kinds, causes_of_readings, limited_by
-from lengthwise.evaluation.diagnosis.failures import Answers, Failures, Tested, count_failures, find_failures
-from lengthwise.evaluation.diagnosis.interventions import ask_again, reader_of
-from lengthwise.evaluation.diagnosis.range_shift import Shown, compare_with_training
-from lengthwise.evaluation.diagnosis.support_mass import mass_at_errors, mass_at_length
+from lengthwise.evaluation.diagnosis.attribution import (
+    Cause,
+    SubsamplingControl,
+    attribute,
+    error_kind_causes,
+    intervention_causes,
+)
+from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, collect_failures, count_failures
+from lengthwise.evaluation.diagnosis.interventions import build_interventions
+from lengthwise.evaluation.diagnosis.range_shift import RangeShift, measure_range_shifts
+from lengthwise.evaluation.diagnosis.support_mass import mean_support_mass, support_mass_at_errors
 from lengthwise.evaluation.exact_match import count_examples
-from lengthwise.evaluation.forecast.assumptions import REACHED
-from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
 
-# Examples by default; first errors that are asked again.
-EXAMPLES, ASKED = 256, 128
+# Default number of examples, and the maximum number of queries per intervention.
+EXAMPLES, MAX_QUERIES = 256, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtLength:
-    """Exact match at a length with its 95% interval, and the attention on what answers need, of each of ``heads``."""
+class LengthSummary:
+    """Exact match at a length with its 95% interval, and the support mass of each of ``Diagnosis.heads``."""
 
     length: int
     num_examples: int
     exact_match: float
     low: float
     high: float
-    mass: tuple[float, ...]
+    support_mass: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a run fails at a length.
+    """The failures of a run at a length, with their causes.
 
-    ``by_length``: the longest trained length, its doublings below the tested one (of a file, the nearest below), and
-    that. ``heads``: layer and head,
-    from 0, of those that attend to what answers need, at the longest trained length at least half as much as the one
-    that does most; ``mass_at_errors``: what they do where an example first goes wrong. Where nothing fails,
-    ``failures`` is None, ``shown`` and ``causes`` are empty. ``unasked`` says why no first error was asked again, and
-    ``thinning`` is None then.
+    ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and the tested
+    length. ``heads`` are the (layer, head) pairs from 0 with at least half the support mass of the best head at the
+    longest training length. ``failures`` is None, and the fields after it are empty, if no example fails.
+    ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
     """
 
     length: int
     num_examples: int
-    trained: tuple[int, int]
-    by_length: tuple[AtLength, ...]
+    train_lengths: tuple[int, int]
+    by_length: tuple[LengthSummary, ...]
     heads: tuple[tuple[int, int], ...]
-    mass_at_errors: tuple[float, ...]
-    failures: Failures | None
-    shown: tuple[Shown, ...]
-    causes: tuple[Cause, ...]
-    thinning: Thinning | None
-    unasked: str | None
-    limited_by: str
+    support_mass_at_errors: tuple[float, ...] = ()
+    failures: FailureCounts | None = None
+    range_shifts: tuple[RangeShift, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    subsampling_control: SubsamplingControl | None = None
+    skip_reason: str | None = None
+    limited_by: str = ""
 
     @property
     def fits(self) -> bool:
-        """Whether the longest trained length is fitted at all."""
-        return self.by_length[0].exact_match >= REACHED
+        """True if exact match at the longest training length reaches ``ACCURACY_THRESHOLD``."""
+        return self.by_length[0].exact_match >= ACCURACY_THRESHOLD
 
 
-def diagnose(subject: Subject, length: int, *, num_examples: int = EXAMPLES) -> Diagnosis:
-    """Return why a decoder fails at a length, on the examples that ``evaluate_by_length`` draws with the same seed.
+def diagnose(model: ProbedModel, length: int, *, num_examples: int = EXAMPLES) -> Diagnosis:
+    """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
-    The first error of each failing example is queried again with one thing changed: the change that repairs it is its
-    cause. Causes that need the tokens an answer depends on are left out if the task does not declare them (support).
+    The first error of each failed example is evaluated again under interventions. An intervention that repairs it
+    removes its cause. Interventions that need the support of an answer are skipped if the task does not declare it.
     """
-    lengths, following = [subject.longest], 2 * subject.longest
-    while following < length:
-        # A file has rows of some lengths only.
-        lengths.append(nearest_length(subject.task, following))
-        following *= 2
-    lengths = sorted({*lengths, length})
-    mass = {each: mass_at_length(subject, each) for each in lengths}
-    home = mass[subject.longest]
-    heads = tuple((int(layer), int(head)) for layer, head in np.argwhere((home > 0) & (home >= home.max() / 2)))
-    by_length, tested = [], Tested(failed=[], right=[])
-    for each in lengths:
-        tested = find_failures(subject, each, num_examples)
-        asked = count_examples(subject.task, each, num_examples)
-        exact = asked - sum(len(part.kind) for part in tested.failed)
-        low, high = wilson_interval(exact, asked)
-        of_heads = tuple(float(mass[each][head]) for head in heads)
+    lengths, doubling = {model.max_train_length, length}, 2 * model.max_train_length
+    while doubling < length:
+        lengths.add(nearest_length(model.task, doubling))
+        doubling *= 2
+    mass = {each: mean_support_mass(model, each) for each in sorted(lengths)}
+    train_mass = mass[model.max_train_length]
+    is_reported = (train_mass > 0) & (train_mass >= train_mass.max() / 2)
+    heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_reported))
+    by_length: list[LengthSummary] = []
+    failures: list[FailureBatch] = []
+    correct: list[Queries] = []
+    for each, masses in mass.items():
+        failures, correct = collect_failures(model, each, num_examples)
+        number = count_examples(model.task, each, num_examples)
+        exact = number - sum(len(batch.kinds) for batch in failures)
+        low, high = wilson_interval(exact, number)
         by_length.append(
-            AtLength(length=each, num_examples=asked, exact_match=exact / asked, low=low, high=high, mass=of_heads)
+            LengthSummary(
+                length=each,
+                num_examples=number,
+                exact_match=exact / number,
+                low=low,
+                high=high,
+                support_mass=tuple(float(masses[head]) for head in heads),
+            )
         )
     last = by_length[-1]
-    found = Diagnosis(
+    interval = f"exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})"
+    diagnosis = Diagnosis(
         length=length,
         num_examples=last.num_examples,
-        trained=subject.trained,
+        train_lengths=model.train_lengths,
         by_length=tuple(by_length),
         heads=heads,
-        mass_at_errors=(),
-        failures=None,
-        shown=(),
-        causes=(),
-        thinning=None,
-        unasked=None,
-        limited_by=f"nothing fails at {length}: exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})",
+        limited_by=f"no failures at length {length}: {interval}",
     )
-    return _explained(found, subject, tested) if tested.failed else found
+    return _with_causes(diagnosis, model, failures, correct) if failures else diagnosis
 
 
-def check_diagnosis(task: Task, longest: int, length: int, num_examples: int) -> None:
+def check_diagnosis(task: Task, max_train_length: int, length: int, num_examples: int) -> None:
     """Raise ``SettingError`` for a task graded by loss, and for a length that is not beyond training."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no wrong answers; use lengthwise evaluate")
-    if length <= longest:
+    if length <= max_train_length:
         raise SettingError(
-            f"length {length} is no longer than the {longest} of training; use a larger one, or lengthwise evaluate"
+            f"length {length} is not beyond the longest training length {max_train_length}; use a larger length, or "
+            "lengthwise evaluate"
         )
-    if isinstance(task, HasLengths) and longest not in task.available_lengths:
+    if isinstance(task, HasLengths) and max_train_length not in task.available_lengths:
         raise SettingError(
-            f"the rows have none of length {longest}, the longest of training, which a diagnosis begins with; "
-            "add some of that length"
+            f"the task file has no records of length {max_train_length}, the longest training length, which a "
+            "diagnosis requires; add records of that length"
         )
     if num_examples < 1:
-        raise SettingError(f"{num_examples} examples tell nothing; use at least 1")
+        raise SettingError(f"invalid number of examples {num_examples}; use at least 1")
 
 
-def _explained(found: Diagnosis, subject: Subject, tested: Tested) -> Diagnosis:
-    failed, first = tested.failed, [each.first for each in tested.failed]
-    failures, unasked, thinning = count_failures(subject, failed), _unasked(subject, first), None
-    shown = tuple(compare_with_training(subject, first))
-    of_kinds = tuple(causes_of_kinds(subject, failed, failures))
-    of_readings: tuple[Cause, ...] = ()
-    if unasked is None:
-        reader = reader_of(subject)
-        readings = ask_again(reader, first, ASKED)
-        unchanged, short = float(readings.unchanged.mean()), float(readings.short.mean())
-        thinning = Thinning(unchanged=unchanged, kept=reader.kept_at_home(), short=short)
-        right = [part for part in tested.right if len(part.answer)]
-        control = ask_again(reader, right, ASKED) if right else None
-        beyond = any(each.beyond > 0 for each in shown)
-        of_readings = tuple(causes_of_readings(readings, control, found.length, beyond=beyond))
-    at_errors = mass_at_errors(subject, first)
+def _with_causes(
+    diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct: list[Queries]
+) -> Diagnosis:
+    errors = [batch.errors for batch in failures]
+    counts, skip_reason, control = count_failures(model, failures), _skip_reason(model, errors), None
+    range_shifts = tuple(measure_range_shifts(model, errors))
+    kind_causes = tuple(error_kind_causes(model, failures, counts))
+    causes: tuple[Cause, ...] = ()
+    if skip_reason is None:
+        interventions = build_interventions(model)
+        results = interventions.apply_to_batches(errors, MAX_QUERIES)
+        control = SubsamplingControl(
+            repair_rate=float(results.subsample_only.mean()),
+            retention=interventions.measure_retention(),
+            short_fraction=float(results.short.mean()),
+        )
+        correct = [batch for batch in correct if len(batch.answer)]
+        baseline = interventions.apply_to_batches(correct, MAX_QUERIES) if correct else None
+        beyond_training = any(shift.fraction_beyond > 0 for shift in range_shifts)
+        causes = tuple(intervention_causes(results, baseline, diagnosis.length, beyond_training=beyond_training))
+    masses = support_mass_at_errors(model, errors)
     return replace(
-        found,
-        mass_at_errors=tuple(float(at_errors[head]) for head in found.heads),
-        failures=failures,
-        shown=shown,
-        causes=of_readings + of_kinds,
-        thinning=thinning,
-        unasked=unasked,
-        limited_by=limited_by(failures, of_kinds, of_readings, thinning) if found.fits else _unfit(found),
+        diagnosis,
+        support_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),
+        failures=counts,
+        range_shifts=range_shifts,
+        causes=causes + kind_causes,
+        subsampling_control=control,
+        skip_reason=skip_reason,
+        limited_by=attribute(counts, kind_causes, causes, control) if diagnosis.fits else _unfit(diagnosis),
     )
 
 
-def _unasked(subject: Subject, failed: list[Answers]) -> str | None:
-    if failed[0].examples.support is None:
-        return f"task {subject.task.name} does not say which tokens its answers depend on (support)"
-    return subject.unthinnable
+def _skip_reason(model: ProbedModel, errors: list[Queries]) -> str | None:
+    if errors[0].examples.support is None:
+        return f"task {model.task.name} does not declare which tokens its answers depend on (support)"
+    return model.subsampling_obstacle
 
 
-def _unfit(found: Diagnosis) -> str:
-    home = found.by_length[0]
+def _unfit(diagnosis: Diagnosis) -> str:
+    first = diagnosis.by_length[0]
     return (
-        f"limited by its training: exact match {home.exact_match:.3f} at length {home.length}, which it was trained "
-        "on; train until it fits"
+        f"limited by training: exact match is {first.exact_match:.3f} at the training length {first.length}; train "
+        "until the run fits"
     )

@@ -1,164 +1,157 @@
-"""Answers asked again with something changed: as few tokens as in training, the IDs of training, or both."""
+"""Interventions on answers: as few tokens as in training, the IDs of training, or both."""
 
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int, Real
 
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.diagnosis.failures import Answers
 from lengthwise.evaluation.exact_match import iter_examples
-from lengthwise.evaluation.forecast.probed_model import Subject
-from lengthwise.evaluation.forecast.sparse_queries import DRAWS, Questions, ask, needed_tokens, random_answers
-from lengthwise.evaluation.forecast.subsampling import Thinned, crowd, thin
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import (
+    SUBSAMPLES_PER_QUERY,
+    Queries,
+    build_queries,
+    query_decoder,
+    sample_answers,
+)
+from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
 from lengthwise.tasks.examples import Examples
 
-# Neighbours that stay or go together: as many as leave what is short enough.
-STRETCHES = (4, 2, 1)
-# Examples of the longest trained length on which reading is tried.
-TRIED = 64
+# Block sizes of subsampling, tried in this order until the result fits into the budget.
+BLOCK_SIZES = (4, 2, 1)
+# Number of examples of the longest training length.
+NUM_TRAIN_EXAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
-    """Which answers are right in most of their thinnings, in each of which as much stays as training had.
+class InterventionResults:
+    """Masks of answers that are right in most subsamples of training size, for each intervention.
 
-    ``unchanged``: at the IDs of the length, what stays weighing as much as all; ``fewer_tokens``: at these IDs, each
-    weighing as one; ``trained_ids``: weighing as much as all, at IDs of training in the same order; ``both``: at these,
-    each weighing as one. ``short``: those of which no more stays than training had.
+    ``subsample_only`` has the IDs of the length and the weights of the full sequence, ``fewer_tokens`` weight 1 per
+    token instead, ``trained_ids`` training IDs in the same order instead, and ``both`` both changes. ``short`` marks
+    answers whose subsamples do not exceed the training size.
     """
 
-    unchanged: Bool[np.ndarray, " asked"]
-    fewer_tokens: Bool[np.ndarray, " asked"]
-    trained_ids: Bool[np.ndarray, " asked"]
-    both: Bool[np.ndarray, " asked"]
-    short: Bool[np.ndarray, " asked"]
-
-
-def joined(parts: list[Readings]) -> Readings:
-    """One behind the other."""
-    names = [part.name for part in fields(Readings)]
-    return Readings(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    subsample_only: Bool[np.ndarray, " answers"]
+    fewer_tokens: Bool[np.ndarray, " answers"]
+    trained_ids: Bool[np.ndarray, " answers"]
+    both: Bool[np.ndarray, " answers"]
+    short: Bool[np.ndarray, " answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """Reads a long sequence as a short one: ``room`` units of it, with IDs out of ``ladders``.
+class Interventions:
+    """Interventions with the size and the IDs of training sequences: ``budget`` units, and sorted ``train_ids``.
 
-    A unit is all tokens that the task couples: with some of them left out, the others stand to each other as in a
-    shorter sequence. Of a task without coupling, or with several levels, it is a token. A ladder is the rising IDs of
-    one trained sequence on one level.
+    A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence; without coupling, or
+    with several levels, it is a token. ``train_ids[sequence][level]`` are the distinct IDs of a training sequence.
     """
 
-    subject: Subject
-    room: int
-    ladders: list[list[np.ndarray]]
+    model: ProbedModel
+    budget: int
+    train_ids: list[list[np.ndarray]]
 
-    def read(self, questions: Questions, units: Int[np.ndarray, "questions seq"], rng: np.random.Generator) -> Readings:
-        """All four."""
-        thinned = self._thinned(questions, units, self.room, rng)
-        short = self._with_trained_ids(questions, thinned)
-        return Readings(
-            unchanged=self._right(questions, thinned),
-            fewer_tokens=self._right(questions, thinned.alone()),
-            trained_ids=self._right(short, thinned),
-            both=self._right(short, thinned.alone()),
-            short=np.asarray((_sizes(thinned, units) <= self.room).all(axis=1)),
+    def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
+        """Evaluate the queries under each intervention, on the same subsamples."""
+        subsamples, is_short = self._subsample(queries, self.budget, rng)
+        remapped = self._with_train_ids(queries, subsamples)
+        return InterventionResults(
+            subsample_only=self._correct(queries, subsamples),
+            fewer_tokens=self._correct(queries, subsamples.unweighted()),
+            trained_ids=self._correct(remapped, subsamples),
+            both=self._correct(remapped, subsamples.unweighted()),
+            short=is_short,
         )
 
-    def kept_at_home(self) -> float:
-        """Of the right answers at the longest trained length, the share that half of the units leave right."""
-        subject, kept = self.subject, []
-        rng = stream(subject.seed, "diagnosis home", subject.longest)
-        end = subject.task.vocabulary.index("end")
-        for examples, batch in iter_examples(subject.task, subject.scheme, subject.longest, TRIED, subject.seed):
-            answer = random_answers(batch, end, rng)
-            questions = Questions(batch=batch, answer=answer, needed=needed_tokens(subject.task, examples, answer))
-            whole = subject.ask(questions, crowd(questions.needed, answer - 1, 1.0)).right
-            thinned = self._thinned(questions, units_of(examples), self.room // 2, rng).alone()
-            kept += self._right(self._with_trained_ids(questions, thinned), thinned)[whole].tolist()
-        return float(np.mean(kept)) if kept else 0.0
+    def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
+        """Evaluate at most ``max_queries`` queries under each intervention."""
+        parts, remaining = [], max_queries
+        for number, queries in enumerate(batches):
+            part = queries.first(remaining)
+            if not len(part.answer):
+                break
+            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, number)
+            parts.append(self.apply(part, rng))
+            remaining -= len(part.answer)
+        names = [field.name for field in fields(InterventionResults)]
+        return InterventionResults(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
-    def _thinned(
-        self, questions: Questions, units: Int[np.ndarray, "questions seq"], room: int, rng: np.random.Generator
-    ) -> Thinned:
-        needed = [each for each in questions.needed for _ in range(DRAWS)]
-        before, each = np.repeat(questions.answer - 1, DRAWS), np.repeat(units, DRAWS, axis=0)
-        thinned = [thin(needed, before, room, rng, each, stretch) for stretch in STRETCHES]
-        return next((some for some in thinned if (_sizes(some, units) <= room).all()), thinned[-1])
+    def measure_retention(self) -> float:
+        """Return the fraction of right answers at the longest training length that stay right on half of the units."""
+        model, retained = self.model, []
+        length, end = model.max_train_length, model.task.vocabulary.index("end")
+        rng = stream(model.seed, "diagnosis home", length)
+        for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
+            queries = build_queries(model.task, examples, batch, sample_answers(batch, end, rng))
+            full = upweight_distractors(queries.support, queries.last_index, 1.0)
+            half = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
+            is_retained = self._correct(self._with_train_ids(queries, half), half)
+            retained += is_retained[model.query(queries, full).correct].tolist()
+        return float(np.mean(retained)) if retained else 0.0
 
-    def _right(self, questions: Questions, thinned: Thinned) -> Bool[np.ndarray, " asked"]:
-        single = ask(self.subject.decoder, questions, thinned).single.reshape(-1, DRAWS)
-        return np.asarray(single.mean(axis=1) > 0.5)
+    def _subsample(
+        self, queries: Queries, budget: int, rng: np.random.Generator
+    ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
+        """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
+        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), SUBSAMPLES_PER_QUERY))
+        units = coupling_units(repeated.examples)
+        candidates = []
+        for size in BLOCK_SIZES:
+            part = subsample(repeated.support, repeated.last_index, budget, rng, units, size)
+            sizes = [len(np.unique(unit[indices])) for unit, indices in zip(units, part.indices, strict=True)]
+            is_short = (np.array(sizes) <= budget).reshape(-1, SUBSAMPLES_PER_QUERY).all(axis=1)
+            candidates.append((part, is_short))
+        return next((each for each in candidates if each[1].all()), candidates[-1])
 
-    def _with_trained_ids(self, questions: Questions, thinned: Thinned) -> Questions:
-        """Each draw a question of its own: what stays decides which IDs it gets."""
-        draw = np.repeat(np.arange(len(questions.answer)), DRAWS)
-        ids = questions.batch.position_ids.numpy()[:, draw]
-        for row, last in enumerate(thinned.last):
-            kept, needed = (
-                thinned.kept[row, : last + 1],
-                np.append(questions.needed[draw[row]], thinned.kept[row, last]),
-            )
-            nearest = kept[np.abs(kept[:, None] - needed).min(axis=1).argsort(kind="stable")]
-            ladders = self.ladders[draw[row] % len(self.ladders)]
-            for level, ladder in zip(ids[:, row], ladders, strict=True):
-                level[:] = climbed(level, level[nearest], ladder)
-        return Questions(
-            batch=replace(questions.batch.select(draw), position_ids=torch.from_numpy(ids)),
-            answer=questions.answer[draw],
-            needed=[questions.needed[row] for row in draw],
-        )
+    def _correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
+        each = query_decoder(self.model.decoder, queries, subsamples).correct_each.reshape(-1, SUBSAMPLES_PER_QUERY)
+        return np.asarray(each.mean(axis=1) > 0.5)
 
-
-def _sizes(thinned: Thinned, units: Int[np.ndarray, "questions seq"]) -> Int[np.ndarray, "questions draws"]:
-    """How many units stay."""
-    rows = zip(np.repeat(units, DRAWS, axis=0), thinned.kept, strict=True)
-    return np.array([len(np.unique(unit[kept])) for unit, kept in rows]).reshape(-1, DRAWS)
-
-
-def climbed(
-    ids: Int[np.ndarray, " seq"] | Float[np.ndarray, " seq"], kept: np.ndarray, ladder: np.ndarray
-) -> Int[np.ndarray, " seq"] | Float[np.ndarray, " seq"]:
-    """The IDs of the ladder in place of those that are ``kept``, in order; any other gets that of the one below it.
-
-    Where more are kept than the ladder has, it is for the first of them.
-    """
-    distinct, first = np.unique(kept, return_index=True)
-    held = np.sort(distinct[first.argsort()[: len(ladder)]])
-    return np.asarray(ladder[(np.searchsorted(held, ids, side="right") - 1).clip(0)])
+    def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
+        """Return one query per subsample, because the tokens of a subsample determine its IDs."""
+        query = np.repeat(np.arange(len(queries.answer)), SUBSAMPLES_PER_QUERY)
+        repeated = queries.select(query)
+        ids = repeated.batch.position_ids.numpy().copy()
+        for number, last in enumerate(subsamples.last):
+            indices = subsamples.indices[number, : last + 1]
+            support = np.append(repeated.support[number], indices[-1])
+            nearest_first = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
+            train_ids = self.train_ids[query[number] % len(self.train_ids)]
+            for level, level_ids in zip(ids[:, number], train_ids, strict=True):
+                level[:] = remap_ids(level, level[nearest_first], level_ids)
+        return replace(repeated, batch=replace(repeated.batch, position_ids=torch.from_numpy(ids)))
 
 
-def units_of(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """What stays or goes as one."""
+def build_interventions(model: ProbedModel) -> Interventions:
+    """Take the size and the IDs from sequences of the longest training length."""
+    examples, batch = next(
+        iter_examples(model.task, model.scheme, model.max_train_length, NUM_TRAIN_EXAMPLES, model.seed)
+    )
+    ids = batch.position_ids.numpy()
+    return Interventions(
+        model=model,
+        budget=min(len(np.unique(units)) for units in coupling_units(examples)),
+        train_ids=[[np.unique(level) for level in ids[:, example]] for example in range(len(examples))],
+    )
+
+
+def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+    """Return the unit of each token: its coupled ID on a single level, otherwise its token index."""
     coupling = examples.coupling
     if coupling is not None and len(coupling) == 1:
         return coupling[0]
     return np.broadcast_to(np.arange(examples.tokens.shape[1]), examples.tokens.shape)
 
 
-def reader_of(subject: Subject) -> Reader:
-    """The room and the IDs of the longest trained length."""
-    examples, batch = next(iter_examples(subject.task, subject.scheme, subject.longest, TRIED, subject.seed))
-    ids = batch.position_ids.numpy()
-    return Reader(
-        subject=subject,
-        room=min(len(np.unique(row)) for row in units_of(examples)),
-        ladders=[[np.unique(level) for level in ids[:, row]] for row in range(len(examples))],
-    )
+def remap_ids(
+    ids: Real[np.ndarray, " seq"], selected: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
+) -> Real[np.ndarray, " seq"]:
+    """Replace the ``selected`` IDs by ``train_ids`` in order, and each other ID like the next lower selected one.
 
-
-def ask_again(reader: Reader, asked: list[Answers], most: int) -> Readings:
-    """Ask again about at most so many answers."""
-    subject, parts, left = reader.subject, [], most
-    for number, part in enumerate(asked):
-        some = part.rows(np.arange(min(left, len(part.answer))))
-        if not (size := len(some.answer)):
-            break
-        rng = stream(subject.seed, "diagnosis draws", part.batch.length, number)
-        needed = needed_tokens(subject.task, some.examples, some.answer)
-        questions = Questions(batch=some.batch, answer=some.answer, needed=needed)
-        parts.append(reader.read(questions, units_of(some.examples), rng))
-        left -= size
-    return joined(parts)
+    If there are too few training IDs, the first selected IDs take precedence.
+    """
+    distinct, first = np.unique(selected, return_index=True)
+    sources = np.sort(distinct[first.argsort()[: len(train_ids)]])
+    return np.asarray(train_ids[(np.searchsorted(sources, ids, side="right") - 1).clip(0)])

@@ -1,4 +1,4 @@
-"""Which IDs and distances a length uses, beside those that training showed."""
+"""IDs and distances of failed examples, compared with those of training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,74 +7,76 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.diagnosis.failures import Answers
-from lengthwise.evaluation.forecast.probed_model import Subject
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import Queries
 
-# Training examples that tell how far answers lie from what they need.
-LOOKED_AT = 256
+# Number of training examples that determine the distances between answers and their support.
+NUM_EXAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """The largest number of a kind in training and at the tested length; ``beyond``: first errors with a larger one."""
+class RangeShift:
+    """The maximum of a quantity in training and at the tested length.
 
-    what: str
-    trained: float
-    tested: float
-    beyond: float
+    ``fraction_beyond`` is the fraction of first errors with a value beyond the training maximum.
+    """
+
+    quantity: str
+    train_max: float
+    test_max: float
+    fraction_beyond: float
 
 
-def compare_with_training(subject: Subject, failed: list[Answers]) -> Iterator[Shown]:
-    """Of what the first wrong answers need, as far as the task says it, and of whole examples."""
-    trained_distance = subject.trained_distance
-    assert trained_distance is not None, "a finished run knows its trained distance"
-    ids = [each.batch.position_ids.numpy().astype(np.float64) for each in failed]
-    if failed[0].examples.support is not None:
-        needed = [_needed(*pair) for pair in zip(ids, (_supports(each) for each in failed), strict=True)]
-        largest, distance = (
-            np.concatenate(
-                [
-                    which[part][np.arange(len(each.answer)), each.answer]
-                    for which, each in zip(needed, failed, strict=True)
-                ]
-            )
-            for part in range(2)
-        )
-        yield _shown("ID of what an answer needs", subject.id_range[1], largest)
-        yield _shown("distance of an answer to what it needs", _trained_distance(subject), distance)
-    yield _shown(
-        "distance between any two tokens",
-        trained_distance,
-        np.concatenate([np.ptp(each, axis=-1).max(axis=0) for each in ids]),
+def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[RangeShift]:
+    """Yield the range shifts of full examples and, if the task declares it, of the support of first errors."""
+    trained_distance = model.trained_distance
+    assert trained_distance is not None, "a finished run has a trained distance"
+    ids = [each.batch.position_ids.numpy().astype(np.float64) for each in errors]
+    if errors[0].examples.support is not None:
+        values = [_values_at_errors(*pair) for pair in zip(ids, errors, strict=True)]
+        largest_id, distance = (np.concatenate([each[part] for each in values]) for part in range(2))
+        yield _range_shift("ID in the support of an answer", model.id_range[1], largest_id)
+        yield _range_shift("distance of an answer to its support", _max_train_distance(model), distance)
+    widest = np.concatenate([np.ptp(each, axis=-1).max(axis=0) for each in ids])
+    yield _range_shift("distance between any two tokens", trained_distance, widest)
+
+
+def _range_shift(quantity: str, train_max: int | float, values: Float[np.ndarray, " failed"]) -> RangeShift:
+    return RangeShift(
+        quantity=quantity,
+        train_max=float(train_max),
+        test_max=float(values.max()),
+        fraction_beyond=float((values > train_max).mean()),
     )
 
 
-def _shown(what: str, trained: int | float, tested: Float[np.ndarray, " failed"]) -> Shown:
-    return Shown(what=what, trained=float(trained), tested=float(tested.max()), beyond=float((tested > trained).mean()))
+def _values_at_errors(
+    ids: Float[np.ndarray, "level batch seq"], errors: Queries
+) -> tuple[Float[np.ndarray, " batch"], Float[np.ndarray, " batch"]]:
+    assert errors.examples.support is not None
+    every = np.arange(len(errors.answer))
+    largest_id, distance = _support_range(ids, errors.examples.support)
+    return largest_id[every, errors.answer], distance[every, errors.answer]
 
 
-def _supports(failed: Answers) -> Int[np.ndarray, "batch seq k"]:
-    assert failed.examples.support is not None
-    return failed.examples.support
-
-
-def _needed(
+def _support_range(
     ids: Float[np.ndarray, "level batch seq"], support: Int[np.ndarray, "batch seq k"]
 ) -> tuple[Float[np.ndarray, "batch seq"], Float[np.ndarray, "batch seq"]]:
-    """For the answer at each place: the largest ID of what it needs, and the distance of the token before it to that.
+    """Return the largest ID in the support of each token, and the largest distance from the token before to it.
 
-    The distance is on the level where it is least.
+    The distance is that of the level where it is smallest.
     """
-    asking = np.roll(ids, 1, axis=2)
-    row = np.arange(len(support))[:, None, None]
-    of_support = np.where(support >= 0, ids[:, row, support], asking[..., None])
-    return of_support.max(axis=(0, 3)), np.abs(of_support - asking[..., None]).max(axis=3).min(axis=0)
+    query_ids = np.roll(ids, 1, axis=2)
+    example = np.arange(len(support))[:, None, None]
+    support_ids = np.where(support >= 0, ids[:, example, support], query_ids[..., None])
+    distance = np.abs(support_ids - query_ids[..., None]).max(axis=3).min(axis=0)
+    return support_ids.max(axis=(0, 3)), distance
 
 
-def _trained_distance(subject: Subject) -> float:
-    """The largest at the longest trained length, with the IDs of training."""
-    rng = stream(subject.seed, "diagnosis training", subject.longest)
-    examples = subject.task.sample(length=subject.longest, size=LOOKED_AT, rng=rng)
+def _max_train_distance(model: ProbedModel) -> float:
+    """Return the largest distance between an answer and its support, with training IDs at the longest length."""
+    rng = stream(model.seed, "diagnosis training", model.max_train_length)
+    examples = model.task.sample(length=model.max_train_length, size=NUM_EXAMPLES, rng=rng)
     assert examples.support is not None
-    ids = subject.scheme.assign(examples, rng, training=True).position_ids.astype(np.float64)
-    return float(_needed(ids, examples.support)[1][examples.is_answer].max())
+    ids = model.scheme.assign(examples, rng, training=True).position_ids.astype(np.float64)
+    return float(_support_range(ids, examples.support)[1][examples.is_answer].max())

@@ -1,4 +1,4 @@
-"""What a diagnosis looks like: one JSON document, tables and a sentence, and a figure."""
+"""Reports of a diagnosis: a JSON document, tables, sentences and a figure."""
 
 import json
 from collections.abc import Iterator
@@ -8,39 +8,42 @@ from typing import Any
 
 from lengthwise.core.files import write_atomically
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
-from lengthwise.evaluation.diagnosis.failures import Failures
+from lengthwise.evaluation.diagnosis.failures import FailureCounts
 
 DIAGNOSIS = "diagnosis.json"
 Table = tuple[str, list[str], list[list[str]]]
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Plain values."""
+    """Convert to JSON values, with the property ``fits``."""
     return {"fits": diagnosis.fits, **asdict(diagnosis)}
 
 
 def tables(diagnosis: Diagnosis) -> Iterator[Table]:
-    """For people: how exact match and attention fall, how and where examples fail, and what repairs it."""
+    """Yield tables of exact match by length, first errors, range shifts and causes."""
     yield _by_length(diagnosis)
     if diagnosis.failures is None:
         return
-    yield _failures(diagnosis.failures, diagnosis.length)
+    yield _first_errors(diagnosis.failures, diagnosis.length)
     yield (
-        "what the failed examples use, beside what training showed",
-        ["largest", "trained", "failed", "share beyond"],
-        [[each.what, f"{each.trained:g}", f"{each.tested:g}", f"{each.beyond:.2f}"] for each in diagnosis.shown],
+        "IDs and distances of failed examples",
+        ["maximum", "training", "failed examples", "fraction beyond"],
+        [
+            [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
+            for each in diagnosis.range_shifts
+        ],
     )
     yield (
-        "what repairs them",
-        ["cause", "what is changed", "first errors right", "right answers wrong", "whole examples right", "n"],
+        "causes",
+        ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"],
         [
             [
                 each.name,
-                each.change,
-                f"{each.repaired:.2f}",
-                "-" if each.broken is None else f"{each.broken:.2f}",
-                "-" if each.whole is None else f"{each.whole:.2f}",
-                str(each.asked),
+                each.intervention,
+                f"{each.repair_rate:.2f}",
+                "-" if each.break_rate is None else f"{each.break_rate:.2f}",
+                "-" if each.exact_match is None else f"{each.exact_match:.2f}",
+                str(each.num_errors),
             ]
             for each in diagnosis.causes
         ],
@@ -48,17 +51,16 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
-    """What limits the run comes last."""
+    """Yield the locations of first errors, the controls, and the limiting cause as the last sentence."""
     if diagnosis.failures is not None:
-        yield f"by tenths of the response: {' '.join(map(str, diagnosis.failures.by_tenth))}"
-    if diagnosis.unasked is not None:
-        yield f"no first error was asked again: {diagnosis.unasked}"
-    if diagnosis.thinning is not None:
+        yield f"first errors by tenths of the response: {' '.join(map(str, diagnosis.failures.by_tenth))}"
+    if diagnosis.skip_reason is not None:
+        yield f"no interventions: {diagnosis.skip_reason}"
+    if (control := diagnosis.subsampling_control) is not None:
         yield (
-            f"what leaving tokens out does by itself: {diagnosis.thinning.unchanged:.2f} of the first errors become "
-            f"right; at {diagnosis.trained[1]}, with half of it left out, {diagnosis.thinning.kept:.2f} of the right "
-            f"answers stay right; {diagnosis.thinning.short:.2f} of the first errors are asked again in no "
-            "more than a trained sequence"
+            f"subsampling alone repairs {control.repair_rate:.2f} of the first errors; at length "
+            f"{diagnosis.train_lengths[1]}, {control.retention:.2f} of the right answers stay right on half of the "
+            f"tokens; {control.short_fraction:.2f} of the first errors fit into a training sequence"
         )
     yield diagnosis.limited_by
 
@@ -74,60 +76,62 @@ def _by_length(diagnosis: Diagnosis) -> Table:
             str(each.num_examples),
             f"{each.exact_match:.3f}",
             f"{each.low:.3f}-{each.high:.3f}",
-            *(f"{mass:.3f}" for mass in each.mass),
+            *(f"{mass:.3f}" for mass in each.support_mass),
         ]
         for each in diagnosis.by_length
     ]
     if diagnosis.failures is not None and diagnosis.heads:
-        body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.mass_at_errors)])
-    title = "exact match, and attention on what answers need" if diagnosis.heads else "exact match"
+        body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
+    title = "exact match, and attention on the support" if diagnosis.heads else "exact match"
     return title, ["length", "n", "exact match", "95% interval", *_names(diagnosis)], body
 
 
-def _failures(failures: Failures, length: int) -> Table:
+def _first_errors(counts: FailureCounts, length: int) -> Table:
     header = ["failed", "token", "ID", "end too early", "end too late", "median index"]
-    spoiled = "" if failures.spoiled is None else f" ({failures.spoiled:.2f} go on to a wrong token)"
-    row = [
-        str(failures.number),
-        str(failures.token),
-        f"{failures.id}{spoiled}",
-        str(failures.end_too_early),
-        str(failures.end_too_late),
-        f"{failures.median_index:g}",
+    propagation = counts.error_propagation
+    cells = [
+        str(counts.num_failures),
+        str(counts.token),
+        str(counts.id) + ("" if propagation is None else f" ({propagation:.2f} lead to a wrong token)"),
+        str(counts.end_too_early),
+        str(counts.end_too_late),
+        f"{counts.median_index:g}",
     ]
-    return f"first errors at {length}", header, [row]
+    return f"first errors at length {length}", header, [cells]
 
 
 def write(diagnosis: Diagnosis, folder: Path) -> Path:
-    """diagnosis.json and figure.png in a folder; the path of the figure."""
+    """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
     # Loading matplotlib takes a second.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     write_atomically(folder / DIAGNOSIS, json.dumps(to_json(diagnosis), indent=2).encode())
     figure = Figure(figsize=(9, 4), layout="constrained")
-    mass, where = figure.subplots(1, 2)
-    _draw_mass(diagnosis, mass)
-    _draw_first_errors(diagnosis.failures, where)
+    left, right = figure.subplots(1, 2)
+    _draw_support_mass(diagnosis, left)
+    _draw_first_errors(diagnosis.failures, right)
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
 
-def _draw_mass(diagnosis: Diagnosis, axes: Any) -> None:
+def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
     lengths = [each.length for each in diagnosis.by_length]
     axes.plot(lengths, [each.exact_match for each in diagnosis.by_length], "ko-", label="exact match")
-    for place, name in enumerate(_names(diagnosis)):
-        axes.plot(lengths, [each.mass[place] for each in diagnosis.by_length], "s--", label=f"attention, {name}")
-    axes.axvspan(*diagnosis.trained, color="0.9", label=f"trained on {diagnosis.trained[0]}-{diagnosis.trained[1]}")
-    axes.set(xscale="log", xlabel="length (log scale)", ylabel="share", ylim=(-0.03, 1.03))
-    axes.set_title("exact match, attention on what answers need", fontsize=9)
+    for index, name in enumerate(_names(diagnosis)):
+        masses = [each.support_mass[index] for each in diagnosis.by_length]
+        axes.plot(lengths, masses, "s--", label=f"attention, {name}")
+    first, last = diagnosis.train_lengths
+    axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
+    axes.set(xscale="log", xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
+    axes.set_title("exact match, and attention on the support", fontsize=9)
     axes.legend(fontsize=7)
 
 
-def _draw_first_errors(failures: Failures | None, axes: Any) -> None:
-    axes.set(xlabel="place in the response", xlim=(0, 1))
-    if failures is None:
-        axes.set_title("nothing fails", fontsize=9)
+def _draw_first_errors(counts: FailureCounts | None, axes: Any) -> None:
+    axes.set(xlabel="relative index in the response", xlim=(0, 1))
+    if counts is None:
+        axes.set_title("no failures", fontsize=9)
         return
-    axes.bar([(place + 0.5) / 10 for place in range(10)], failures.by_tenth, width=0.09)
+    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], counts.by_tenth, width=0.09)
     axes.set(ylabel="examples")
-    axes.set_title(f"first errors of {failures.number} examples", fontsize=9)
+    axes.set_title(f"first errors of {counts.num_failures} examples", fontsize=9)

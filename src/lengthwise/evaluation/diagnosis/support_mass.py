@@ -1,4 +1,4 @@
-"""How much attention the token before an answer gives to the tokens that the answer depends on."""
+"""Attention weight from the token before an answer to the support of the answer."""
 
 import numpy as np
 import torch
@@ -6,69 +6,70 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.diagnosis.failures import Answers
 from lengthwise.evaluation.exact_match import iter_examples
-from lengthwise.evaluation.forecast.probed_model import Subject
-from lengthwise.evaluation.forecast.sparse_queries import random_answers
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import Queries, sample_answers
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.training.batch import Batch
 
-# Answers whose attention is looked at.
-LOOKED_AT = 64
+# Number of answers in a mean.
+NUM_ANSWERS = 64
+
+
+def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "layers heads"]:
+    """Return the mean support mass over sampled answers of a length; 0 for a task without support."""
+    rng = stream(model.seed, "diagnosis attention", length)
+    end = model.task.vocabulary.index("end")
+    masses = []
+    for examples, batch in iter_examples(model.task, model.scheme, length, NUM_ANSWERS, model.seed):
+        if examples.support is not None:
+            masses.append(support_mass(model.decoder, batch, sample_answers(batch, end, rng), examples.support))
+    return _mean(model, masses)
+
+
+def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
+    """Return the mean support mass over first errors; 0 for a task without support."""
+    masses, remaining = [], NUM_ANSWERS
+    for each in errors:
+        part = each.first(remaining)
+        if part.examples.support is not None and len(part.answer):
+            masses.append(support_mass(model.decoder, part.batch, part.answer, part.examples.support))
+        remaining -= len(part.answer)
+    return _mean(model, masses)
 
 
 @torch.no_grad()
 def support_mass(
     decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], support: Int[np.ndarray, "batch seq k"]
-) -> Float[np.ndarray, "asked layers heads"]:
-    """Of one answer of each example; those that depend on no token but the one before them are left out.
+) -> Float[np.ndarray, "answers layers heads"]:
+    """Return the support mass of one answer per example.
 
-    What stands in the asking token itself needs no attention, and is not counted.
+    The token before the answer does not count, because reading it needs no attention. Answers that depend on no other
+    token are omitted.
     """
-    found: list[Float[np.ndarray, "layers heads"]] = []
-    for row, asking in enumerate((answer - 1).tolist()):
-        wanted = support[row, asking + 1]
-        wanted = wanted[(wanted >= 0) & (wanted != asking)]
-        if not len(wanted):
+    masses: list[Float[np.ndarray, "layers heads"]] = []
+    for example, last in enumerate((answer - 1).tolist()):
+        keys = np.unique(support[example, last + 1])
+        keys = keys[(keys >= 0) & (keys != last)]
+        if not len(keys):
             continue
         layers: list[Float[np.ndarray, " heads"]] = []
 
-        def watch(weights: Tensor, wanted: np.ndarray = wanted, layers: list[np.ndarray] = layers) -> None:
-            layers.append(weights[0, :, 0, np.unique(wanted)].sum(dim=-1).numpy())
+        def record_mass(weights: Tensor, keys: np.ndarray = keys, layers: list[np.ndarray] = layers) -> None:
+            layers.append(weights[0, :, 0, keys].sum(dim=-1).numpy())
 
-        tokens, ids = batch.tokens[row : row + 1], batch.position_ids[:, row : row + 1]
-        # With what is before it in a cache, the weights of one token alone are made: a long sequence has room.
-        _, cache = decoder(tokens[:, :asking], ids[:, :, :asking]) if asking else (None, None)
-        part = slice(asking, asking + 1)
-        decoder(tokens[:, part], ids[:, :, part], cache, hooks=AttentionHooks(on_weights=watch))
-        found.append(np.stack(layers))
+        tokens, ids = batch.tokens[example : example + 1], batch.position_ids[:, example : example + 1]
+        # With a cache, only the weights of the last token are computed, so long sequences fit into memory.
+        _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
+        query = slice(last, last + 1)
+        decoder(tokens[:, query], ids[:, :, query], cache, hooks=AttentionHooks(on_weights=record_mass))
+        masses.append(np.stack(layers))
     shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
-    return np.stack(found) if found else np.zeros(shape, dtype=np.float32)
+    return np.stack(masses) if masses else np.zeros(shape, dtype=np.float32)
 
 
-def mass_at_length(subject: Subject, length: int) -> Float[np.ndarray, "layers heads"]:
-    """The mean over some answers; 0 without support."""
-    rng = stream(subject.seed, "diagnosis attention", length)
-    end = subject.task.vocabulary.index("end")
-    found = []
-    for examples, batch in iter_examples(subject.task, subject.scheme, length, LOOKED_AT, subject.seed):
-        if examples.support is not None:
-            found.append(support_mass(subject.decoder, batch, random_answers(batch, end, rng), examples.support))
-    return _mean(subject, found)
-
-
-def mass_at_errors(subject: Subject, failed: list[Answers]) -> Float[np.ndarray, "layers heads"]:
-    found, left = [], LOOKED_AT
-    for part in failed:
-        some = part.rows(np.arange(min(left, len(part.answer))))
-        if some.examples.support is not None and len(some.answer):
-            found.append(support_mass(subject.decoder, some.batch, some.answer, some.examples.support))
-        left -= len(some.answer)
-    return _mean(subject, found)
-
-
-def _mean(subject: Subject, found: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
-    settings = subject.decoder.settings
-    whole = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *found])
-    return np.asarray(whole.mean(axis=0)) if len(whole) else np.zeros(whole.shape[1:])
+def _mean(model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
+    settings = model.decoder.settings
+    stacked = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *masses])
+    return np.asarray(stacked.mean(axis=0)) if len(stacked) else np.zeros(stacked.shape[1:])

@@ -1,1 +1,1 @@
-"""How a trained decoder will do at longer lengths, from passes that are no longer than those of training."""
+"""Forecasts of accuracy at longer lengths, from forward passes of training size."""

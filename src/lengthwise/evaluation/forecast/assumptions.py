@@ -1,7 +1,7 @@
-"""The assumptions of the theory, measured on a trained decoder at its longest trained length.
+"""The assumptions of the theory, measured on a trained decoder at its longest training length.
 
-Sparsity and locality are those of the task, which states the tokens that its answers depend on. Hiding tokens from the
-decoder finds fewer where a token already holds the one before it, or where the same is there twice.
+Sparsity and locality come from the task, which declares the support of its answers. Hiding tokens from the decoder
+gives smaller values if a token contains information from its neighbors, or if information is duplicated.
 """
 
 from collections.abc import Iterator
@@ -11,143 +11,116 @@ import torch
 from jaxtyping import Float
 
 from lengthwise.core.errors import LengthwiseError
-from lengthwise.evaluation.forecast.probed_model import Fidelity, Subject
-from lengthwise.evaluation.forecast.probes import MOST, Needs
-from lengthwise.evaluation.forecast.sparse_queries import Questions
+from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.probes import MAX_TOKENS, Needs
+from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.theory.law_certificate import Assumption
 from lengthwise.theory.task_certificate import structure
 
-# The share of answers from which on a length counts as reached.
-REACHED = 0.9
-# The allowed difference between the accuracy at the longest trained length and that on a half or a quarter of its
-# tokens. Above it, pieces of a sequence do not predict what the decoder does with the whole.
+# Accuracy from which a length counts as solved.
+ACCURACY_THRESHOLD = 0.9
+# Allowed change of the accuracy at the longest training length on a half or a quarter of the tokens. Above it,
+# subsamples do not predict the accuracy on full sequences.
 TOLERANCE = 0.1
-# Total variation up to which two laws count as one.
-DRIFT = 0.1
+# Total variation up to which two distributions count as equal.
+MAX_DRIFT = 0.1
 
 
-def fits_training(subject: Subject, fidelity: Fidelity) -> Assumption:
-    """Return whether the run is right at its longest trained length, in exact match where that is known."""
-    found = f"{fidelity.whole:.3f} of the answer tokens at length {subject.longest}, the end token aside"
-    if subject.fitted is not None:
-        found = f"exact match {subject.fitted:.3f}; {found}"
-    return Assumption(
-        name="fits the trained lengths",
-        holds=min(fidelity.whole, 1.0 if subject.fitted is None else subject.fitted) >= REACHED,
-        found=found,
-        counterexample="C6",
-    )
+def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
+    """Check the accuracy at the longest training length, and exact match if it is known."""
+    found = f"{fidelity.whole:.3f} of the answer tokens right at length {model.max_train_length}, without the end token"
+    if model.fitted is not None:
+        found = f"exact match {model.fitted:.3f}; {found}"
+    accuracy = fidelity.whole if model.fitted is None else min(fidelity.whole, model.fitted)
+    holds = accuracy >= ACCURACY_THRESHOLD
+    return Assumption(name="fits the training lengths", holds=holds, found=found, counterexample="canceling errors")
 
 
-def measured_assumptions(
-    subject: Subject,
-    home: Questions,
-    needs: Needs,
-    fidelity: Fidelity,
-    farthest: int,
+def measure_assumptions(
+    model: ProbedModel, queries: Queries, needs: Needs, fidelity: Fidelity, max_length: int
 ) -> Iterator[Assumption]:
-    """Yield the assumptions in the order in which the theory needs them, each with its measurement."""
-    k = structure(subject.task, subject.longest, subject.seed).k
-    shown = f"more than {MOST}" if needs.k is None else str(needs.k)
-    yield Assumption(
-        name="sparsity",
-        holds=needs.k is not None and k <= MOST,
-        found=f"an answer depends on up to {k} tokens, the one before it included (by the task); this run needs "
-        f"{shown} more beside separators",
-        counterexample="C1",
+    """Yield the assumptions in the order of the theory; ``queries`` are of the longest training length."""
+    k = structure(model.task, model.max_train_length, model.seed).k
+    k_of_run = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
+    found = (
+        f"an answer depends on up to {k} tokens, including the one before it (declared by the task); this run requires "
+        f"{k_of_run} besides that one and separators"
     )
-    reach, id_reach, width = _reaches(subject, home)
-    yield Assumption(
-        name="locality in IDs",
-        holds=4 * id_reach <= width,
-        found=f"these reach over {id_reach:g} of {width:g} IDs, {reach} tokens (by the task)",
-        counterexample="C2a",
-    )
-    yield Assumption(
-        name="deletion",
-        holds=fidelity.difference <= TOLERANCE,
-        found=f"of {fidelity.whole:.3f}, half of the tokens leave {fidelity.half:.3f} right, a quarter "
-        f"{fidelity.quarter:.3f}",
-        counterexample="C2b",
-    )
-    yield _met(subject, farthest)
-    yield _relativity(subject, home)
-    yield _background(subject, home, farthest)
+    holds = needs.k is not None and k <= MAX_TOKENS
+    yield Assumption(name="sparsity", holds=holds, found=found, counterexample="growing k")
+    reach, id_reach, num_ids = _support_spans(model, queries)
+    found = f"these tokens span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
+    yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=found, counterexample="growing gap")
+    found = f"accuracy {fidelity.whole:.3f}; on a half of the tokens {fidelity.half:.3f}, on a quarter "
+    found += f"{fidelity.quarter:.3f}"
+    yield Assumption(name="deletion", holds=fidelity.difference <= TOLERANCE, found=found, counterexample="unbounded reach")
+    yield _id_coverage(model, max_length)
+    yield _relativity(model, queries)
+    yield _token_frequencies(model, queries, max_length)
 
 
-def _reaches(subject: Subject, questions: Questions) -> tuple[int, float, float]:
-    """The most tokens and IDs that an answer's needs reach over, with the token before it, and all IDs of an example.
+def _support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
+    """Return the largest spans of an answer's support and last token, in tokens and IDs, and of an example in IDs.
 
-    IDs are those on the level where that is least, both ends counted.
+    The span in IDs is the one on the level where it is smallest.
     """
-    separators = [subject.task.vocabulary.index(symbol) for symbol in subject.task.separators]
-    tokens, ids = questions.batch.tokens.numpy(), questions.batch.position_ids.numpy()
+    separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
+    tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
     reach, id_reach = 0, 0.0
-    for row, (needed, last) in enumerate(zip(questions.needed, (questions.answer - 1).tolist(), strict=True)):
-        # Separators are kept for the decoder's segments; the answer does not depend on them.
-        stated = np.append(needed[~np.isin(tokens[row, needed], separators)], last)
-        reach = max(reach, int(np.ptp(stated)) + 1)
-        id_reach = max(id_reach, min(float(np.ptp(level[row, stated])) for level in ids) + 1)
+    for query, (support, last) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
+        # Queries include separators in the support, because segments depend on them; the answer does not.
+        indices = np.append(support[~np.isin(tokens[query, support], separators)], last)
+        reach = max(reach, int(np.ptp(indices)) + 1)
+        id_reach = max(id_reach, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
     return reach, id_reach, float(np.ptp(ids, axis=-1).max()) + 1
 
 
-def _met(subject: Subject, farthest: int) -> Assumption:
-    """IDs, and distances between IDs, as evaluation compares them with training."""
-    name, decoder = "IDs and distances met in training", subject.decoder
-    if not decoder.reads_ids:
-        found = f"the encoding {subject.encoding.name} reads no IDs"
-        return Assumption(name=name, holds=True, found=found, counterexample="C4")
-    ids = subject.questions(farthest, 1).batch.position_ids
+def _id_coverage(model: ProbedModel, max_length: int) -> Assumption:
+    """Compare IDs and their distances at ``max_length`` with those of training."""
+    name = "IDs and distances met in training"
+    if not model.decoder.reads_ids:
+        found = f"encoding {model.encoding.name} reads no IDs"
+        return Assumption(name=name, holds=True, found=found, counterexample="absolute positions")
+    ids = model.queries(max_length, 1).batch.position_ids
     low, high, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
-    first, last = subject.id_range
-    found = f"{low:g} to {high:g} at {farthest}, {first:g} to {last:g} in training"
-    within = first <= low and high <= last
-    trained = subject.trained_distance
+    first, last = model.id_range
+    found = f"IDs {low:g} to {high:g} at length {max_length}, {first:g} to {last:g} in training"
+    holds = first <= low and high <= last
+    trained = model.trained_distance
     if trained is not None:
         found += f"; distances up to {distance:g}, {trained:g} in training"
-        within = within and (distance <= trained or subject.scheme.random_at_evaluation)
-    return Assumption(name=name, holds=within, found=found, counterexample="C4")
+        holds = holds and (distance <= trained or model.scheme.random_at_evaluation)
+    return Assumption(name=name, holds=holds, found=found, counterexample="absolute positions")
 
 
 @torch.no_grad()
-def _relativity(subject: Subject, home: Questions) -> Assumption:
-    """The total variation between what follows with all IDs moved and with them as they are, the mean over answers."""
-    batch, every = home.batch, torch.arange(len(home.answer))
-    asking = torch.from_numpy(home.answer - 1)
-    width = int(batch.position_ids.max() - batch.position_ids.min()) + 1
-    found = []
-    for moved in (0, width):
+def _relativity(model: ProbedModel, queries: Queries) -> Assumption:
+    """Compare the predictions with all IDs shifted to those with the original IDs (mean total variation)."""
+    batch, every = queries.batch, torch.arange(len(queries.answer))
+    last = torch.from_numpy(queries.last_index)
+    shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
+    predictions = []
+    for offset in (0, shift):
         try:
-            hidden, _ = subject.decoder(batch.tokens, batch.position_ids + moved)
+            hidden, _ = model.decoder(batch.tokens, batch.position_ids + offset)
         except LengthwiseError as error:
-            return Assumption(name="relativity", holds=False, found=str(error), counterexample="C4")
-        found.append(subject.decoder.token_logits(hidden[every, asking][:, None])[:, 0].softmax(dim=-1))
-    drift = float((found[0] - found[1]).abs().sum(dim=-1).mean() / 2)
-    return Assumption(
-        name="relativity",
-        holds=drift <= DRIFT,
-        found=f"answers move by {drift:.3f} (total variation) with all IDs {width} higher",
-        counterexample="C4",
-    )
+            return Assumption(name="relativity", holds=False, found=str(error), counterexample="absolute positions")
+        predictions.append(model.decoder.token_logits(hidden[every, last][:, None])[:, 0].softmax(dim=-1))
+    drift = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
+    found = f"predictions change by {drift:.3f} (total variation) if all IDs increase by {shift}"
+    return Assumption(name="relativity", holds=drift <= MAX_DRIFT, found=found, counterexample="absolute positions")
 
 
-def _background(subject: Subject, home: Questions, farthest: int) -> Assumption:
-    """The total variation between the token frequencies of the tokens before answers.
+def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
+    """Compare token frequencies before answers; a rare token of long sequences goes undetected."""
+    size = len(model.task.vocabulary)
 
-    A rare token that only long sequences have does not show in it.
-    """
-    size = len(subject.task.vocabulary)
-
-    def frequencies(questions: Questions) -> Float[np.ndarray, " vocab"]:
-        tokens = questions.batch.tokens.numpy()
-        before = np.arange(tokens.shape[1]) < questions.answer[:, None]
+    def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
+        tokens = queries.batch.tokens.numpy()
+        before = np.arange(tokens.shape[1]) < queries.answer[:, None]
         counts = np.bincount(tokens[before], minlength=size)
         return np.asarray(counts / counts.sum())
 
-    drift = float(np.abs(frequencies(home) - frequencies(subject.questions(farthest))).sum() / 2)
-    return Assumption(
-        name="one background",
-        holds=drift <= DRIFT,
-        found=f"token frequencies at {farthest} differ by {drift:.3f} (total variation, up to {DRIFT} allowed)",
-        counterexample="C5",
-    )
+    drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
+    found = f"at length {max_length} they differ by {drift:.3f} (total variation; at most {MAX_DRIFT} is allowed)"
+    return Assumption(name="same token frequencies", holds=drift <= MAX_DRIFT, found=found, counterexample="new background token")

@@ -1,4 +1,4 @@
-"""The certificate of a trained decoder: the assumptions it keeps, its predicted accuracy, and its horizon."""
+"""The certificate of a trained decoder: its assumptions, predicted accuracy, horizon and verdict."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from functools import cache, partial
 
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.forecast.assumptions import REACHED, TOLERANCE, fits_training, measured_assumptions
-from lengthwise.evaluation.forecast.prediction import CannotTellError, Forecast, predict
-from lengthwise.evaluation.forecast.probed_model import Fidelity, Subject, measure_fidelity
+from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD, TOLERANCE, check_fit, measure_assumptions
+from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
+from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, measure_fidelity
 from lengthwise.evaluation.forecast.probes import Needs, probe
 from lengthwise.theory.law_certificate import Assumption
 
-# Questions that the probes are asked of.
-PROBED = 48
-# Reasons why accuracy falls.
-UNSHOWN, DILUTED = "IDs or distances that training did not show", "attention diluted by more tokens"
-MISLED = "single tokens that mislead it"
-# Doublings of the trained length in which a horizon is looked for.
+# Number of queries of the probes.
+NUM_PROBED = 48
+# Reasons for a lower accuracy.
+UNTRAINED_IDS, DILUTED = "IDs or distances that training did not show", "attention diluted by more tokens"
+MISLEADING = "single misleading tokens"
+# The horizon is searched up to this many doublings of the longest training length.
 DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The longest length with a good prediction at it and at all shorter ones that were looked at.
+    """The longest length up to which all tested lengths reach ``ACCURACY_THRESHOLD``.
 
-    ``tokens``: the lower end of the accuracy per answer token is at least ``REACHED``; ``exact``: that of exact match.
-    ``limited_by``: the reason why ``tokens`` ends there.
+    ``tokens`` uses the lower end of the accuracy per answer token, ``exact`` that of exact match. ``limited_by`` is the
+    reason why ``tokens`` is not larger.
     """
 
     tokens: int
@@ -36,157 +36,155 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCertificate:
-    """The assumptions and predictions of one run; where ``refused`` gives a reason, nothing is predicted.
+    """The assumptions and predictions of one run; without predictions, ``refusal`` gives the reason.
 
-    ``beyond`` gives the reason why nothing is predicted at a length. ``needs`` and ``fidelity`` are measured at the
-    longest trained length; ``fitted`` is exact match there, None where it is not known.
+    ``abstentions`` has the reasons for lengths without a prediction. ``needs``, ``fidelity`` and ``fitted`` (exact
+    match, None if unknown) are values at the longest training length.
     """
 
-    trained: tuple[int, int]
+    train_lengths: tuple[int, int]
     fitted: float | None
     fidelity: Fidelity
     needs: Needs | None
     assumptions: tuple[Assumption, ...]
     forecasts: tuple[Forecast, ...]
-    beyond: dict[int, str]
+    abstentions: dict[int, str]
     horizon: Horizon | None
-    refused: str | None
+    refusal: str | None
 
 
-def certify_decoder(subject: Subject, lengths: Sequence[int]) -> RunCertificate:
-    """Predict the accuracy at ``lengths`` from passes of about as many tokens as the longest training length has.
+def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificate:
+    """Predict the accuracy at ``lengths`` from forward passes with about as many tokens as a training sequence.
 
-    A sequence of the tested length is read in pieces that cover it, each token at its own ID and each piece with the
-    weight of the whole (``split``). ``SettingError`` for a length within training, for a task that does not say which
-    tokens its answers depend on, and for a decoder whose attention is no softmax of one score per key. A run that does
-    not fit its training lengths gets neither assumptions nor predictions.
+    ``split_into_pieces`` divides a long sequence into pieces that cover it. ``SettingError`` for a length within the
+    training lengths, a task without support, or attention that does not allow subsampling. A run that does not fit its
+    training lengths gets no other assumptions and no predictions.
     """
-    _check(subject, lengths)
-    subject.decoder.eval()
-    home = subject.questions(subject.longest)
-    room = home.batch.tokens.shape[1]
-    fidelity = measure_fidelity(subject, home, room)
-    fits = fits_training(subject, fidelity)
-    needs = probe(subject.decoder, subject.questions(subject.longest, PROBED)) if fits.holds else None
-    refused = _refusal(fidelity) if fits.holds else f"the run does not fit its training: {fits.found}"
-    tested = sorted(set(lengths))
-    # A horizon asks about some of the same lengths.
-    look = cache(partial(predict, subject, home, room, fidelity))
-    forecasts, beyond = [], {}
-    # Lengths that the scheme and the encoding can have.
-    possible = [subject.longest, *(tested if refused is not None else ())]
-    for length in tested if refused is None else ():
+    _check(model, lengths)
+    model.decoder.eval()
+    train_queries = model.queries(model.max_train_length)
+    budget = train_queries.batch.tokens.shape[1]
+    fidelity = measure_fidelity(model, train_queries, budget)
+    fit = check_fit(model, fidelity)
+    needs = probe(model.decoder, model.queries(model.max_train_length, NUM_PROBED)) if fit.holds else None
+    refusal = _refusal(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
+    test_lengths = sorted(set(lengths))
+    # The horizon uses some of the same lengths.
+    predict_length = cache(partial(predict, model, train_queries, budget, fidelity))
+    forecasts, abstentions, supported = [], {}, list(test_lengths)
+    for length in test_lengths if refusal is None else ():
         try:
-            forecasts.append(look(length))
-            possible.append(length)
-        except CannotTellError as error:
-            beyond[length] = str(error)
-            possible.append(length)
+            forecasts.append(predict_length(length))
         except LengthwiseError as error:
-            # An encoding may end before this length, and not before others.
-            beyond[length] = str(error)
-    assumed = () if needs is None else measured_assumptions(subject, home, needs, fidelity, max(possible))
+            abstentions[length] = str(error)
+            if not isinstance(error, InconclusiveError):
+                # The scheme or the encoding does not support this length.
+                supported.remove(length)
+    longest = max([model.max_train_length, *supported])
+    assumptions = () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, longest)
     return RunCertificate(
-        trained=subject.trained,
-        fitted=subject.fitted,
+        train_lengths=model.train_lengths,
+        fitted=model.fitted,
         fidelity=fidelity,
         needs=needs,
-        assumptions=(fits, *assumed),
+        assumptions=(fit, *assumptions),
         forecasts=tuple(forecasts),
-        beyond=beyond,
-        horizon=_horizon(subject, look, tested) if refused is None else None,
-        refused=refused,
+        abstentions=abstentions,
+        horizon=_horizon(model, predict_length, test_lengths) if refusal is None else None,
+        refusal=refusal,
     )
 
 
-def _check(subject: Subject, lengths: Sequence[int]) -> None:
+def _check(model: ProbedModel, lengths: Sequence[int]) -> None:
     for length in lengths:
-        if length <= subject.longest:
+        if length <= model.max_train_length:
             raise SettingError(
-                f"length {length} is no longer than the {subject.longest} of training; use larger ones, or lengthwise "
-                "evaluate"
+                f"length {length} is not beyond the longest training length {model.max_train_length}; use larger "
+                "lengths, or lengthwise evaluate"
             )
-    task = subject.task
-    if task.sample(length=subject.longest, size=1, rng=stream(0)).support is None:
+    task = model.task
+    if task.sample(length=model.max_train_length, size=1, rng=stream(0)).support is None:
         raise SettingError(
-            f"task {task.name} does not say which tokens its answers depend on (support), so its accuracy cannot be "
-            "predicted; use a task that does"
+            f"task {task.name} does not declare which tokens its answers depend on (support), so its accuracy cannot "
+            "be predicted; use a task with support"
         )
-    if (refused := subject.unthinnable) is not None:
-        raise SettingError(refused)
+    if (obstacle := model.subsampling_obstacle) is not None:
+        raise SettingError(obstacle)
 
 
 def _refusal(fidelity: Fidelity) -> str | None:
     if fidelity.difference > TOLERANCE:
         return (
-            "this run reads more than its answers need: at the longest trained length, part of the tokens gives "
-            f"{min(fidelity.half, fidelity.quarter):.2f} of the answers right and all of them {fidelity.whole:.2f}, so "
-            "pieces of a sequence predict nothing; evaluate the run at the lengths themselves"
+            "this run reads more tokens than its answers depend on; at the longest training length, "
+            f"{fidelity.whole:.2f} of the answers are right on all tokens and "
+            f"{min(fidelity.half, fidelity.quarter):.2f} on some of them, so pieces do not predict accuracy; evaluate "
+            "the run at the lengths themselves"
         )
     return None
 
 
-def _horizon(subject: Subject, look: Callable[[int], Forecast], tested: Sequence[int]) -> Horizon:
-    """Look at the tested lengths and the doublings of the trained one until one is not reached."""
-    reached, exact, whole = subject.longest, subject.longest, True
-    for length in sorted({*tested, *(subject.longest << doubling for doubling in range(1, DOUBLINGS + 1))}):
+def _horizon(model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]) -> Horizon:
+    """Test the lengths and the doublings of the longest training length up to the first failure."""
+    tokens, exact, all_exact = model.max_train_length, model.max_train_length, True
+    doublings = (model.max_train_length << doubling for doubling in range(1, DOUBLINGS + 1))
+    for length in sorted({*test_lengths, *doublings}):
         try:
-            ahead = look(length)
+            forecast = predict_length(length)
         except LengthwiseError as error:
-            return Horizon(tokens=reached, exact=exact, limited_by=f"at {length}: {error}")
-        if ahead.low < REACHED:
-            return Horizon(tokens=reached, exact=exact, limited_by=_limit(ahead))
-        reached, whole = length, whole and ahead.exact_low >= REACHED
-        exact = length if whole else exact
-    return Horizon(tokens=reached, exact=exact, limited_by=f"{reached} is the longest length looked at")
+            return Horizon(tokens=tokens, exact=exact, limited_by=f"at length {length}: {error}")
+        if forecast.low < ACCURACY_THRESHOLD:
+            return Horizon(tokens=tokens, exact=exact, limited_by=_limit(forecast))
+        tokens, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
+        exact = length if all_exact else exact
+    return Horizon(tokens=tokens, exact=exact, limited_by=f"{tokens} is the longest length tested")
 
 
-def _limit(ahead: Forecast) -> str:
-    """The reason why a length is not reached: the change that alone does most harm."""
-    found, crowd = f"at {ahead.length}: {ahead.positions:.2f} by its IDs alone", 1.0
-    if ahead.crowd is not None:
-        found, crowd = f"{found}, {ahead.crowd:.2f} by its number of tokens alone", ahead.crowd
-    if min(ahead.positions, crowd) < REACHED:
-        return f"{UNSHOWN if ahead.positions < crowd else DILUTED} ({found})"
-    if ahead.every < min(ahead.mean, REACHED):
-        return f"{MISLED} ({found}; {ahead.every:.2f} in every piece)"
-    if ahead.mean < REACHED:
-        return f"IDs and number of tokens together ({found})"
-    return f"the interval, {ahead.low:.2f} to {ahead.high:.2f}, is too wide to tell ({found})"
+def _limit(forecast: Forecast) -> str:
+    """Return the reason for a low accuracy: the change that lowers it most by itself."""
+    values, diluted = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
+    if forecast.token_count_only is not None:
+        diluted = forecast.token_count_only
+        values += f", {diluted:.2f} with its number of tokens only"
+    if min(forecast.ids_only, diluted) < ACCURACY_THRESHOLD:
+        return f"{UNTRAINED_IDS if forecast.ids_only < diluted else DILUTED} ({values})"
+    if forecast.every_piece < min(forecast.mean, ACCURACY_THRESHOLD):
+        return f"{MISLEADING} ({values}; {forecast.every_piece:.2f} in every piece)"
+    if forecast.mean < ACCURACY_THRESHOLD:
+        return f"IDs and number of tokens together ({values})"
+    return f"the interval {forecast.low:.2f} to {forecast.high:.2f} is too wide ({values})"
 
 
 def run_verdict(certificate: RunCertificate) -> str:
-    """Return what the certificate says about longer lengths, in a few sentences."""
-    if certificate.refused is not None:
-        return f"Nothing is predicted: {certificate.refused}."
+    """Return the predictions of a certificate in a few sentences."""
+    if certificate.refusal is not None:
+        return f"Nothing is predicted: {certificate.refusal}."
     return " ".join(_sentences(certificate))
 
 
 def _sentences(certificate: RunCertificate) -> Iterator[str]:
-    horizon, longest = certificate.horizon, certificate.trained[1]
+    horizon, longest = certificate.horizon, certificate.train_lengths[1]
     assert horizon is not None
     if horizon.tokens > longest:
-        yield f"At least {REACHED} of the answer tokens are predicted to be right up to length {horizon.tokens}."
+        yield f"Predicted accuracy per answer token is at least {ACCURACY_THRESHOLD} up to length {horizon.tokens}."
     else:
-        yield f"No length beyond the trained {longest} is predicted to have {REACHED} of its answer tokens right."
-    yield f"The limit: {horizon.limited_by}."
-    if any(each.answers > 1 for each in certificate.forecasts):
-        yield _of_whole_answers(certificate.forecasts, horizon.exact, longest)
-    if certificate.beyond:
-        lengths = ", ".join(map(str, certificate.beyond))
-        yield f"Nothing is predicted at {lengths}: run lengthwise evaluate there."
+        yield f"No length beyond {longest}, the longest of training, is predicted to reach {ACCURACY_THRESHOLD}."
+    yield f"Limit: {horizon.limited_by}."
+    if any(each.num_answers > 1 for each in certificate.forecasts):
+        yield _exact_match_sentence(certificate.forecasts, horizon.exact, longest)
+    if certificate.abstentions:
+        lengths = ", ".join(map(str, certificate.abstentions))
+        yield f"There is no prediction at {lengths}; use lengthwise evaluate."
 
 
-def _of_whole_answers(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
-    """Exact match is what evaluate reports first, and follows only loosely from a share of right tokens."""
-    told = f"Exact match of {REACHED} is predicted up to length {exact}" if exact > longest else ""
-    open_at = [each for each in forecasts if each.exact_low < REACHED <= each.exact_high]
-    if not open_at:
-        return f"{told}." if told else f"Exact match is predicted to be below {REACHED} at every tested length."
-    first = open_at[0]
-    told = f"{told}; whether" if told else "Whether"
+def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
+    """Return the range of exact match, which accuracy per token determines only loosely."""
+    reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
+    undecided = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
+    if not undecided:
+        return f"{reached or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
+    first = undecided[0]
     return (
-        f"{told} whole examples are exact at {first.length} is open ({first.exact_low:.2f} to {first.exact_high:.2f}): "
-        f"all of their {first.answers} answer tokens have to be right, and {first.low:.2f} to {first.high:.2f} of "
-        "single ones are; run lengthwise evaluate."
+        f"{reached}{'. ' if reached else ''}Exact match at length {first.length} is undecided "
+        f"({first.exact_low:.2f} to {first.exact_high:.2f}): all {first.num_answers} answer tokens must be right, and "
+        f"the accuracy per token is {first.low:.2f} to {first.high:.2f}; use lengthwise evaluate."
     )

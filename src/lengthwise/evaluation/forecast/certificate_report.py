@@ -1,4 +1,4 @@
-"""What a certificate looks like: one JSON document, tables, and a figure of bounds and risks against length."""
+"""Reports of certificates: a JSON document, tables, and a figure by length."""
 
 import json
 import math
@@ -10,28 +10,28 @@ from typing import Any
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
-from lengthwise.theory.law_certificate import SAMPLED, LawCertificate
+from lengthwise.theory.law_certificate import PROBABILISTIC, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
 _HOLDS = {True: "yes", False: "NO", None: "not checked"}
-# What goes wrong without an assumption, by the counterexample of docs/theory.md that shows it.
-_WITHOUT = {
-    "C1": "short lengths say nothing about longer ones",
-    "C2a": "gaps that training lacks are scored at will",
-    "C2b": "sets that no short sequence has are scored at will",
-    "C3": "what is rare in training is frequent later",
-    "C4": "IDs beyond training are scored at will",
-    "C5": "a token that training lacks draws all attention",
-    "C6": "errors cancel at the trained length",
-    "C8": "what lies across a cut misleads",
+# The failure without an assumption, by its counterexample in docs/theory.md.
+_FAILURES = {
+    "growing k": "short lengths do not determine longer ones",
+    "growing gap": "scores of gaps outside training are arbitrary",
+    "unbounded reach": "scores of sets outside short sequences are arbitrary",
+    "rare shape": "rare tokens of training become frequent",
+    "absolute positions": "scores of IDs beyond training are arbitrary",
+    "new background token": "a token outside training attracts all attention",
+    "canceling errors": "errors cancel at the training length",
+    "heavy joints": "tokens across a cut mislead",
 }
 Certificate = LawCertificate | TaskCertificate | RunCertificate
 
 
 def to_json(certificate: Certificate) -> dict[str, Any]:
-    """Plain values; the tables of the fitted attention and the sets of a task are left out."""
+    """Convert to JSON values, without the tables of the fitted attention and the sets of a task."""
     document = asdict(certificate)
     document.pop("predictor", None)
     for each in document.get("structures", ()):
@@ -41,77 +41,78 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
 
 
 def verdict(certificate: Certificate) -> str:
-    """Return one or two plain sentences: the promise and its conditions, or the condition that fails."""
+    """Return the guarantee or prediction in words, or the reason why there is none."""
     return run_verdict(certificate) if isinstance(certificate, RunCertificate) else certificate.verdict
 
 
 def tables(certificate: Certificate) -> list[Table]:
-    """For people: the assumptions first, then what follows from them."""
-    assumed = (
+    """Return the assumptions, followed by the bounds, risks or predictions."""
+    assumptions = (
         "assumptions",
         ["assumption", "holds", "found", "without it (counterexamples in docs/theory.md)"],
         [
-            [each.name, _HOLDS[each.holds], each.found, _WITHOUT[each.counterexample]]
+            [each.name, _HOLDS[each.holds], each.found, _FAILURES[each.counterexample]]
             for each in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
-        return [assumed]
+        return [assumptions]
     if isinstance(certificate, RunCertificate):
-        return [assumed, *([_forecasts(certificate)] if certificate.refused is None else [])]
-    return [assumed, _risks(certificate), _bounds(certificate)]
+        return [assumptions, *([_forecasts(certificate)] if certificate.refusal is None else [])]
+    return [assumptions, _risks(certificate), _bounds(certificate)]
 
 
 def _forecasts(certificate: RunCertificate) -> Table:
-    header = ["length", "answer tokens right", "exact match", "by IDs alone", "by number of tokens alone", "leakage"]
+    header = ["length", "accuracy per token", "exact match", "with IDs only", "with token count only", "leakage"]
     body = [
         [
             str(each.length),
             f"{each.low:.2f} to {each.high:.2f}",
             f"{each.exact_low:.2f} to {each.exact_high:.2f}",
-            *("-" if share is None else f"{share:.2f}" for share in (each.positions, each.crowd, each.leakage)),
+            *("-" if share is None else f"{share:.2f}" for share in (each.ids_only, each.token_count_only)),
+            f"{each.leakage:.2f}",
         ]
         for each in certificate.forecasts
     ]
-    body += [[str(length), why, "", "", "", ""] for length, why in certificate.beyond.items()]
-    return f"predicted accuracy beyond {certificate.trained[1]}, with 90% intervals", header, body
+    body += [[str(length), reason, "", "", "", ""] for length, reason in certificate.abstentions.items()]
+    return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
 
 def _risks(certificate: LawCertificate) -> Table:
-    predicted = {each.length: each for each in certificate.predictions}
+    predictions = {each.length: each for each in certificate.predictions}
     body = []
     for risk in certificate.risks:
-        there = predicted.get(risk.length)
-        holding = [
+        prediction = predictions.get(risk.length)
+        valid = [
             (each.value, each.title)
             for each in certificate.bounds
-            if each.length == risk.length and each.value is not None and each.bound not in SAMPLED
+            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC
         ]
-        best = min(holding, default=None)
+        tightest = min(valid, default=None)
         body.append(
             [
                 str(risk.length),
                 _number(risk.found.risk),
                 risk.found.how if risk.found.how == "exact" else f"{risk.found.low:.4f} to {risk.found.high:.4f}",
                 _number(risk.posterior.risk),
-                _number(None if there is None else there.odds),
-                _number(None if there is None else there.secant),
-                "-" if best is None else f"{_number(best[0])} ({best[1]})",
+                _number(None if prediction is None else prediction.odds),
+                _number(None if prediction is None else prediction.secant),
+                "-" if tightest is None else f"{_number(tightest[0])} ({tightest[1]})",
             ]
         )
-    header = ["length", "risk", "how", "true posterior", "predicted", "secant", "least bound"]
-    return f"a head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
+    header = ["length", "risk", "method", "true posterior", "predicted", "secant", "tightest bound"]
+    return f"head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
 
 
 def _bounds(certificate: LawCertificate) -> Table:
     lengths = sorted({each.length for each in certificate.bounds})
     by_name: dict[str, dict[int, str]] = {}
     for each in certificate.bounds:
-        told = _number(each.value) if each.refused is None else each.refused
-        by_name.setdefault(f"{each.title} ({each.provenance})", {})[each.length] = told
+        text = _number(each.value) if each.refused is None else each.refused
+        by_name.setdefault(f"{each.title} ({each.provenance})", {})[each.length] = text
     body = []
     for name, values in by_name.items():
-        # A reason is given once.
+        # A reason appears only in the first column.
         reason = len(set(values.values())) == 1
         body.append([name, *(values[length] if not reason or length == lengths[0] else "" for length in lengths)])
     return "bounds", ["bound", *map(str, lengths)], body
@@ -122,7 +123,7 @@ def _number(value: float | None) -> str:
 
 
 def write(certificate: Certificate, folder: Path) -> Path:
-    """certificate.json and figure.png in a folder; the path of the figure."""
+    """Write certificate.json and figure.png to a folder, and return the path of the figure."""
     # Loading matplotlib takes a second.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -154,7 +155,7 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
             axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.8, label=name)
     axes.axhline(1, color="0.7", linewidth=0.8)
     axes.set_yscale("log")
-    axes.set_ylabel("risk (total variation); bounds above 1 say nothing")
+    axes.set_ylabel("risk (total variation); bounds above 1 are vacuous")
 
 
 def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
@@ -175,11 +176,11 @@ def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     low, high = [each.low for each in certificate.forecasts], [each.high for each in certificate.forecasts]
     axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
     axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="predicted")
-    axes.plot(lengths, [each.positions for each in certificate.forecasts], ":", label="by IDs alone")
-    axes.plot(lengths, [each.crowd for each in certificate.forecasts], "--", label="by number of tokens alone")
-    axes.plot([certificate.trained[1]], [certificate.fidelity.whole], "ks", label="longest trained")
+    axes.plot(lengths, [each.ids_only for each in certificate.forecasts], ":", label="with IDs only")
+    axes.plot(lengths, [each.token_count_only for each in certificate.forecasts], "--", label="with token count only")
+    axes.plot([certificate.train_lengths[1]], [certificate.fidelity.whole], "ks", label="longest training length")
     axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("answer tokens right")
+    axes.set_ylabel("accuracy per answer token")
 
 
 _DRAW: dict[type, Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""The accuracy of a trained decoder at one longer length, predicted from pieces of its sequences."""
+"""The predicted accuracy of a trained decoder at one longer length, from pieces of its sequences."""
 
 from dataclasses import dataclass
 
@@ -6,42 +6,42 @@ import numpy as np
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.evaluation.forecast.probed_model import QUESTIONS, Fidelity, Subject
-from lengthwise.evaluation.forecast.sparse_queries import Questions
-from lengthwise.evaluation.forecast.subsampling import crowd
+from lengthwise.evaluation.forecast.probed_model import NUM_QUERIES, Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import Queries
+from lengthwise.evaluation.forecast.subsampling import upweight_distractors
 from lengthwise.tasks import Planted, Task
 from lengthwise.theory.risk.bayes import BayesPredictor
 
-# Added to both ends of an interval: this, and so many times the error of thinning at the longest trained length.
-# Tuned on other runs than those of benchmarks/forecast.md.
-SLACK, PER_DIFFERENCE = 0.03, 3.0
-# A sequence is read in at most so many pieces, which have to cover this share of it.
-MOST_PIECES, COVERED = 64, 0.9
-# An interval wider than this predicts nothing.
-WIDEST = 0.5
-# Two samples of a share differ by at most so many standard deviations of one in 95% of cases.
-APART = 2.77
+# Margin on both sides of an interval: a constant, and a factor of the subsampling error at the longest training
+# length. Tuned on other runs than those of benchmarks/forecast.md.
+MARGIN, ERROR_FACTOR = 0.03, 3.0
+# Maximum number of pieces per sequence, and the fraction of the sequence that they must cover.
+MAX_PIECES, MIN_COVERAGE = 64, 0.9
+# A wider interval is not reported.
+MAX_WIDTH = 0.5
+# The difference of two sample means is below this many standard deviations of one of them in 95% of cases.
+TWO_SAMPLE_Z = 2.77
 
 
-class CannotTellError(LengthwiseError):
-    """No accuracy is predicted at a length; the message gives the reason."""
+class InconclusiveError(LengthwiseError):
+    """The pieces do not determine an accuracy at this length; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The predicted accuracy per answer token at a length; ``low`` to ``high`` is meant to hold nine times of ten.
+    """The predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
 
-    Answers are tokens, each after the right ones before it, and their IDs where the decoder predicts them; the end
-    token is left out. ``mean``: the share of answers that are right by the mean log-probability over the ``pieces`` of
-    a sequence; ``every``: that are also right in each piece alone, so that no piece has a token that misleads;
-    ``half``: as ``mean``, from random pieces of half the size. ``covered``: the share of the sequence in its pieces.
+    Accuracy is teacher-forced, includes IDs that the decoder predicts, and excludes the end token. ``mean`` is the
+    accuracy by the mean log-probability over the ``num_pieces`` pieces of a sequence, ``every_piece`` that of answers
+    right in each unweighted piece too, which excludes misleading tokens, and ``half_budget`` that of random pieces of
+    half the size. ``coverage`` is the fraction of the sequence in its pieces.
 
-    ``positions`` is the accuracy that the IDs of that length alone would leave, ``crowd`` the one that its number of
-    tokens alone would leave (None where answers need all of a trained length). ``leakage``: the attention to tokens
-    that the answer does not need, of the layer and head where it is least.
+    ``ids_only`` is the accuracy with only the IDs of the length, ``token_count_only`` with only its number of tokens
+    (None if answers require all tokens of a training sequence). ``leakage`` is the attention weight outside the support
+    in the layer and head with the least.
 
-    ``exact_low`` to ``exact_high`` is the range of the exact match that follows for examples of ``answers`` such
-    tokens: all of them have to be right, and the end token, of which the share ``ends`` is.
+    ``exact_low`` to ``exact_high`` is the resulting range of exact match for examples with ``num_answers`` answer
+    tokens and one end token, which is right with ``end_accuracy``.
     """
 
     length: int
@@ -49,92 +49,97 @@ class Forecast:
     low: float
     high: float
     mean: float
-    every: float
-    half: float
-    pieces: int
-    covered: float
-    positions: float
-    crowd: float | None
+    every_piece: float
+    half_budget: float
+    num_pieces: int
+    coverage: float
+    ids_only: float
+    token_count_only: float | None
     leakage: float
-    answers: int
-    ends: float
+    num_answers: int
+    end_accuracy: float
     exact_low: float
     exact_high: float
 
 
-def predict(subject: Subject, home: Questions, room: int, fidelity: Fidelity, length: int) -> Forecast:
-    """Predict the accuracy at one length; ``CannotTellError`` where the pieces leave it open."""
-    questions = subject.questions(length)
-    pieces = subject.pieces(questions, length, room, MOST_PIECES)
-    if pieces.covered < COVERED:
-        raise CannotTellError(
-            f"cannot tell: {MOST_PIECES} pieces as long as a trained sequence cover {pieces.covered:.2f} of one; "
+def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: Fidelity, length: int) -> Forecast:
+    """Predict the accuracy at a length with pieces of ``budget`` tokens; ``InconclusiveError`` if they disagree."""
+    queries = model.queries(length)
+    pieces, coverage = model.pieces(queries, length, budget, MAX_PIECES)
+    num_pieces = len(pieces.last) // len(queries.answer)
+    if coverage < MIN_COVERAGE:
+        raise InconclusiveError(
+            f"cannot tell: {MAX_PIECES} pieces as long as a trained sequence cover {coverage:.2f} of one; "
             "evaluate the run at this length"
         )
-    weighted = subject.ask(questions, pieces.thinned)
-    alone = subject.ask(questions, pieces.thinned.alone())
-    half = float(subject.ask(questions, subject.thinned(questions, length, room // 2)).right.mean())
-    mean, every = float(weighted.right.mean()), float((weighted.right & alone.single.all(axis=1)).mean())
-    margin = SLACK + PER_DIFFERENCE * fidelity.difference + abs(mean - half)
-    low, high = _interval(mean, every, margin, pieces.covered)
-    high = min(high, knowable_accuracy(subject.task, questions))
-    if high - low > WIDEST:
-        raise CannotTellError(
-            f"cannot tell: {mean:.2f} of the answers are right by the mean of {pieces.number} pieces, {every:.2f} in "
-            f"every piece; this leaves {low:.2f} to {high:.2f}, so evaluate the run at this length"
+    weighted = model.query(queries, pieces)
+    unweighted = model.query(queries, pieces.unweighted())
+    half = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
+    mean = float(weighted.correct.mean())
+    every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
+    margin = MARGIN + ERROR_FACTOR * fidelity.difference + abs(mean - half)
+    low, high = _interval(mean, every_piece, margin, coverage)
+    high = min(high, attainable_accuracy(model.task, queries))
+    if high - low > MAX_WIDTH:
+        raise InconclusiveError(
+            f"cannot tell: {mean:.2f} of the answers are right by the mean of {num_pieces} pieces and "
+            f"{every_piece:.2f} in every piece, so the interval is {low:.2f} to {high:.2f}; evaluate the run at this "
+            "length"
         )
-    crowded = crowd(home.needed, home.answer - 1, questions.batch.tokens.shape[1] / room)
-    in_crowd = subject.ask(home, crowded).right[(crowded.stands_for > 1).any(axis=1)]
-    answers, ends = questions.most_answers(subject.task.vocabulary.index("end")), _ends(subject, length, room)
+    factor = queries.batch.tokens.shape[1] / budget
+    upweighted = upweight_distractors(train_queries.support, train_queries.last_index, factor)
+    diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
+    num_answers = queries.max_answers(model.task.vocabulary.index("end"))
+    end_accuracy = _end_accuracy(model, length, budget)
     return Forecast(
         length=length,
-        accuracy=min((mean + every) / 2, high),
+        accuracy=min((mean + every_piece) / 2, high),
         low=low,
         high=high,
         mean=mean,
-        every=every,
-        half=half,
-        pieces=pieces.number,
-        covered=pieces.covered,
-        positions=float(alone.right.mean()),
-        crowd=float(in_crowd.mean()) if len(in_crowd) else None,
+        every_piece=every_piece,
+        half_budget=half,
+        num_pieces=num_pieces,
+        coverage=coverage,
+        ids_only=float(unweighted.correct.mean()),
+        token_count_only=float(diluted.mean()) if len(diluted) else None,
         leakage=float(weighted.leakage.min()),
-        answers=answers,
-        ends=ends,
-        exact_low=max(0.0, 1 - answers * (1 - low) - (1 - ends)),
-        # An example that is exact has all of its tokens right, so no more are exact than tokens are right.
+        num_answers=num_answers,
+        end_accuracy=end_accuracy,
+        exact_low=max(0.0, 1 - num_answers * (1 - low) - (1 - end_accuracy)),
+        # All tokens of an exact example are right, so exact match is at most the accuracy per token.
         exact_high=high,
     )
 
 
-def _interval(mean: float, every: float, margin: float, covered: float) -> tuple[float, float]:
-    """From the answers that no piece spoils to those that are right by the mean of the pieces, and a margin.
+def _interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
+    """Return the interval from accuracy in every piece to accuracy by the mean, with the margin.
 
-    A token that misleads may also be in the part of the sequence that no piece covers: errors are scaled up for it.
+    Tokens outside all pieces can mislead too, so errors are scaled by the inverse coverage.
     """
-    lowest, _ = wilson_interval(round(every * QUESTIONS), QUESTIONS)
-    _, highest = wilson_interval(round(mean * QUESTIONS), QUESTIONS)
-    return max(0.0, 1 - (1 - lowest + margin) / covered), min(1.0, highest + margin)
+    lowest, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
+    _, highest = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
+    return max(0.0, 1 - (1 - lowest + margin) / coverage), min(1.0, highest + margin)
 
 
-def _ends(subject: Subject, length: int, room: int) -> float:
-    """The share of end tokens that are right in every piece; 1 for a task without any."""
-    questions = subject.end_questions(length)
-    if questions is None:
+def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
+    """Return the fraction of end tokens that are right in every piece; 1 for a task without end tokens."""
+    queries = model.end_queries(length)
+    if queries is None:
         return 1.0
-    pieces = subject.pieces(questions, length, room, MOST_PIECES)
-    return float(np.mean(subject.ask(questions, pieces.thinned.alone()).single.all(axis=1)))
+    pieces, _ = model.pieces(queries, length, budget, MAX_PIECES)
+    return float(np.mean(model.query(queries, pieces.unweighted()).correct_each.all(axis=1)))
 
 
-def knowable_accuracy(task: Task, questions: Questions) -> float:
-    """Return the highest accuracy that as many other questions may show of the best predictor; 1 for an unknown law.
+def attainable_accuracy(task: Task, queries: Queries) -> float:
+    """Return an upper limit of the accuracy that the best predictor reaches on as many other queries.
 
-    The best predictor of a planted law answers with the most probable label given the whole prompt. A class derived
-    from ``Planted`` may draw otherwise, and sets without a span are too many to sum over: 1 for both.
+    The best predictor of a planted law returns the most probable label given the full prompt. The limit is 1 for other
+    tasks, subclasses of ``Planted`` (which may sample differently) and laws without a span (too many sets to sum over).
     """
     if type(task) is not Planted or task.placement.span is None:
         return 1.0
-    tokens = questions.batch.tokens[:, : questions.batch.length].numpy()
+    tokens = queries.batch.tokens[:, : queries.batch.length].numpy()
     best = BayesPredictor(task).predict(tokens).max(axis=1)
-    _, high = wilson_interval(float(best.sum()), len(best), APART)
+    _, high = wilson_interval(float(best.sum()), len(best), TWO_SAMPLE_Z)
     return high

@@ -1,4 +1,4 @@
-"""A trained decoder that is asked about its longer lengths, and how far thinning tells what it does."""
+"""A trained decoder with its training ranges, and the fidelity of subsampling on it."""
 
 from dataclasses import dataclass
 
@@ -7,87 +7,87 @@ import numpy as np
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import EncodingSettings
 from lengthwise.evaluation.forecast.sparse_queries import (
-    DRAWS,
-    Asked,
-    Questions,
-    ask,
-    draw_end_questions,
-    draw_questions,
+    SUBSAMPLES_PER_QUERY,
+    Queries,
+    QueryResult,
+    query_decoder,
+    sample_end_queries,
+    sample_queries,
 )
-from lengthwise.evaluation.forecast.subsampling import Pieces, Thinned, crowd, split, thin
+from lengthwise.evaluation.forecast.subsampling import Subsample, split_into_pieces, subsample, upweight_distractors
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
 
-# Questions per length, and questions about end tokens.
-QUESTIONS, END_QUESTIONS = 256, 32
+# Queries per length: of answer tokens, and of end tokens.
+NUM_QUERIES, NUM_END_QUERIES = 256, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """A trained decoder and its training.
+class ProbedModel:
+    """A trained decoder and its training ranges.
 
-    ``id_range``: the smallest and the largest ID of training. ``trained_distance``: the widest range of IDs that one
-    training example used, and ``fitted``: exact match at the longest trained length; None where not known.
+    ``id_range`` has the smallest and the largest ID of training, ``trained_distance`` is the widest range of IDs in one
+    training example, and ``fitted`` the exact match at the longest training length; None if unknown.
     """
 
     decoder: Decoder
     task: Task
     scheme: PositionScheme
     encoding: EncodingSettings
-    trained: tuple[int, int]
+    train_lengths: tuple[int, int]
     id_range: tuple[int | float, int | float]
     trained_distance: int | float | None = None
     fitted: float | None = None
     seed: int = 0
 
     @property
-    def longest(self) -> int:
-        """The longest length of training."""
-        return self.trained[1]
+    def max_train_length(self) -> int:
+        """Longest training length."""
+        return self.train_lengths[1]
 
     @property
-    def unthinnable(self) -> str | None:
-        """Why no token can be left out, where that is so."""
+    def subsampling_obstacle(self) -> str | None:
+        """Reason why subsamples cannot represent full sequences; None if they can."""
         weights = self.decoder.settings.weights
         if weights != "softmax":
-            return f"weights '{weights}' are no softmax, so that no token can stand for several; train with 'softmax'"
+            return f"attention weights '{weights}' do not allow subsampling; train with weights 'softmax'"
         if self.encoding.reads_order:
             return (
-                f"the encoding {self.encoding.name} looks at neighbouring tokens or counts them, so that none can be "
-                "left out; use one that reads IDs alone"
+                f"encoding {self.encoding.name} reads neighboring tokens or counts tokens and does not allow "
+                "subsampling; use an encoding that reads only IDs"
             )
         return None
 
-    def questions(self, length: int, number: int = QUESTIONS) -> Questions:
-        """Some answers of that length; the same for the same seed."""
-        return draw_questions(self.task, self.scheme, length, number, self.seed)
+    def queries(self, length: int, number: int = NUM_QUERIES) -> Queries:
+        """Sample answers of a length with the seed of the model."""
+        return sample_queries(self.task, self.scheme, length, number, self.seed)
 
-    def end_questions(self, length: int) -> Questions | None:
-        """Return some end tokens of examples of that length; None where examples have none."""
-        return draw_end_questions(self.task, self.scheme, length, END_QUESTIONS, self.seed)
+    def end_queries(self, length: int) -> Queries | None:
+        """Sample end tokens of a length; None if examples have no end token."""
+        return sample_end_queries(self.task, self.scheme, length, NUM_END_QUERIES, self.seed)
 
-    def pieces(self, questions: Questions, length: int, room: int, most: int) -> Pieces:
-        """Split the sequence of each question into pieces that cover it."""
-        rng = stream(self.seed, "forecast pieces", length, room)
-        return split(questions.needed, questions.answer - 1, room, rng, most)
+    def pieces(self, queries: Queries, length: int, budget: int, max_pieces: int) -> tuple[Subsample, float]:
+        """Split the sequence of each query into pieces, and return them with their coverage."""
+        rng = stream(self.seed, "forecast pieces", length, budget)
+        return split_into_pieces(queries.support, queries.last_index, budget, rng, max_pieces)
 
-    def thinned(self, questions: Questions, length: int, room: int) -> Thinned:
-        """Each question with its draws."""
-        rng = stream(self.seed, "forecast draws", length, room)
-        needed = [each for each in questions.needed for _ in range(DRAWS)]
-        return thin(needed, np.repeat(questions.answer - 1, DRAWS), room, rng)
+    def subsample(self, queries: Queries, length: int, budget: int) -> Subsample:
+        """Return ``SUBSAMPLES_PER_QUERY`` subsamples of each query."""
+        rng = stream(self.seed, "forecast draws", length, budget)
+        support = [each for each in queries.support for _ in range(SUBSAMPLES_PER_QUERY)]
+        return subsample(support, np.repeat(queries.last_index, SUBSAMPLES_PER_QUERY), budget, rng)
 
-    def ask(self, questions: Questions, thinned: Thinned) -> Asked:
-        """What comes of them."""
-        return ask(self.decoder, questions, thinned)
+    def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
+        """Evaluate queries on subsamples with this decoder."""
+        return query_decoder(self.decoder, queries, subsample)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fidelity:
-    """How thinning does where it can be checked: the longest trained length, read whole and as part of its tokens.
+    """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
-    What an answer needs stays with its neighbours, so that a quarter of a short sequence may be more than that.
+    The support and its neighbors always stay, so a quarter of a short sequence may have more tokens.
     """
 
     whole: float
@@ -96,12 +96,15 @@ class Fidelity:
 
     @property
     def difference(self) -> float:
-        """The larger of the two."""
+        """Largest change of the accuracy by subsampling."""
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 
 
-def measure_fidelity(subject: Subject, home: Questions, room: int) -> Fidelity:
-    """At the longest trained length."""
-    whole = subject.ask(home, crowd(home.needed, home.answer - 1, 1.0))
-    half, quarter = (subject.ask(home, subject.thinned(home, subject.longest, room // part)) for part in (2, 4))
-    return Fidelity(whole=float(whole.right.mean()), half=float(half.right.mean()), quarter=float(quarter.right.mean()))
+def measure_fidelity(model: ProbedModel, queries: Queries, budget: int) -> Fidelity:
+    """Measure the fidelity of subsampling; ``budget`` is the number of tokens of a full sequence."""
+    subsamples = [
+        upweight_distractors(queries.support, queries.last_index, 1.0),
+        *(model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4)),
+    ]
+    whole, half, quarter = (float(model.query(queries, each).correct.mean()) for each in subsamples)
+    return Fidelity(whole=whole, half=half, quarter=quarter)

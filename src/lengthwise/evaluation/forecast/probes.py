@@ -1,31 +1,31 @@
-"""How many tokens an answer of a decoder needs, and how near they are, by hiding tokens at a length of training."""
+"""The number of tokens that answers of a decoder require, measured by hiding tokens at a training length."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from lengthwise.evaluation.forecast.sparse_queries import HELD, Questions
+from lengthwise.evaluation.forecast.sparse_queries import MAX_SCORES, Queries
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 
-# An answer needs no more tokens once its probability is at most this far below that with all of them.
-LOSS = 0.1
-# What is said of all answers holds for this share of them.
-SHARE = 0.9
-# More tokens than this are not tried.
-MOST = 32
+# A set of tokens is sufficient if it lowers the probability of the right answer by at most this much.
+MAX_LOSS = 0.1
+# Quantile over answers of all reported values.
+QUANTILE = 0.9
+# Limit of the search.
+MAX_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """How many tokens answers need, for nine answers of ten; None where more than ``MOST``.
+    """The number of tokens that 90% of the answers require; None if it exceeds ``MAX_TOKENS``.
 
-    ``k`` counts those besides the token before the answer. With it, they reach over ``reach`` token indexes and over
-    ``id_reach`` IDs on the level where that is least, both ends counted.
+    ``k`` excludes the token before the answer. Including it, ``reach`` is the span in token indexes and ``id_reach``
+    the span in IDs, on the level with the smallest span.
     """
 
     k: int | None
@@ -34,60 +34,62 @@ class Needs:
 
 
 @torch.no_grad()
-def probe(decoder: Decoder, questions: Questions) -> Needs:
-    """Hide each token alone, order them by what that costs, and see how many of the first are enough.
+def probe(decoder: Decoder, queries: Queries) -> Needs:
+    """Hide each token separately, sort tokens by the loss, and count how many of the first ones are sufficient.
 
-    Blind to what is there twice: hiding one copy costs nothing.
+    Duplicated information is not detected: hiding one copy has no effect.
     """
-    found = [_one(decoder, questions, row) for row in range(len(questions.answer))]
-    known = [each for each in found if each is not None]
-    if len(known) < SHARE * len(found):
+    results = [_probe_query(decoder, queries, query) for query in range(len(queries.answer))]
+    sufficient = [each for each in results if each is not None]
+    if len(sufficient) < QUANTILE * len(results):
         return Needs(k=None, reach=None, id_reach=None)
-    k, reach, id_reach = (np.quantile([each[part] for each in known], SHARE, method="higher") for part in range(3))
+    values = ([each[part] for each in sufficient] for part in range(3))
+    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in values)
     return Needs(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 
-def _one(decoder: Decoder, questions: Questions, row: int) -> tuple[int, int, float] | None:
-    """The number of tokens, and what they and the one before the answer reach over, in tokens and in IDs."""
-    batch, answer = questions.batch.select(slice(row, row + 1)), int(questions.answer[row])
+def _probe_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
+    """Return the number of sufficient tokens, and their span with the last token, in tokens and in IDs."""
+    batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
     target, last = int(batch.tokens[0, answer]), answer - 1
-    marks = np.isin(tokens[0].numpy(), decoder.separators)
-    marks[last] = True
-    free = np.flatnonzero(~marks)
-    alone = np.zeros((len(free) + 1, answer), dtype=bool)
-    alone[np.arange(len(free)), free] = True
-    probability = _probabilities(decoder, tokens, ids, alone, target)
-    order = free[np.argsort(probability[:-1], kind="stable")][:MOST]
-    hidden = np.tile(~marks, (len(order) + 1, 1))
+    always_visible = np.isin(tokens[0].numpy(), decoder.separators)
+    always_visible[last] = True
+    candidates = np.flatnonzero(~always_visible)
+    hide_one = np.zeros((len(candidates) + 1, answer), dtype=bool)
+    hide_one[np.arange(len(candidates)), candidates] = True
+    probability = _probabilities(decoder, tokens, ids, hide_one, target)
+    order = candidates[np.argsort(probability[:-1], kind="stable")][:MAX_TOKENS]
+    hidden = np.tile(~always_visible, (len(order) + 1, 1))
     for number in range(len(order)):
         hidden[number + 1 :, order[number]] = False
-    enough = _probabilities(decoder, tokens, ids, hidden, target) >= probability[-1] - LOSS
-    if not enough.any():
+    sufficient = _probabilities(decoder, tokens, ids, hidden, target) >= probability[-1] - MAX_LOSS
+    if not sufficient.any():
         return None
-    number = int(enough.argmax())
-    kept = np.append(order[:number], last)
-    spans = [float(np.ptp(level[kept])) for level in ids[:, 0].numpy()]
-    return number, int(last - kept.min()) + 1, min(spans) + 1
+    number = int(sufficient.argmax())
+    indices = np.append(order[:number], last)
+    spans = [float(np.ptp(level[indices])) for level in ids[:, 0].numpy()]
+    return number, int(last - indices.min()) + 1, min(spans) + 1
 
 
 def _probabilities(
     decoder: Decoder,
     tokens: Int[Tensor, "1 seq"],
-    position_ids: Int[Tensor, "level 1 seq"] | Float[Tensor, "level 1 seq"],
-    hidden: Bool[np.ndarray, "rows seq"],
+    position_ids: Real[Tensor, "level 1 seq"],
+    hidden: Bool[np.ndarray, "masks seq"],
     target: int,
-) -> Float[np.ndarray, " rows"]:
-    """Of the right answer, some tokens hidden from all others; a length scale counts as if they were there."""
-    rows, seq = hidden.shape
-    step = max(1, HELD // (seq * seq * decoder.settings.num_heads))
-    found = []
-    for at in range(0, rows, step):
-        some = torch.from_numpy(hidden[at : at + step])
-        added = torch.zeros(len(some), seq, seq).masked_fill(some[:, None], -math.inf)
-        # A hidden token still sees itself: a row without any key has no softmax.
-        added.diagonal(dim1=1, dim2=2).zero_()
-        hooks = AttentionHooks(score_bias=added, visible_counts=torch.arange(1.0, seq + 1).expand(len(some), -1))
-        read, _ = decoder(tokens.expand(len(some), -1), position_ids.expand(-1, len(some), -1), hooks=hooks)
-        found.append(decoder.token_logits(read[:, -1:])[:, 0].softmax(dim=-1)[:, target].numpy())
-    return np.concatenate(found)
+) -> Float[np.ndarray, " masks"]:
+    """Return the probability of ``target`` with some tokens hidden; length scaling counts hidden tokens too."""
+    number, seq = hidden.shape
+    step = max(1, MAX_SCORES // (seq * seq * decoder.settings.num_heads))
+    probabilities = []
+    for start in range(0, number, step):
+        mask = torch.from_numpy(hidden[start : start + step])
+        score_bias = torch.zeros(len(mask), seq, seq).masked_fill(mask[:, None], -math.inf)
+        # A hidden token still attends to itself, because a softmax needs at least one key.
+        score_bias.diagonal(dim1=1, dim2=2).zero_()
+        counts = torch.arange(1.0, seq + 1).expand(len(mask), -1)
+        hooks = AttentionHooks(score_bias=score_bias, visible_counts=counts)
+        states, _ = decoder(tokens.expand(len(mask), -1), position_ids.expand(-1, len(mask), -1), hooks=hooks)
+        probabilities.append(decoder.token_logits(states[:, -1:])[:, 0].softmax(dim=-1)[:, target].numpy())
+    return np.concatenate(probabilities)

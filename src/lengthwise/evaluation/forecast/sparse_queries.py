@@ -1,4 +1,4 @@
-"""Answers of a decoder that reads a long sequence thinned: which of them are right."""
+"""Queries about single answers of a decoder that reads a subsample of each sequence."""
 
 from dataclasses import dataclass, fields
 
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.forecast.subsampling import Thinned
+from lengthwise.evaluation.forecast.subsampling import Subsample
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
@@ -17,159 +17,173 @@ from lengthwise.tasks import Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
-# Each question is asked with so many thinnings, and the mean of the log-probabilities counts: the noise of one
-# thinning makes errors that the whole sequence would not.
-DRAWS = 8
-# Scores per layer and head that are held at once.
-HELD = 1 << 22
+# Subsamples per query. Their mean log-probability counts, because the noise of a single one causes extra errors.
+SUBSAMPLES_PER_QUERY = 8
+# Memory limit: the number of attention scores per layer and head in one forward.
+MAX_SCORES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What came of some questions.
+class QueryResult:
+    """Correctness of each query: of the token and, if it is scored, the ID.
 
-    ``right``: token and, where it is due, ID, by the mean of the log-probabilities over draws; ``single``: by each
-    draw alone. ``leakage``: the attention that the last token gives to what its answer does not need, the mean over
-    questions and draws.
+    ``correct`` uses the mean log-probability over subsamples, ``correct_each`` each subsample. ``leakage`` is the
+    attention weight outside the support, the mean over queries and subsamples.
     """
 
-    right: Bool[np.ndarray, " questions"]
-    single: Bool[np.ndarray, "questions draws"]
+    correct: Bool[np.ndarray, " queries"]
+    correct_each: Bool[np.ndarray, "queries subsamples"]
     leakage: Float[np.ndarray, "layers heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questions:
-    """One answer token each of examples of one length, with the IDs that they have there."""
+class Queries:
+    """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
 
+    ``support`` includes the separators before an answer, which determine segments; without declared support, only them.
+    """
+
+    examples: Examples
     batch: Batch
-    answer: Int[np.ndarray, " questions"]
-    needed: list[Int[np.ndarray, " _"]]
+    answer: Int[np.ndarray, " queries"]
+    support: list[Int[np.ndarray, " _"]]
 
-    def most_answers(self, end: int) -> int:
-        """Return the largest number of answer tokens that one example has, besides the end token."""
+    @property
+    def last_index(self) -> Int[np.ndarray, " queries"]:
+        """Index of the token before each answer, which predicts it."""
+        return self.answer - 1
+
+    def select(self, indices: Int[np.ndarray, " selected"]) -> "Queries":
+        """Return the queries at ``indices``, which may repeat."""
+        return Queries(
+            examples=self.examples.select(indices),
+            batch=self.batch.select(indices),
+            answer=self.answer[indices],
+            support=[self.support[index] for index in indices],
+        )
+
+    def first(self, number: int) -> "Queries":
+        """Return at most ``number`` queries from the start."""
+        return self.select(np.arange(min(number, len(self.answer))))
+
+    def max_answers(self, end: int) -> int:
+        """Return the largest number of answer tokens in one example, without the end token."""
         return int((self.batch.token_scored & (self.batch.tokens != end)).sum(dim=1).max())
 
 
-def draw_questions(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Questions:
-    """Examples of a length, and of each one answer, uniformly among those that are not the end token."""
+def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
+    """Combine examples and answers with the support that the task declares."""
+    separators = [task.vocabulary.index(symbol) for symbol in task.separators]
+    indices = []
+    for example, end in enumerate(answer.tolist()):
+        is_separator = np.isin(examples.tokens[example, :end], separators)
+        support = np.empty(0, dtype=int) if examples.support is None else examples.support[example, end]
+        indices.append(np.union1d(support[support >= 0], np.flatnonzero(is_separator)))
+    return Queries(examples=examples, batch=batch, answer=answer, support=indices)
+
+
+def sample_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries:
+    """Sample examples, and one answer of each, uniformly without the end token."""
     rng = stream(seed, "forecast questions", length)
-    examples = task.sample(length=length, size=number, rng=rng)
-    batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
-    answer = random_answers(batch, task.vocabulary.index("end"), rng)
-    return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
+    examples, batch = _sample_batch(task, scheme, length, number, rng)
+    return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
-def draw_end_questions(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Questions | None:
-    """Draw examples of a length, and ask for the end token of each; None where there is none."""
+def sample_end_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries | None:
+    """Sample examples, and query the end token of each; None if an example has no scored end token."""
     rng = stream(seed, "forecast end questions", length)
-    examples = task.sample(length=length, size=number, rng=rng)
-    batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
+    examples, batch = _sample_batch(task, scheme, length, number, rng)
     ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
-    if not ends.any(axis=1).all():
-        return None
-    answer = np.asarray(ends.argmax(axis=1))
-    return Questions(batch=batch, answer=answer, needed=needed_tokens(task, examples, answer))
+    return build_queries(task, examples, batch, ends.argmax(axis=1)) if ends.any(axis=1).all() else None
 
 
-def random_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
-    """The token index of one answer of each example, uniformly among those that are not the end token."""
+def _sample_batch(
+    task: Task, scheme: PositionScheme, length: int, number: int, rng: np.random.Generator
+) -> tuple[Examples, Batch]:
+    examples = task.sample(length=length, size=number, rng=rng)
+    return examples, to_batch(length, examples, scheme.assign(examples, rng, training=False))
+
+
+def sample_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
+    """Return the token index of one answer of each example, sampled uniformly without the end token."""
     answers = (batch.token_scored & (batch.tokens != end)).numpy()
     return np.asarray((rng.random(answers.shape) * answers).argmax(axis=1))
 
 
-def needed_tokens(task: Task, examples: Examples, answer: Int[np.ndarray, " batch"]) -> list[Int[np.ndarray, " _"]]:
-    """What each answer depends on, with the separators before it: what a segment is depends on these."""
-    assert examples.support is not None
-    separators = [task.vocabulary.index(symbol) for symbol in task.separators]
-    found = []
-    for row, end in enumerate(answer.tolist()):
-        support = examples.support[row, end]
-        marks = np.flatnonzero(np.isin(examples.tokens[row, :end], separators))
-        found.append(np.union1d(support[support >= 0], marks))
-    return found
-
-
 @torch.no_grad()
-def ask(decoder: Decoder, questions: Questions, thinned: Thinned) -> Asked:
-    """Ask each question with its draws: rows of ``thinned`` are questions, and of each its draws.
+def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> QueryResult:
+    """Evaluate each query on its consecutive subsamples.
 
-    A key that stands for several tokens weighs as much as they, and as many are counted by what reads their number.
+    Weights change the attention scores, and ``visible_counts`` the length scaling of the decoder.
     """
-    size = len(questions.answer)
-    draws = len(thinned.last) // size
-    heads = decoder.settings.num_heads
-    step = max(1, HELD // (thinned.kept.shape[1] ** 2 * heads * draws))
-    parts = [_part(decoder, questions, thinned, draws, slice(at, min(at + step, size))) for at in range(0, size, step)]
-    leaked = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
-    return Asked(
-        right=np.concatenate([right.numpy() for right, _, _ in parts]),
-        single=np.concatenate([single.numpy() for _, single, _ in parts]),
-        leakage=np.concatenate(leaked, axis=1).mean(axis=1),
+    size, heads = len(queries.answer), decoder.settings.num_heads
+    number = len(subsample.last) // size
+    step = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * number))
+    parts = [
+        _query_part(decoder, queries, subsample, number, slice(start, min(start + step, size)))
+        for start in range(0, size, step)
+    ]
+    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
+    return QueryResult(
+        correct=np.concatenate([correct.numpy() for correct, _, _ in parts]),
+        correct_each=np.concatenate([each.numpy() for _, each, _ in parts]),
+        leakage=np.concatenate(leakages, axis=1).mean(axis=1),
     )
 
 
-def _part(
-    decoder: Decoder, questions: Questions, thinned: Thinned, draws: int, some: slice
-) -> tuple[Bool[Tensor, " questions"], Bool[Tensor, "questions draws"], list[Float[Tensor, "rows heads"]]]:
-    rows = slice(some.start * draws, some.stop * draws)
-    batch, size = questions.batch.select(some), some.stop - some.start
-    answer, last = torch.from_numpy(questions.answer[some]), torch.from_numpy(thinned.last[rows])
-    part = _rows(thinned, rows)
-    outside = _outside(part.kept, [needed for needed in questions.needed[some] for _ in range(draws)])
+def _query_part(
+    decoder: Decoder, queries: Queries, subsample: Subsample, number: int, part: slice
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
+    sequences = slice(part.start * number, part.stop * number)
+    subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
+    batch, size = queries.batch.select(part), part.stop - part.start
+    answer, last = torch.from_numpy(queries.answer[part]), torch.from_numpy(subsample.last)
+    support = [indices for indices in queries.support[part] for _ in range(number)]
+    in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, support, strict=True)])
+    outside = torch.from_numpy(1.0 - in_support).float()
     leakage: list[Tensor] = []
-    every = torch.arange(size * draws)
+    every = torch.arange(size * number)
 
-    def watch(weights: Tensor) -> None:
+    def record_leakage(weights: Tensor) -> None:
         leakage.append((weights[every, :, last] * outside[:, None]).sum(dim=-1))
 
     hidden, _ = decoder(
         batch.tokens,
         batch.position_ids,
         hooks=AttentionHooks(
-            score_bias=torch.from_numpy(part.added_scores()).float(),
-            visible_counts=torch.from_numpy(part.counted).float(),
-            on_weights=watch,
+            score_bias=torch.from_numpy(subsample.score_bias()).float(),
+            visible_counts=torch.from_numpy(subsample.visible_counts).float(),
+            on_weights=record_leakage,
         ),
-        keep_indices=torch.from_numpy(part.kept),
+        keep_indices=torch.from_numpy(subsample.indices),
     )
-    asking = hidden[every, last].view(size, draws, -1)
+    hidden = hidden[every, last].view(size, number, -1)
     target = batch.tokens.gather(1, answer[:, None])
-    log_probs = decoder.token_logits(asking).log_softmax(dim=-1)
-    right, single = log_probs.mean(dim=1).argmax(dim=-1) == target[:, 0], log_probs.argmax(dim=-1) == target
+    log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
+    correct, each = log_probs.mean(dim=1).argmax(dim=-1) == target[:, 0], log_probs.argmax(dim=-1) == target
     if decoder.predicts_ids:
-        mean, each = _ids_right(decoder, batch, asking, answer)
-        due = batch.id_scored.gather(1, answer[:, None])
-        right, single = right & (mean | ~due[:, 0]), single & (each | ~due)
-    return right, single, leakage
+        id_correct, id_each = _grade_ids(decoder, batch, hidden, answer)
+        scored = batch.id_scored.gather(1, answer[:, None])
+        correct, each = correct & (id_correct | ~scored[:, 0]), each & (id_each | ~scored)
+    return correct, each, leakage
 
 
-def _ids_right(
-    decoder: Decoder, batch: Batch, asking: Float[Tensor, "questions draws d_model"], answer: Int[Tensor, " questions"]
-) -> tuple[Bool[Tensor, " questions"], Bool[Tensor, "questions draws"]]:
-    """All levels; the prompt, which a head looks up, is whole."""
-    draws = asking.shape[1]
+def _grade_ids(
+    decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
+    """Compare predicted IDs on all levels; position heads read the full prompt."""
+    number = hidden.shape[1]
     index = answer[None, :, None]
-    wanted = batch.position_ids.take_along_dim(index, dim=2)
-    own = batch.position_ids.take_along_dim(index - 1, dim=2).expand(-1, -1, draws)
-    tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, draws)
+    target = batch.position_ids.take_along_dim(index, dim=2)
+    own_ids = batch.position_ids.take_along_dim(index - 1, dim=2).expand(-1, -1, number)
+    tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, number)
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-    levels = decoder.next_ids(asking, own, tokens, prompts)
-    single = torch.stack([level.most_likely() for level in levels])
-    # The draws of a question have the same own ID, so the same candidates.
+    levels = decoder.next_ids(hidden, own_ids, tokens, prompts)
+    each = torch.stack([level.most_likely() for level in levels])
+    # The subsamples of a query have the same own ID, and so the same candidates.
     means = [
         NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
         for level in levels
     ]
     mean = torch.stack([level.most_likely() for level in means])
-    return (mean == wanted).all(dim=0)[:, 0], (single == wanted).all(dim=0)
-
-
-def _rows(thinned: Thinned, rows: slice) -> Thinned:
-    return Thinned(**{part.name: getattr(thinned, part.name)[rows] for part in fields(Thinned)})
-
-
-def _outside(kept: Int[np.ndarray, "rows kept"], needed: list[Int[np.ndarray, " _"]]) -> Float[Tensor, "rows kept"]:
-    """1 at kept tokens that are not needed, 0 at the others."""
-    inside = np.stack([np.isin(row, tokens) for row, tokens in zip(kept, needed, strict=True)])
-    return torch.from_numpy(1.0 - inside).float()
+    return (mean == target).all(dim=0)[:, 0], (each == target).all(dim=0)

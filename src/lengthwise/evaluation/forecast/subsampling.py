@@ -1,197 +1,189 @@
-"""Which tokens of a long sequence stay, and how many of the others each of them stands for."""
+"""Weighted subsamples of the tokens of a long sequence."""
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-# Neighbours stay together, so that what a layer reads from the tokens around another one is still there.
-STRETCH = 4
-NEIGHBOURS = 2
+# Neighbors are sampled as a block, so that a token keeps the context that earlier layers read.
+BLOCK_SIZE = 4
+NUM_NEIGHBORS = 2
 
-Row = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"], Int[np.ndarray, " _"]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thinned:
-    """Sequences with most of their tokens left out, one per row, each ending before the answer that is asked for.
-
-    ``kept`` are the token indexes that stay, rising up to ``last``, the place in the row of the token before the
-    answer; what follows repeats it. ``stands_for``: how many tokens of the whole sequence each stands for, 1 for those
-    that the answer needs; ``among``: the same for who looks from another run that was drawn, and so knows one.
-    ``counted``: how many tokens of the whole sequence there are up to each. ``stretch``: the number of the run of
-    neighbours that it belongs to.
-    """
-
-    kept: Int[np.ndarray, "questions kept"]
-    stands_for: Float[np.ndarray, "questions kept"]
-    among: Float[np.ndarray, "questions kept"]
-    counted: Float[np.ndarray, "questions kept"]
-    stretch: Int[np.ndarray, "questions kept"]
-    last: Int[np.ndarray, " questions"]
-
-    def added_scores(self) -> Float[np.ndarray, "questions kept kept"]:
-        """The logarithm of how many tokens a key stands for; of its own run a token sees each once."""
-        others = self.stretch[:, :, None] != self.stretch[:, None, :]
-        drawn = self.stands_for[:, :, None] > 1
-        weight = np.where(drawn, self.among[:, None, :], self.stands_for[:, None, :])
-        return np.where(others, np.log(weight), 0.0)
-
-    def alone(self) -> "Thinned":
-        """The same tokens, each standing for itself: as short a sequence as it looks."""
-        ones = np.ones_like(self.stands_for)
-        return replace(self, stands_for=ones, among=ones, counted=ones.cumsum(axis=1))
-
-
-def thin(
-    needed: list[Int[np.ndarray, " _"]],
-    before: Int[np.ndarray, " questions"],
-    room: int,
-    rng: np.random.Generator,
-    units: Int[np.ndarray, "questions seq"] | None = None,
-    stretch: int = STRETCH,
-) -> Thinned:
-    """Leave out all but about ``room`` tokens of those up to ``before``, the token before each answer.
-
-    ``needed`` stay, with ``NEIGHBOURS`` neighbours on both sides; of the others, runs of ``stretch`` drawn without
-    replacement, two at least, each standing for as many as there are per run drawn. A sum over the others, each kept
-    token counted as often as it stands for, has the sum over all of them as its expectation (Horvitz and Thompson
-    1952), from a token that was drawn as from one that had to stay.
-
-    ``units`` numbers what stays or goes as one, such as the tokens that a task couples: runs and ``room`` are of units,
-    and what is left is laid out as a shorter sequence is. Without, each token is one.
-    """
-    rows = []
-    for row, (tokens, end) in enumerate(zip(needed, before.tolist(), strict=True)):
-        unit = np.arange(end + 1) if units is None else units[row, : end + 1]
-        rows.append(_row(tokens, unit, room, rng, stretch))
-    return _stacked(rows)
-
-
-def _stacked(rows: list[Row]) -> Thinned:
-    longest = max(len(row[0]) for row in rows)
-    kept, stands_for, among, run = (
-        np.stack([np.pad(row[part], (0, longest - len(row[part])), mode="edge") for row in rows]) for part in range(4)
-    )
-    last = np.array([len(row[0]) - 1 for row in rows])
-    return Thinned(kept=kept, stands_for=stands_for, among=among, counted=kept + 1.0, stretch=run, last=last)
+# Token indexes, weights, conditional weights and block numbers of one subsample.
+_Columns = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"], Int[np.ndarray, " _"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pieces:
-    """The parts of each sequence that together cover it, ``number`` rows of ``thinned`` per question.
+class Subsample:
+    """Subsamples of sequences, one per query, each ending with the token before the queried answer.
 
-    ``covered``: the share of the tokens of a sequence that are in one of its pieces, the least over questions.
+    ``indices`` are increasing token indexes up to column ``last``, whose index repeats as padding. ``weights`` are the
+    numbers of tokens of the full sequence that each token represents, 1 near the support. A token in a sampled block
+    uses ``conditional_weights``, because its own block is known to be sampled. ``visible_counts`` are the numbers of
+    tokens of the full sequence up to each token, and ``blocks`` the block numbers.
     """
 
-    thinned: Thinned
-    number: int
-    covered: float
+    indices: Int[np.ndarray, "queries kept"]
+    weights: Float[np.ndarray, "queries kept"]
+    conditional_weights: Float[np.ndarray, "queries kept"]
+    visible_counts: Float[np.ndarray, "queries kept"]
+    blocks: Int[np.ndarray, "queries kept"]
+    last: Int[np.ndarray, " queries"]
+
+    def score_bias(self) -> Float[np.ndarray, "queries kept kept"]:
+        """Return the log weight of each key for each query token; keys of its own block have weight 1."""
+        other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
+        sampled = self.weights[:, :, None] > 1
+        weight = np.where(sampled, self.conditional_weights[:, None, :], self.weights[:, None, :])
+        return np.where(other_block, np.log(weight), 0.0)
+
+    def unweighted(self) -> "Subsample":
+        """Return the same tokens with weight 1 each, as in a short sequence."""
+        ones = np.ones_like(self.weights)
+        return replace(self, weights=ones, conditional_weights=ones, visible_counts=ones.cumsum(axis=1))
 
 
-def split(
-    needed: list[Int[np.ndarray, " _"]],
-    before: Int[np.ndarray, " questions"],
-    room: int,
+def subsample(
+    support: list[Int[np.ndarray, " _"]],
+    last_index: Int[np.ndarray, " queries"],
+    budget: int,
     rng: np.random.Generator,
-    most: int,
-) -> Pieces:
-    """Split each sequence into at most ``most`` pieces of about ``room`` tokens.
+    units: Int[np.ndarray, "queries seq"] | None = None,
+    block_size: int = BLOCK_SIZE,
+) -> Subsample:
+    """Sample about ``budget`` of the tokens up to ``last_index``, the token before each answer.
 
-    All pieces keep what the answer needs; every other run of ``STRETCH`` neighbours is in one of them, in random order.
-    A sequence that needs fewer pieces than the longest one repeats some of its runs.
+    The support stays with ``NUM_NEIGHBORS`` neighbors on both sides. The other tokens are sampled without replacement
+    in blocks of ``block_size``, at least two of them, and weighted by the inverse of the sampled fraction. The expected
+    weighted sum over all other tokens is then the full sum (Horvitz and Thompson 1952), from sampled tokens as well as
+    from tokens of the support.
+
+    ``units`` numbers the tokens that stay or go together, such as coupled tokens, so that a subsample has the layout of
+    a shorter sequence. Blocks and the budget then count units. By default each token is a unit.
     """
-    cuts = [
-        _cut(tokens, np.arange(end + 1), room, STRETCH, int(rng.integers(STRETCH)))
-        for tokens, end in zip(needed, before.tolist(), strict=True)
-    ]
-    wanted = [1 if cut is None else -(-len(cut.others) // max(1, cut.drawn)) for cut in cuts]
-    number = min(most, max(wanted))
-    rows: list[Row] = []
-    for cut, end in zip(cuts, before.tolist(), strict=True):
-        if cut is None:
-            rows += [_whole(end + 1)] * number
+    columns = []
+    for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        unit = np.arange(end + 1) if units is None else units[query, : end + 1]
+        # Block starts are random, so that no token is always the first of its block.
+        shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
+        blocks = _divide(tokens, unit, budget, block_size, shift)
+        if blocks is None:
+            columns.append(_all_tokens(len(unit)))
         else:
-            order = np.resize(rng.permutation(cut.others), number * cut.drawn)
-            rows += cut.rows(order.reshape(number, cut.drawn))
-    return Pieces(thinned=_stacked(rows), number=number, covered=min(1.0, number / max(wanted)))
+            columns += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
+    return _stack(columns)
 
 
-def crowd(needed: list[Int[np.ndarray, " _"]], before: Int[np.ndarray, " questions"], times: float) -> Thinned:
-    """Leave out nothing, and let what is not needed stand for as much as a text ``times`` as long has of it."""
-    length = int(before.max()) + 1
-    index = np.broadcast_to(np.arange(length), (len(before), length))
-    kept, stretch = np.minimum(index, before[:, None]), index // STRETCH
-    stands_for = np.ones(index.shape)
-    for row, (tokens, end) in enumerate(zip(needed, before.tolist(), strict=True)):
-        others = ~np.isin(stretch[row], _near(tokens, end) // STRETCH)
-        if number := int(others[: end + 1].sum()):
-            stands_for[row, others] = (times * (end + 1) - (end + 1 - number)) / number
-    return Thinned(
-        kept=kept,
-        stands_for=stands_for,
-        among=stands_for,
-        counted=stands_for.cumsum(axis=1),
-        stretch=stretch,
-        last=before,
+def split_into_pieces(
+    support: list[Int[np.ndarray, " _"]],
+    last_index: Int[np.ndarray, " queries"],
+    budget: int,
+    rng: np.random.Generator,
+    max_pieces: int,
+) -> tuple[Subsample, float]:
+    """Split each sequence into at most ``max_pieces`` pieces of about ``budget`` tokens.
+
+    The support is in all pieces, and every other block in one of them, in random order. Sequences that need fewer
+    pieces than the longest one repeat some blocks. Return the pieces, query by query, and the fraction of the tokens
+    that they cover, the minimum over queries.
+    """
+    divided = [
+        _divide(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
+        for tokens, end in zip(support, last_index.tolist(), strict=True)
+    ]
+    required = max(1 if each is None else -(-len(each.optional) // max(1, each.num_sampled)) for each in divided)
+    number = min(max_pieces, required)
+    columns: list[_Columns] = []
+    for blocks, end in zip(divided, last_index.tolist(), strict=True):
+        if blocks is None:
+            columns += [_all_tokens(end + 1)] * number
+        else:
+            order = np.resize(rng.permutation(blocks.optional), number * blocks.num_sampled)
+            columns += blocks.select(order.reshape(number, blocks.num_sampled))
+    return _stack(columns), min(1.0, number / required)
+
+
+def upweight_distractors(
+    support: list[Int[np.ndarray, " _"]], last_index: Int[np.ndarray, " queries"], factor: float
+) -> Subsample:
+    """Keep all tokens, and weight those outside the support as in a sequence that is ``factor`` times as long."""
+    length = int(last_index.max()) + 1
+    index = np.broadcast_to(np.arange(length), (len(last_index), length))
+    indices, blocks = np.minimum(index, last_index[:, None]), index // BLOCK_SIZE
+    weights = np.ones(index.shape)
+    for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        distractors = ~np.isin(blocks[query], _with_neighbors(tokens, end) // BLOCK_SIZE)
+        if number := int(distractors[: end + 1].sum()):
+            weights[query, distractors] = (factor * (end + 1) - (end + 1 - number)) / number
+    return Subsample(
+        indices=indices,
+        weights=weights,
+        conditional_weights=weights,
+        visible_counts=weights.cumsum(axis=1),
+        blocks=blocks,
+        last=last_index,
     )
-
-
-def _near(needed: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
-    """What is needed and the last token, with the neighbours of each."""
-    return (np.append(needed, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """One sequence cut into runs of neighbours: ``stays`` marks those that every row keeps, ``others`` are the rest.
+class _Blocks:
+    """One sequence in blocks: a mask of those near the support, and the numbers of the ``optional`` others.
 
-    ``drawn``: the number of others that one row has room for.
+    ``num_sampled`` is the number of optional blocks within the budget.
     """
 
-    run: Int[np.ndarray, " tokens"]
-    stays: Bool[np.ndarray, " runs"]
-    others: Int[np.ndarray, " others"]
-    drawn: int
+    block: Int[np.ndarray, " tokens"]
+    required: Bool[np.ndarray, " blocks"]
+    optional: Int[np.ndarray, " optional"]
+    num_sampled: int
 
-    def rows(self, choices: Int[np.ndarray, "rows chosen"]) -> list[Row]:
-        """Return a row for each choice of others, each of which stands for as many as there are per run chosen."""
-        chosen = choices.shape[1]
-        weight = np.where(self.stays, 1.0, len(self.others) / max(1, chosen))
-        among = np.where(self.stays, 1.0, (len(self.others) - 1) / max(1, chosen - 1))
-        rows = []
-        for choice in choices:
-            here = self.stays.copy()
-            here[choice] = True
-            kept = np.flatnonzero(here[self.run])
-            run = self.run[kept]
-            rows.append((kept, weight[run], among[run], run))
-        return rows
+    def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_Columns]:
+        """Return the tokens of each sample of optional blocks, with their weights."""
+        size = samples.shape[1]
+        weight = np.where(self.required, 1.0, len(self.optional) / max(1, size))
+        conditional = np.where(self.required, 1.0, (len(self.optional) - 1) / max(1, size - 1))
+        columns = []
+        for sample in samples:
+            included = self.required.copy()
+            included[sample] = True
+            indices = np.flatnonzero(included[self.block])
+            block = self.block[indices]
+            columns.append((indices, weight[block], conditional[block], block))
+        return columns
 
 
-def _cut(
-    needed: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], room: int, size: int, shift: int
-) -> _Runs | None:
-    """The runs of one sequence; None where it has room as it is."""
-    if len(np.unique(unit)) <= room:
+def _divide(
+    support: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], budget: int, block_size: int, shift: int
+) -> _Blocks | None:
+    """Divide a sequence into blocks; None if it fits into the budget."""
+    if len(np.unique(unit)) <= budget:
         return None
-    run = (unit + shift) // size
-    stays = np.zeros(run.max() + 1, dtype=bool)
-    stays[run[_near(needed, len(unit) - 1)]] = True
-    others = np.setdiff1d(run, np.flatnonzero(stays))
-    return _Runs(run, stays, others, min(len(others), max(2, room // size - int(stays.sum()))))
+    block = (unit + shift) // block_size
+    required = np.zeros(block.max() + 1, dtype=bool)
+    required[block[_with_neighbors(support, len(unit) - 1)]] = True
+    optional = np.setdiff1d(block, np.flatnonzero(required))
+    return _Blocks(block, required, optional, min(len(optional), max(2, budget // block_size - int(required.sum()))))
 
 
-def _whole(tokens: int) -> Row:
-    return np.arange(tokens), np.ones(tokens), np.ones(tokens), np.zeros(tokens, dtype=int)
+def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
+    return (np.append(support, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
 
 
-def _row(
-    needed: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], room: int, rng: np.random.Generator, size: int
-) -> Row:
-    # Where runs start is random, so that no token is always the first of its run.
-    shift = int(rng.integers(size)) if len(np.unique(unit)) > room else 0
-    cut = _cut(needed, unit, room, size, shift)
-    if cut is None:
-        return _whole(len(unit))
-    return cut.rows(rng.choice(cut.others, size=(1, cut.drawn), replace=False))[0]
+def _all_tokens(number: int) -> _Columns:
+    return np.arange(number), np.ones(number), np.ones(number), np.zeros(number, dtype=int)
+
+
+def _stack(columns: list[_Columns]) -> Subsample:
+    longest = max(len(indices) for indices, *_ in columns)
+    indices, weights, conditional_weights, blocks = (
+        np.stack([np.pad(each[part], (0, longest - len(each[part])), mode="edge") for each in columns])
+        for part in range(4)
+    )
+    return Subsample(
+        indices=indices,
+        weights=weights,
+        conditional_weights=conditional_weights,
+        visible_counts=indices + 1.0,
+        blocks=blocks,
+        last=np.array([len(indices) - 1 for indices, *_ in columns]),
+    )

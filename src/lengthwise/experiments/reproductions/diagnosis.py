@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.encodings import NoPE, Rotary
+from lengthwise.evaluation.diagnosis.attribution import EITHER, ID_ERRORS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
@@ -19,6 +20,11 @@ from lengthwise.experiments.run_analysis import diagnose_run
 
 # Examples per diagnosis.
 EXAMPLES = 256
+# Names of causes in saved readings, if they differ.
+SAVED_NAMES = {
+    EITHER: "the number of tokens and the IDs, each of which is enough to fail by",
+    ID_ERRORS: "IDs that it predicts wrong",
+}
 
 
 def _experiments() -> dict[str, Experiment]:
@@ -52,8 +58,8 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
             "ID": failures.id,
             "end": failures.end_too_early + failures.end_too_late,
         },
-        "repaired": {cause.name: cause.repaired for cause in diagnosis.causes},
-        "mass": {str(each.length): max(each.mass, default=0.0) for each in diagnosis.by_length},
+        "repaired": {SAVED_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
+        "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 

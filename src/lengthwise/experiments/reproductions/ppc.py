@@ -7,7 +7,7 @@ from typing import Any
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Learned
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
-from lengthwise.evaluation.forecast.subsampling import thin
+from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.evaluation.grading import Grades, first_errors, grade
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
@@ -93,18 +93,18 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     """Return the accuracy (token and ID) with only the support or as many other tokens in the context."""
     run.decoder.eval()
-    subject = probed_model_of(run, seed=0)
-    questions = subject.questions(length, NUM_ANSWERS)
-    rng, before = stream(0, "answers read off a few tokens", length), questions.answer - 1
-    others = [rng.integers(0, last + 1, len(each)) for each, last in zip(questions.needed, before, strict=True)]
-    read = thin(questions.needed, before, NUM_TOKENS, rng, stretch=1).alone()
-    instead = thin(others, before, NUM_TOKENS, rng, stretch=1).alone()
-    other_questions = replace(questions, needed=others)
+    model = probed_model_of(run, seed=0)
+    queries = model.queries(length, NUM_ANSWERS)
+    rng, last = stream(0, "answers read off a few tokens", length), queries.last_index
+    others = [rng.integers(0, end + 1, len(each)) for each, end in zip(queries.support, last, strict=True)]
+    with_support = subsample(queries.support, last, NUM_TOKENS, rng, block_size=1).unweighted()
+    with_others = subsample(others, last, NUM_TOKENS, rng, block_size=1).unweighted()
+    other_queries = replace(queries, support=others)
     return {
-        "tokens_before": float(questions.answer.mean()),
-        "tokens_read": float((read.last + 1).mean()),
-        "right_of_few": float(subject.ask(questions, read).single.mean()),
-        "right_of_others": float(subject.ask(other_questions, instead).single.mean()),
+        "tokens_before": float(queries.answer.mean()),
+        "tokens_read": float((with_support.last + 1).mean()),
+        "right_of_few": float(model.query(queries, with_support).correct_each.mean()),
+        "right_of_others": float(model.query(other_queries, with_others).correct_each.mean()),
     }
 
 

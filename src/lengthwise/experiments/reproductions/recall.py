@@ -40,7 +40,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the largest attention mass of any head on the support, by length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
     return {
-        "mass": {str(each.length): max(each.mass, default=0.0) for each in diagnosis.by_length},
+        "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 
