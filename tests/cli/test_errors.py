@@ -98,7 +98,7 @@ EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
 
 def assign(scheme: str, *, coupling: str = "next", **settings: int) -> None:
-    """Training IDs for parities of 6 bits."""
+    """Assign training IDs to parity of 6 bits."""
     rng = np.random.default_rng(0)
     examples = Parity(coupling=coupling).sample(length=6, size=2, rng=rng)
     SCHEMES[scheme](**settings).assign(examples, rng, training=True)
@@ -112,57 +112,57 @@ def sampler(lengths: tuple[int, int] = (1, 4), batch_size: int = 2) -> None:
     Sampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
 
 
-def ask_for_ids_without_a_head() -> None:
+def predict_ids_without_a_head() -> None:
     decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
     decoder.read_prompt(tokens, tokens[None], torch.tensor([2]))
 
 
-def give(position_ids: torch.Tensor) -> None:
-    """IDs for one sequence of 2 tokens, to a decoder that knows 5 whole ones."""
+def forward(position_ids: torch.Tensor) -> None:
+    """Run a decoder with 5 learned IDs on one sequence of 2 tokens."""
     decoder = Decoder(DecoderSettings(d_model=8), Learned(num_position_ids=5), vocabulary_size=4)
     decoder(torch.zeros(1, 2, dtype=torch.int64), position_ids)
 
 
-def write(given: int) -> None:
-    """Two tokens after a prompt of two, with so many IDs."""
+def generate_with_ids(num_ids: int) -> None:
+    """Generate two tokens after a prompt of two tokens with this number of IDs."""
     decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
-    ids = torch.zeros(1, 1, given, dtype=torch.int64)
+    ids = torch.zeros(1, 1, num_ids, dtype=torch.int64)
     generate(decoder, torch.zeros(1, 2, dtype=torch.int64), ids, end=3, max_new_tokens=2)
 
 
 def couple_on_two_levels() -> None:
-    """Two levels where one is expected."""
+    """Use a coupling of two levels with a scheme of one level."""
     examples = Parity().sample(length=2, size=1, rng=np.random.default_rng(0))
     assert examples.coupling is not None
     on_two_levels = replace(examples, coupling=np.concatenate([examples.coupling, examples.coupling]))
     Coupled().assign(on_two_levels, np.random.default_rng(0), training=True)
 
 
-def ask_for_places_of_a_task_without() -> None:
+def require_missing_places() -> None:
     require_places(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
 
 
-def ask_for_entmax_without_the_library() -> None:
+def use_entmax_without_the_library() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "entmax", None)
         DecoderSettings(weights="entmax")
 
 
-def unchecked(settings: type[Any], **given: object) -> None:
-    """Build settings as a user's process does: there nothing but the class itself checks their types."""
-    made = object.__new__(settings)
+def build_unchecked(settings: type[Any], **values: object) -> None:
+    """Build settings without type checks of the constructor, as in a user's process."""
+    instance = object.__new__(settings)
     for part in fields(settings):
-        object.__setattr__(made, part.name, given.get(part.name, part.default))
-    made.__post_init__()
+        object.__setattr__(instance, part.name, values.get(part.name, part.default))
+    instance.__post_init__()
 
 
 def hook_without_its_flag(hook: str) -> None:
-    type("Mine", (Encoding,), {hook: lambda self, *given: None})
+    type("Mine", (Encoding,), {hook: lambda self, *arguments: None})
 
 
 def train_on_another_corpus() -> None:
-    """A corpus whose facts are not those that a run keeps."""
+    """Read a corpus that differs from the corpus of the run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "text.txt").write_text("some text\n" * 9)
@@ -171,15 +171,15 @@ def train_on_another_corpus() -> None:
         Text(corpus=str(path / "0"), run_folder=str(path / "1")).held_out()
 
 
-def keep_damaged_rows(content: str) -> None:
-    """A run whose kept tokens are none."""
+def read_damaged_tokens(content: str) -> None:
+    """Read the token names of a run from a damaged file."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "rows.json").write_text(content)
         JSONLTask().from_run_folder(Path(folder))
 
 
-def change_rows() -> None:
-    """Another row in the same file."""
+def read_changed_file() -> None:
+    """Read a JSONL file after a change of a record."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
         file.write_text('{"prompt": "a", "response": "b"}')
@@ -197,7 +197,7 @@ FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
 
 
 def pair(gap: int) -> Local:
-    """Two tokens so far apart."""
+    """Return a placement of two tokens at this distance."""
     return Local(shapes=((0, gap),), weights=(1.0,))
 
 
@@ -579,13 +579,13 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     *(
         (
-            lambda given=given, heads=heads: HardALiBi(num_masked_heads=given).build(
+            lambda masked_heads=masked_heads, heads=heads: HardALiBi(num_masked_heads=masked_heads).build(
                 EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
             ),
             SettingError,
             rf"cannot mask {masked} of {heads} heads; use num_heads of at least 2, and num_masked_heads up to",
         )
-        for given, masked, heads in ((None, 0, 1), (3, 3, 2))
+        for masked_heads, masked, heads in ((None, 0, 1), (3, 3, 2))
     ),
     (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 is too small; use at least 2"),
     (
@@ -674,7 +674,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     *(
         (
-            lambda s=s, came=came: unchecked(DecoderSettings, **{s: came}),
+            lambda s=s, came=came: build_unchecked(DecoderSettings, **{s: came}),
             SettingError,
             rf"^{s} {came} is too small; use at least 1$",
         )
@@ -739,44 +739,44 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"entmax_alpha 1.0 is not above 1; use 1.5, or weights='softmax'",
     ),
     (
-        ask_for_entmax_without_the_library,
+        use_entmax_without_the_library,
         SettingError,
         r"weights 'entmax' need the entmax library; pip install 'lengthwise\[entmax\]'",
     ),
     (
-        lambda: give(torch.zeros(1, 3, dtype=torch.int64)),
+        lambda: forward(torch.zeros(1, 3, dtype=torch.int64)),
         PositionIDError,
         r"IDs of shape \(1, 3\) for tokens of shape \(1, 2\); pass \(batch, seq\), or .* with 1 level\(s\)",
     ),
     (
-        lambda: give(torch.zeros(3, 1, 2, dtype=torch.int64)),
+        lambda: forward(torch.zeros(3, 1, 2, dtype=torch.int64)),
         PositionIDError,
         r"IDs have 3 level\(s\) but this decoder was built for 1; pass 1, or build it with num_levels=3",
     ),
     (
-        lambda: give(torch.zeros(1, 2, dtype=torch.bool)),
+        lambda: forward(torch.zeros(1, 2, dtype=torch.bool)),
         PositionIDError,
         r"IDs of type torch.bool are not numbers; pass whole or real numbers",
     ),
     (
-        lambda: give(torch.zeros(1, 2, dtype=torch.float64)),
+        lambda: forward(torch.zeros(1, 2, dtype=torch.float64)),
         PositionIDError,
         r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole numbers; use a scheme with",
     ),
     (
-        lambda: give(torch.tensor([[0, -4]])),
+        lambda: forward(torch.tensor([[0, -4]])),
         PositionIDError,
         r"position ID -4 is negative.*; IDs start at 0",
     ),
     (
-        lambda: give(torch.tensor([[0, 5]])),
+        lambda: forward(torch.tensor([[0, 5]])),
         PositionRangeError,
         r"ID 5 is beyond the 5 IDs of the encoding learned; set its num_position_ids to at least 6",
     ),
-    (lambda: write(1), SettingError, r"1 IDs for 2 prompt tokens; pass one for each"),
-    (lambda: write(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass all of them, or train with"),
+    (lambda: generate_with_ids(1), SettingError, r"1 IDs for 2 prompt tokens; pass one for each"),
+    (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass all of them, or train with"),
     (
-        ask_for_places_of_a_task_without,
+        require_missing_places,
         UnsupportedTaskError,
         r"declares no places; use the scheme sequential, .* or random_floats, or multilevel or predicted, which",
     ),
@@ -824,22 +824,22 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^nowhere was not trained on a task file \(it has no rows.json\); use its own task$",
     ),
     (
-        lambda: keep_damaged_rows("[]"),
+        lambda: read_damaged_tokens("[]"),
         TaskFileError,
         r"rows.json cannot be read \(.*it is a list, not an object.*\); train the run again$",
     ),
     (
-        lambda: keep_damaged_rows('{"symbols": [1, 2], "coupled": true, "falls": false}'),
+        lambda: read_damaged_tokens('{"symbols": [1, 2], "coupled": true, "falls": false}'),
         TaskFileError,
         r"rows.json cannot be read \(its token names are invalid\); train the run again$",
     ),
-    (change_rows, TaskFileError, r"has changed; pass it again with --task, or restore it$"),
+    (read_changed_file, TaskFileError, r"has changed; pass it again with --task, or restore it$"),
     (
         train_on_another_corpus,
         TextError,
         r"corpus .* is not the corpus of .* \(its .* differs\); use the corpus of the run with --corpus",
     ),
-    (ask_for_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
+    (predict_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is too small; lengths start at 1"),
     (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 are reversed; put the smaller one first"),
     (lambda: sampler(batch_size=0), SettingError, r"batch size 0 is too small; use at least 1"),

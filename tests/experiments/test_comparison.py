@@ -1,4 +1,4 @@
-"""Comparisons: every row for every seed, in one folder, gone on with and never mixed up."""
+"""Comparisons: every experiment with every seed in one folder, resumable and separate from other comparisons."""
 
 import json
 import os
@@ -16,14 +16,13 @@ from tests.support.small_runs import small_experiment, tree
 
 from lengthwise.cli import app as cli
 from lengthwise.cli import options
-from lengthwise.cli.commands import compare as compare_verb
 from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.encodings import Learned, NoPE
 from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import comparison as comparison_module
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import COMPARED, Comparison, compare
+from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import FIT_EXAMPLES, evaluate, load_run
 from lengthwise.experiments.run_folder import seal_rows
@@ -31,7 +30,7 @@ from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
 from lengthwise.training.trainer import Trainer
 
-ROWS = {
+EXPERIMENTS = {
     "PPC": small_experiment(steps=6),
     "NoPE, a control": small_experiment(scheme=Sequential(), encoding=NoPE(), steps=4),
 }
@@ -39,7 +38,7 @@ ROWS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_fit() -> Iterator[None]:
-    """What decides whether a run fitted is no matter here."""
+    """Use few examples to measure the fit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "FIT_EXAMPLES", 16)
         yield
@@ -47,12 +46,12 @@ def _quick_fit() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads on busy cores wait for each other for seconds."""
+    """Use one thread, because threads on busy cores wait for each other."""
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: Trainer, **given: Any) -> bool:
+    def run(self: Trainer, **arguments: Any) -> bool:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(Trainer, "run", run)
@@ -62,18 +61,18 @@ def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in ("wall_s", "train_s", "time")} for row in rows]
 
 
-def compared(folder: Path, rows: dict[str, Experiment] = ROWS, **given: Any) -> Comparison:
-    return compare(rows, folder, **{"num_seeds": 2, "jobs": 1, "device": "cpu", **given})
+def compare_two_seeds(folder: Path, experiments: dict[str, Experiment] = EXPERIMENTS, **settings: Any) -> Comparison:
+    return compare(experiments, folder, **{"num_seeds": 2, "jobs": 1, "device": "cpu", **settings})
 
 
-def test_every_row_is_measured_for_every_seed_at_every_length(tmp_path):
-    told = []
-    answer = compared(tmp_path, report=told.append)
-    cells = [(row["row"], row["seed"], row["length"]) for row in answer.rows]
-    assert cells == [(label, seed, length) for label in ROWS for seed in (0, 1) for length in (4, 8)]
-    assert answer.finished
-    assert answer.rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [line.split(" in ")[0] for line in told] == [
+def test_rows_cover_every_experiment_seed_and_length(tmp_path):
+    messages = []
+    comparison = compare_two_seeds(tmp_path, report=messages.append)
+    cells = [(row["row"], row["seed"], row["length"]) for row in comparison.rows]
+    assert cells == [(label, seed, length) for label in EXPERIMENTS for seed in (0, 1) for length in (4, 8)]
+    assert comparison.finished
+    assert comparison.rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line.split(" in ")[0] for line in messages] == [
         "[1/4] PPC, seed 0: 6 steps",
         "[2/4] PPC, seed 1: 6 steps",
         "[3/4] NoPE, a control, seed 0: 4 steps",
@@ -81,238 +80,244 @@ def test_every_row_is_measured_for_every_seed_at_every_length(tmp_path):
     ]
 
 
-def test_a_comparisons_rows_are_those_of_its_runs(tmp_path):
-    answer = compared(tmp_path)
+def test_rows_of_a_comparison_equal_evaluations_of_its_runs(tmp_path):
+    comparison = compare_two_seeds(tmp_path)
     folders = sorted(path.parent for path in tmp_path.rglob("model.safetensors"))
     assert len(folders) == 4
     for folder in folders:
         run = load_run(folder, device="cpu")
-        label = next(label for label, row in ROWS.items() if row.encoding == run.experiment.encoding)
-        assert run.experiment == replace(ROWS[label], seed=run.experiment.seed)
+        label = next(label for label, row in EXPERIMENTS.items() if row.encoding == run.experiment.encoding)
+        assert run.experiment == replace(EXPERIMENTS[label], seed=run.experiment.seed)
         again = [{"row": label, **row} for row in evaluate(run, run.experiment.evaluation)]
-        rows = [row for row in answer.rows if row["row"] == label and row["seed"] == run.experiment.seed]
+        rows = [row for row in comparison.rows if row["row"] == label and row["seed"] == run.experiment.seed]
         assert untimed(again) == untimed(rows)
 
 
-def test_seeds_are_counted_from_the_experiments_own(tmp_path):
-    answer = compared(tmp_path, {"PPC": replace(ROWS["PPC"], seed=5)})
-    assert {row["seed"] for row in answer.rows} == {5, 6}
+def test_seeds_count_from_the_seed_of_the_experiment(tmp_path):
+    comparison = compare_two_seeds(tmp_path, {"PPC": replace(EXPERIMENTS["PPC"], seed=5)})
+    assert {row["seed"] for row in comparison.rows} == {5, 6}
 
 
-def test_what_is_finished_is_not_run_again(tmp_path, monkeypatch):
-    first = compared(tmp_path)
+def test_finished_runs_are_not_repeated(tmp_path, monkeypatch):
+    first = compare_two_seeds(tmp_path)
     before = (tmp_path / "results.jsonl").read_bytes()
     no_training(monkeypatch)
-    assert compared(tmp_path).rows == first.rows
+    assert compare_two_seeds(tmp_path).rows == first.rows
     assert (tmp_path / "results.jsonl").read_bytes() == before
 
 
-def test_rows_can_be_run_a_few_at_a_time_and_end_as_if_run_at_once(tmp_path):
-    whole = compared(tmp_path / "whole")
-    parts, told = tmp_path / "parts", []
-    (first, second) = ROWS
-    begun = compared(parts, only=[second], report=told.append)
-    assert begun.finished
-    assert len(told) == 2
-    assert {row["row"] for row in begun.rows} == {second}
-    ended = compared(parts, only=[first], report=told.append)
-    assert len(told) == 4
-    assert untimed(ended.rows) == untimed(whole.rows)
+def test_running_some_labels_at_a_time_gives_the_same_rows(tmp_path):
+    whole = compare_two_seeds(tmp_path / "whole")
+    parts, messages = tmp_path / "parts", []
+    (first, second) = EXPERIMENTS
+    partial = compare_two_seeds(parts, only=[second], report=messages.append)
+    assert partial.finished
+    assert len(messages) == 2
+    assert {row["row"] for row in partial.rows} == {second}
+    complete = compare_two_seeds(parts, only=[first], report=messages.append)
+    assert len(messages) == 4
+    assert untimed(complete.rows) == untimed(whole.rows)
     with pytest.raises(UnknownNameError, match="unknown row 'PPZ'; did you mean 'PPC'"):
-        compared(parts, only=["PPZ"])
+        compare_two_seeds(parts, only=["PPZ"])
 
 
-def test_an_unfinished_row_is_gone_on_with_and_the_others_are_not_run_again(tmp_path, monkeypatch):
-    first = compared(tmp_path)
+def test_only_an_unfinished_run_is_resumed(tmp_path, monkeypatch):
+    first = compare_two_seeds(tmp_path)
     (lost,) = tmp_path.glob("nope*/seed-1")
     for name in ("model.safetensors", "results.jsonl", "compared.jsonl"):
         (lost / name).unlink(missing_ok=True)
     steps = []
     step = Trainer.step
 
-    def counted(self: Trainer) -> Any:
+    def count(self: Trainer) -> Any:
         steps.append(self.folder)
         return step(self)
 
     (lost / "checkpoints" / "step-00000004.safetensors").write_bytes(b"")
-    monkeypatch.setattr(Trainer, "step", counted)
-    assert untimed(compared(tmp_path).rows) == untimed(first.rows)
+    monkeypatch.setattr(Trainer, "step", count)
+    assert untimed(compare_two_seeds(tmp_path).rows) == untimed(first.rows)
     assert steps == [lost] * 4
 
 
-def test_an_evaluation_of_one_of_its_runs_adds_no_row_to_a_comparison(tmp_path):
-    first = compared(tmp_path)
+def test_another_evaluation_of_a_run_does_not_change_the_comparison(tmp_path):
+    first = compare_two_seeds(tmp_path)
     run = load_run(next(tmp_path.glob("*/seed-1")), device="cpu")
     evaluate(run, EvaluationSettings(lengths=(3,), num_examples=(5,)))
-    assert untimed(compared(tmp_path).rows) == untimed(first.rows)
+    assert untimed(compare_two_seeds(tmp_path).rows) == untimed(first.rows)
 
 
-def test_a_worker_that_outlived_its_parent_adds_no_rows_to_those_of_the_next_one(tmp_path, monkeypatch):
+def test_a_worker_that_outlives_its_parent_adds_no_duplicate_rows(tmp_path, monkeypatch):
     measure = comparison_module.iter_result_rows
 
-    def measured_twice(run: Any, *given: Any, **named: Any) -> list[dict[str, Any]]:
-        rows = list(measure(run, *given, **named))
-        seal_rows(run.folder / COMPARED, rows)
+    def measure_twice(run: Any, *arguments: Any, **settings: Any) -> list[dict[str, Any]]:
+        rows = list(measure(run, *arguments, **settings))
+        seal_rows(run.folder / COMPARISON_ROWS, rows)
         return rows
 
-    monkeypatch.setattr(comparison_module, "iter_result_rows", measured_twice)
-    compared = compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
+    monkeypatch.setattr(comparison_module, "iter_result_rows", measure_twice)
+    comparison = compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
     monkeypatch.undo()
-    assert len(compared.rows) == len(ROWS["PPC"].evaluation.lengths)
-    assert compare({"PPC": ROWS["PPC"]}, tmp_path, num_seeds=1, jobs=1).rows == compared.rows
+    assert len(comparison.rows) == len(EXPERIMENTS["PPC"].evaluation.lengths)
+    assert compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, num_seeds=1, jobs=1).rows == comparison.rows
 
 
-def test_ctrl_c_keeps_what_is_finished_and_the_same_call_goes_on(tmp_path):
+def test_the_same_call_continues_after_ctrl_c(tmp_path):
     def interrupt(line: str) -> None:
         if line.startswith("[2/4]"):
             signal.raise_signal(signal.SIGINT)
 
-    whole = compared(tmp_path / "whole")
+    whole = compare_two_seeds(tmp_path / "whole")
     stopped = tmp_path / "stopped"
     with suppress(KeyboardInterrupt):
-        compared(stopped, report=interrupt)
+        compare_two_seeds(stopped, report=interrupt)
     assert len(list(stopped.glob("*/*/model.safetensors"))) == 2
-    assert untimed(compared(stopped).rows) == untimed(whole.rows)
+    assert untimed(compare_two_seeds(stopped).rows) == untimed(whole.rows)
 
 
-def test_a_row_that_is_stopped_leaves_the_comparison_unfinished(tmp_path, monkeypatch):
+def test_a_stopped_run_leaves_the_comparison_unfinished(tmp_path, monkeypatch):
     step = Trainer.step
 
-    def interrupted(self: Trainer) -> Any:
+    def interrupt(self: Trainer) -> Any:
         if self.settings.steps == 4 and self.progress.step == 2:
             signal.raise_signal(signal.SIGINT)
         return step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        answer = compared(tmp_path)
-    assert not answer.finished
-    assert {row["row"] for row in answer.rows} == {"PPC"}
-    whole = compared(tmp_path)
+        patch.setattr(Trainer, "step", interrupt)
+        comparison = compare_two_seeds(tmp_path)
+    assert not comparison.finished
+    assert {row["row"] for row in comparison.rows} == {"PPC"}
+    whole = compare_two_seeds(tmp_path)
     assert whole.finished
     assert len(whole.rows) == 8
 
 
 def interrupt_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
-    """Ctrl-C in the first batch of an evaluation; the lengths of all batches that are graded."""
-    graded, grade = [], evaluation.grade
+    """Send a signal in the first batch of an evaluation; return a list of the lengths of graded batches."""
+    lengths, grade = [], evaluation.grade
 
-    def interrupted(decoder: Any, batch: Any, **given: Any) -> Any:
-        graded.append(batch.length)
-        if graded.count(8) == 1 and batch.length == 8:
+    def interrupt(decoder: Any, batch: Any, **settings: Any) -> Any:
+        lengths.append(batch.length)
+        if lengths.count(8) == 1 and batch.length == 8:
             signal.raise_signal(number)
-        return grade(decoder, batch, **given)
+        return grade(decoder, batch, **settings)
 
-    monkeypatch.setattr(evaluation, "grade", interrupted)
-    return graded
+    monkeypatch.setattr(evaluation, "grade", interrupt)
+    return lengths
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_in_an_evaluation_stops_at_the_next_batch_and_loses_that_cell_alone(number, tmp_path, monkeypatch):
-    # Length 8 is no training length: only the evaluation has it.
+def test_a_signal_during_evaluation_stops_at_the_next_batch_and_loses_only_that_evaluation(
+    number, tmp_path, monkeypatch
+):
+    # Length 8 occurs only in the evaluation.
     settings = EvaluationSettings(lengths=(8,), num_examples=(80,))
-    rows = {label: replace(row, evaluation=settings) for label, row in ROWS.items()}
-    whole = compared(tmp_path / "whole", rows)
+    rows = {label: replace(row, evaluation=settings) for label, row in EXPERIMENTS.items()}
+    whole = compare_two_seeds(tmp_path / "whole", rows)
     with monkeypatch.context() as patch:
         graded = interrupt_in_evaluation(patch, number)
-        answer = compared(tmp_path / "stopped", rows)
+        comparison = compare_two_seeds(tmp_path / "stopped", rows)
     assert graded.count(8) == 1
-    assert not answer.finished
-    assert answer.rows == []
-    # What was trained is not lost.
+    assert not comparison.finished
+    assert comparison.rows == []
+    # The trained model is not lost.
     assert len(list(tmp_path.glob("stopped/*/*/model.safetensors"))) == 1
-    again = compared(tmp_path / "stopped", rows)
+    again = compare_two_seeds(tmp_path / "stopped", rows)
     assert again.finished
     assert untimed(again.rows) == untimed(whole.rows)
 
 
-def test_ctrl_c_in_the_last_batch_of_an_evaluation_begins_no_other_row(tmp_path, monkeypatch):
+def test_ctrl_c_in_the_last_batch_of_an_evaluation_starts_no_other_run(tmp_path, monkeypatch):
     rows = {
         label: replace(row, evaluation=EvaluationSettings(lengths=(8,), num_examples=(1,)))
-        for label, row in ROWS.items()
+        for label, row in EXPERIMENTS.items()
     }
     graded = interrupt_in_evaluation(monkeypatch, signal.SIGINT)
-    answer = compared(tmp_path, rows)
+    comparison = compare_two_seeds(tmp_path, rows)
     assert graded.count(8) == 1
-    assert not answer.finished
+    assert not comparison.finished
     assert len(list(tmp_path.glob("*/*/model.safetensors"))) == 1
 
 
 DIVERGING = small_experiment(scheme=Sequential(), learning_rate=1e30, steps=4)
-WHY = (
+REASON = (
     "training diverged: the loss is nan at step 4; use a smaller learning_rate (now 1e+30) or a smaller clip (now 1.0)"
 )
 
 
-def test_a_row_that_diverges_is_empty_says_why_and_ends_no_other(tmp_path):
-    told = []
+def test_a_diverged_run_is_reported_and_stops_no_other_run(tmp_path):
+    messages = []
     for _ in range(2):
-        answer = compared(tmp_path, {"too fast": DIVERGING, **ROWS}, report=told.append)
-        assert answer.finished
-        assert {row["row"] for row in answer.rows} == set(ROWS)
-        expected = {"row": "too fast", "task": "parity", "reason": WHY}
-        assert answer.diverged == [{**expected, "seed": seed} for seed in (0, 1)]
-        assert answer.warnings[:2] == [f"too fast, seed {seed}: {WHY}" for seed in (0, 1)]
-    assert [line for line in told if "too fast" in line][:2] == [
-        f"[1/6] too fast, seed 0: {WHY}",
-        f"[2/6] too fast, seed 1: {WHY}",
+        comparison = compare_two_seeds(tmp_path, {"too fast": DIVERGING, **EXPERIMENTS}, report=messages.append)
+        assert comparison.finished
+        assert {row["row"] for row in comparison.rows} == set(EXPERIMENTS)
+        expected = {"row": "too fast", "task": "parity", "reason": REASON}
+        assert comparison.diverged == [{**expected, "seed": seed} for seed in (0, 1)]
+        assert comparison.warnings[:2] == [f"too fast, seed {seed}: {REASON}" for seed in (0, 1)]
+    assert [line for line in messages if "too fast" in line][:2] == [
+        f"[1/6] too fast, seed 0: {REASON}",
+        f"[2/6] too fast, seed 1: {REASON}",
     ]
 
 
-def test_of_a_row_that_diverges_every_variant_is_named(tmp_path):
+def test_a_diverged_run_is_listed_with_every_variant(tmp_path):
     settings = EvaluationSettings(lengths=(4,), num_examples=(4,), variants=("uniform", "carry"))
     sums = {"too fast": replace(DIVERGING, task=Addition(), evaluation=settings)}
-    sums["slow"] = replace(sums["too fast"], training=ROWS["PPC"].training)
-    answer = compared(tmp_path, sums, num_seeds=1)
-    assert [cell["row"] for cell in answer.diverged] == ["too fast, uniform", "too fast, carry"]
-    assert len([warning for warning in answer.warnings if "diverged" in warning]) == 1
+    sums["slow"] = replace(sums["too fast"], training=EXPERIMENTS["PPC"].training)
+    comparison = compare_two_seeds(tmp_path, sums, num_seeds=1)
+    assert [cell["row"] for cell in comparison.diverged] == ["too fast, uniform", "too fast, carry"]
+    assert len([warning for warning in comparison.warnings if "diverged" in warning]) == 1
 
 
-def test_a_comparison_whose_rows_all_diverge_ends_with_the_reason(tmp_path):
-    with pytest.raises(DivergedError, match=rf"^every run diverged, such as too fast, seed 0: {re.escape(WHY)}$"):
-        compared(tmp_path, {"too fast": DIVERGING})
+def test_an_error_is_raised_if_every_run_diverges(tmp_path):
+    with pytest.raises(DivergedError, match=rf"^every run diverged, such as too fast, seed 0: {re.escape(REASON)}$"):
+        compare_two_seeds(tmp_path, {"too fast": DIVERGING})
 
 
-def test_the_command_line_shows_a_row_that_diverged(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare_verb, "rows_of", lambda *asked: {"too fast": DIVERGING, **ROWS})
+def test_the_command_line_prints_a_diverged_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(options, "experiments_from_names", lambda *names: {"too fast": DIVERGING, **EXPERIMENTS})
     flags = ["compare", "parity", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     cli.main(flags)
     printed = capsys.readouterr()
     assert "1 diverged" in next(line for line in printed.out.splitlines() if "too fast" in line)
-    assert f"warning: too fast, seed 0: {WHY}" in printed.err.replace("\n", " ")
+    assert f"warning: too fast, seed 0: {REASON}" in printed.err.replace("\n", " ")
     cli.main([*flags, "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert document["diverged"] == [{"row": "too fast", "task": "parity", "seed": 0, "reason": WHY}]
+    assert document["diverged"] == [{"row": "too fast", "task": "parity", "seed": 0, "reason": REASON}]
 
 
-def test_a_comparison_does_not_change_how_many_threads_its_caller_computes_with(tmp_path, monkeypatch):
+def test_a_comparison_restores_the_number_of_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     before = torch.get_num_threads()
     try:
-        compared(tmp_path, {"PPC": small_experiment(steps=1)}, num_seeds=1)
+        compare_two_seeds(tmp_path, {"PPC": small_experiment(steps=1)}, num_seeds=1)
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)
 
 
-def test_untrained_distances_are_told_once_per_row_also_when_nothing_is_left_to_run(tmp_path):
-    text = "counted: length 8 used ID distances up to 18, but training only up to 10"
-    counted = {"counted": small_experiment(scheme=Sequential(), steps=4)}
+def test_untrained_distances_cause_one_warning_per_experiment_also_on_a_repeated_call(tmp_path):
+    text = "sequential: length 8 used ID distances up to 18, but training only up to 10"
+    sequential = {"sequential": small_experiment(scheme=Sequential(), steps=4)}
     for _ in range(2):
-        # NoPE reads no distances.
-        answer = compared(tmp_path, ROWS | counted)
-        assert [warning for warning in answer.warnings if not warning.startswith("PPC")] == [text]
+        # NoPE uses no distances.
+        comparison = compare_two_seeds(tmp_path, EXPERIMENTS | sequential)
+        assert [warning for warning in comparison.warnings if not warning.startswith("PPC")] == [text]
 
 
-def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
-    compared(tmp_path)
+def test_another_comparison_in_the_same_folder_raises_an_error(tmp_path):
+    compare_two_seeds(tmp_path)
     before = tree(tmp_path)
-    renamed = dict(zip(["one", "two"], ROWS.values(), strict=True))
+    renamed = dict(zip(["one", "two"], EXPERIMENTS.values(), strict=True))
     others = {
-        "experiments.NoPE, a control": lambda: compared(tmp_path, {"PPC": ROWS["PPC"]}),
-        "num_seeds": lambda: compared(tmp_path, num_seeds=1),
-        "experiments.PPC.training.steps": lambda: compared(tmp_path, {**ROWS, "PPC": small_experiment(steps=7)}),
-        "experiments.NoPE, a control, experiments.PPC, experiments.one and 1 more": lambda: compared(tmp_path, renamed),
+        "experiments.NoPE, a control": lambda: compare_two_seeds(tmp_path, {"PPC": EXPERIMENTS["PPC"]}),
+        "num_seeds": lambda: compare_two_seeds(tmp_path, num_seeds=1),
+        "experiments.PPC.training.steps": lambda: compare_two_seeds(
+            tmp_path, {**EXPERIMENTS, "PPC": small_experiment(steps=7)}
+        ),
+        "experiments.NoPE, a control, experiments.PPC, experiments.one and 1 more": lambda: compare_two_seeds(
+            tmp_path, renamed
+        ),
     }
     for names, other in others.items():
         text = rf"contains another comparison: different {names}; choose another"
@@ -322,38 +327,38 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"comparison": ', b"\xff"], ids=repr)
-def test_a_damaged_comparison_file_is_refused_by_name(content, tmp_path):
+def test_a_damaged_comparison_file_is_named_in_the_error(content, tmp_path):
     (tmp_path / "comparison.json").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"comparison\.json"):
-        compared(tmp_path)
+        compare_two_seeds(tmp_path)
     assert tree(tmp_path) == {"comparison.json": content}
 
 
-def test_lengths_that_an_encoding_cannot_hold_are_refused_before_any_row_is_trained(tmp_path):
+def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_training(tmp_path):
     learned = small_experiment(scheme=Sequential(), encoding=Learned(num_position_ids=18))
     text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
     with pytest.raises(PositionRangeError, match=text):
-        compared(tmp_path, {**ROWS, "learned": learned})
+        compare_two_seeds(tmp_path, {**EXPERIMENTS, "learned": learned})
     assert tree(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("settings", "text"),
     [
         ({"num_seeds": 0}, r"^invalid num_seeds 0; use at least 1$"),
         ({"jobs": 0}, r"^invalid jobs 0; use at least 1$"),
     ],
 )
-def test_numbers_that_run_nothing_are_refused(given, text, tmp_path):
+def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_path):
     with pytest.raises(SettingError, match=text):
-        compared(tmp_path, **given)
+        compare_two_seeds(tmp_path, **settings)
     assert tree(tmp_path) == {}
 
 
 FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--jobs", "1", "--device", "cpu"]
 
 
-def test_the_command_line_writes_a_comparison_its_rows_and_its_figure_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_the_command_line_writes_rows_and_figure_and_does_not_repeat_runs(tmp_path, monkeypatch, capsys):
     cli.main([*FLAGS, "--out", str(tmp_path)])
     printed = capsys.readouterr()
     assert "parity_rank" in printed.out
@@ -381,51 +386,54 @@ def test_the_command_line_writes_a_comparison_its_rows_and_its_figure_and_goes_o
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_rows_of_one(tmp_path, monkeypatch):
-    # Processes of their own know nothing of a patch.
+def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
+    # Worker processes do not see patches.
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", FIT_EXAMPLES)
-    experiments = {**ROWS, "too fast": DIVERGING}
-    one, two = compared(tmp_path / "one", experiments), compared(tmp_path / "two", experiments, jobs=2)
+    experiments = {**EXPERIMENTS, "too fast": DIVERGING}
+    one, two = (
+        compare_two_seeds(tmp_path / "one", experiments),
+        compare_two_seeds(tmp_path / "two", experiments, jobs=2),
+    )
     assert untimed(two.rows) == untimed(one.rows)
     assert two.warnings == one.warnings
     assert two.finished
     assert two.diverged == one.diverged
-    assert compared(tmp_path / "two", experiments, jobs=2).rows == two.rows
+    assert compare_two_seeds(tmp_path / "two", experiments, jobs=2).rows == two.rows
 
 
-def test_some_rows_of_a_named_comparison_are_those_of_the_whole():
-    whole = choices.rows_of(["which_copy"], None, None)
-    assert choices.rows_of(["which_copy"], None, "coupled/rotary, sequential/nope") == {
+def test_selected_rows_of_a_named_comparison_equal_those_of_the_whole():
+    whole = options.experiments_from_names(["which_copy"], None, None)
+    assert options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope") == {
         label: whole[label] for label in ("coupled/rotary", "sequential/nope")
     }
 
 
-def test_what_was_measured_is_in_the_results_of_its_run_once_wherever_a_comparison_was_killed(tmp_path):
-    whole = compared(tmp_path)
+def test_deleted_results_of_a_run_are_restored_without_duplicates(tmp_path):
+    whole = compare_two_seeds(tmp_path)
     folder = next(tmp_path.glob("*/seed-1"))
     before = (folder / "results.jsonl").read_bytes()
     assert before.count(b"\n") == 2
     (folder / "results.jsonl").unlink()
-    assert compared(tmp_path).rows == whole.rows
+    assert compare_two_seeds(tmp_path).rows == whole.rows
     assert (folder / "results.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("kept", [1, 4])
-def test_measured_rows_that_were_cut_or_doubled_are_not_used(kept, tmp_path):
-    compared(tmp_path)
-    path = next(tmp_path.glob("*/seed-1")) / COMPARED
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_missing_or_duplicate_saved_rows_raise_an_error(num_rows, tmp_path):
+    compare_two_seeds(tmp_path)
+    path = next(tmp_path.glob("*/seed-1")) / COMPARISON_ROWS
     rows, seal = path.read_bytes().splitlines(keepends=True)[:-1], path.read_bytes().splitlines(keepends=True)[-1]
-    path.write_bytes(b"".join((rows * 2)[:kept]) + seal)
+    path.write_bytes(b"".join((rows * 2)[:num_rows]) + seal)
     with pytest.raises(
         RunFolderError, match=r"has changed since it was written \(digest differs\); delete it to measure"
     ):
-        compared(tmp_path)
+        compare_two_seeds(tmp_path)
     path.unlink()
-    assert compared(tmp_path).finished
+    assert compare_two_seeds(tmp_path).finished
 
 
 @pytest.mark.parametrize("labels", [("PPC", "ppc"), ("a b", "a_b"), ("a", "a!"), ("rows", "!!"), ("", "b")])
-def test_labels_that_share_a_folder_or_have_none_are_refused(labels, tmp_path):
+def test_labels_without_a_unique_folder_name_raise_an_error(labels, tmp_path):
     with pytest.raises(SettingError, match=r"gives no unique folder name .*; use labels that differ in letters"):
-        compared(tmp_path, dict.fromkeys(labels, ROWS["PPC"]))
+        compare_two_seeds(tmp_path, dict.fromkeys(labels, EXPERIMENTS["PPC"]))
     assert not list(tmp_path.iterdir())

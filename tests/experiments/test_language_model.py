@@ -1,4 +1,4 @@
-"""Language models from the command line: prepare, train, evaluate, compare; tables and figures of losses."""
+"""Language models on the command line: prepare, train, evaluate and compare, with tables and figures of losses."""
 
 import json
 import math
@@ -23,50 +23,50 @@ from lengthwise.experiments.run import load_run
 from lengthwise.tasks import GradedByLoss, Parity, Text
 
 QUICK = ["--quick", "--device", "cpu"]
-# The contract's fields of a row, as far as a loss has them, and its own.
-ROW = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
+# Documented fields of a result row with losses.
+RUN = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"steps", "fitted", "train_s", "time"}
 LOSS = {"loss", "low", "high", "perplexity", "bits_per_byte", "token_accuracy", "scored_tokens", "shortest_context"}
-CELL = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
+RESULT = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus, texts and a quick run on it."""
-    folder = tmp_path_factory.mktemp("made")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with texts, a corpus and a quick run on it."""
+    folder = tmp_path_factory.mktemp("folders")
     small_corpus(folder)
     cli.main(["train", "language_model", *QUICK, "--corpus", str(folder / "corpus"), "--out", str(folder / "run")])
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working folder with links to what was made; threads on busy cores wait for each other for seconds."""
-    for path in made.iterdir():
+def _here(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Link the folders into the working folder; use one thread, because threads on busy cores wait for each other."""
+    for path in folders.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
-def asked(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that succeeds prints to standard output."""
+def output_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the standard output of a successful command."""
     capsys.readouterr()
     cli.main(arguments)
     return capsys.readouterr().out
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a command leaves with status 2."""
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one-line error of a command that exits with status 2."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(arguments)
     printed = capsys.readouterr()
-    assert (left.value.code, printed.out) == (2, "")
+    assert (exit_info.value.code, printed.out) == (2, "")
     return printed.err.removeprefix("error: ").rstrip("\n")
 
 
-def test_prepare_shows_a_row_for_each_kind(capsys):
-    out = asked(["prepare", "tales", "letters=notes", "--vocabulary-size", "280", "--out", "new"], capsys)
+def test_prepare_prints_a_row_per_kind(capsys):
+    out = output_of(["prepare", "tales", "letters=notes", "--vocabulary-size", "280", "--out", "new"], capsys)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
     assert [row[0] for row in rows] == ["tales", "letters"]
     assert [row[1] for row in rows] == ["8", "8"]
@@ -76,57 +76,57 @@ def test_prepare_shows_a_row_for_each_kind(capsys):
     }
 
 
-def test_prepare_prints_one_json_document_with_the_facts(capsys):
-    document = json.loads(asked(["prepare", "tales", "--vocabulary-size", "280", "--out", "new", "--json"], capsys))
+def test_prepare_json_is_one_document_with_the_facts_of_the_corpus(capsys):
+    document = json.loads(output_of(["prepare", "tales", "--vocabulary-size", "280", "--out", "new", "--json"], capsys))
     assert document == {"folder": "new", **json.loads(Path("new/corpus.json").read_text())}
     assert document["settings"] == {"vocabulary_size": 280, "held_out": 0.1, "seed": 0}
 
 
 @pytest.mark.filterwarnings("always::lengthwise.core.errors.SkippedTextWarning")
-def test_prepare_tells_what_it_left_out(capsys):
+def test_prepare_warns_about_skipped_files(capsys):
     Path("more").mkdir()
     Path("more/good.txt").write_text("some text\n" * 9)
     Path("more/bad.txt").write_bytes(b"\xff")
     cli.main(["prepare", "more", "--out", "new"])
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert warnings == [
-        "warning: 1 file(s) of more cannot be read as UTF-8 text and were left out, such as more/bad.txt"
-    ]
+    assert warnings == ["warning: skipped 1 file(s) of more that are not UTF-8 text, such as more/bad.txt"]
 
 
-def test_a_run_says_by_its_whole_path_which_corpus_it_read(made, capsys):
+def test_a_run_saves_the_absolute_path_of_its_corpus(folders, capsys):
     document = json.loads(
-        asked(["train", "language_model", *QUICK, "--corpus", "corpus", "--out", "new", "--json"], capsys)
+        output_of(["train", "language_model", *QUICK, "--corpus", "corpus", "--out", "new", "--json"], capsys)
     )
     assert document["fitted"] is None
     saved = json.loads(Path("new/experiment.json").read_text())["experiment"]["task"]
     assert saved == {"name": "text", "corpus": str(Path("corpus").absolute()), "split": "train", "kind": None}
-    assert (Path("new") / "tokenizer.json").read_bytes() == (made / "corpus/tokenizer.json").read_bytes()
+    assert (Path("new") / "tokenizer.json").read_bytes() == (folders / "corpus/tokenizer.json").read_bytes()
 
 
-def test_training_on_text_does_not_speak_of_exact_match(capsys):
-    out = asked(["train", "language_model", *QUICK, "--out", "new"], capsys)
+def test_training_on_text_prints_no_exact_match(capsys):
+    out = output_of(["train", "language_model", *QUICK, "--out", "new"], capsys)
     assert out.startswith("20 steps in ")
     assert "exact match" not in out
     assert out.endswith("saved in new\n")
 
 
-def test_a_stopped_run_on_text_goes_on_from_its_folder_alone(capsys):
+def test_a_stopped_run_on_text_resumes_from_its_folder(capsys):
     flags = ["train", "language_model", *QUICK, "--corpus", "corpus", "--out", "new", "--json"]
-    first = json.loads(asked(flags, capsys))
+    first = json.loads(output_of(flags, capsys))
     (Path("new") / "model.safetensors").unlink()
-    again = json.loads(asked(["train", "--resume", "--device", "cpu", "--out", "new", "--json"], capsys))
+    again = json.loads(output_of(["train", "--resume", "--device", "cpu", "--out", "new", "--json"], capsys))
     assert {**again, "train_s": 0} == {**first, "train_s": 0}
 
 
-def test_evaluate_adds_rows_with_losses_to_the_results(made, capsys, monkeypatch):
-    results = made / "run" / "results.jsonl"
+def test_evaluate_appends_rows_with_losses_to_the_results(folders, capsys, monkeypatch):
+    results = folders / "run" / "results.jsonl"
     results.unlink(missing_ok=True)
-    out = asked(["evaluate", "run", "--lengths", "4,32", "--num-examples", "9", "--device", "cpu", "--json"], capsys)
+    out = output_of(
+        ["evaluate", "run", "--lengths", "4,32", "--num-examples", "9", "--device", "cpu", "--json"], capsys
+    )
     rows = json.loads(out)["results"]
     assert rows == [json.loads(line) for line in results.read_text().splitlines()]
     for row, length in zip(rows, (4, 32), strict=True):
-        assert set(row) == ROW | TRAINING | LOSS | CELL | {"corpus", "corpus_sha256"}
+        assert set(row) == RUN | TRAINING | LOSS | RESULT | {"corpus", "corpus_sha256"}
         assert (row["length"], row["num_examples"], row["scored_tokens"], row["shortest_context"]) == (
             length,
             9,
@@ -138,37 +138,37 @@ def test_evaluate_adds_rows_with_losses_to_the_results(made, capsys, monkeypatch
         assert (row["task"], row["decode"], row["fitted"]) == ("text", "forced", None)
 
 
-def test_evaluate_measures_each_kind_that_is_named(capsys):
+def test_evaluate_measures_each_kind_of_text(capsys):
     flags = ["--variants", "tales,notes", "--lengths", "8", "--num-examples", "5", "--device", "cpu"]
-    rows = json.loads(asked(["evaluate", "run", *flags, "--json"], capsys))["results"]
+    rows = json.loads(output_of(["evaluate", "run", *flags, "--json"], capsys))["results"]
     assert [row["variant"] for row in rows] == ["tales", "notes"]
     assert rows[0]["loss"] != rows[1]["loss"]
-    shown = asked(["evaluate", "run", *flags], capsys)
-    assert all(f"{row['loss']:.4f}" in shown and row["variant"] in shown for row in rows)
+    table_text = output_of(["evaluate", "run", *flags], capsys)
+    assert all(f"{row['loss']:.4f}" in table_text and row["variant"] in table_text for row in rows)
 
 
-def test_a_corpus_that_was_moved_is_named_again(made, tmp_path, capsys):
+def test_a_moved_corpus_can_be_passed_again(folders, tmp_path, capsys):
     moved = tmp_path / "moved"
-    moved.symlink_to(made / "corpus")
+    moved.symlink_to(folders / "corpus")
     flags = ["evaluate", "run", "--lengths", "8", "--num-examples", "3", "--device", "cpu", "--json"]
-    here, there = (json.loads(asked([*flags, *more], capsys))["results"] for more in ([], ["--corpus", str(moved)]))
+    here, there = (json.loads(output_of([*flags, *more], capsys))["results"] for more in ([], ["--corpus", str(moved)]))
     assert [row["loss"] for row in here] == [row["loss"] for row in there]
 
 
-def test_generate_goes_on_with_a_text_and_gives_no_verdict(capsys):
+def test_generate_continues_a_text_without_a_verdict(capsys):
     flags = ["generate", "run", "--prompt", "the bird ", "--max-new-tokens", "3", "--device", "cpu"]
-    document = json.loads(asked([*flags, "--json"], capsys))
+    document = json.loads(output_of([*flags, "--json"], capsys))
     assert len(document["tokens"]) <= 3
     assert document["right"] is None
-    out = asked(flags, capsys)
-    assert "right" not in out
-    assert "wrong" not in out
+    out = output_of(flags, capsys)
+    assert "correct" not in out
+    assert "incorrect" not in out
 
 
-def test_compare_shows_perplexities_and_draws_them(made, capsys):
+def test_compare_prints_and_draws_perplexities(folders, capsys):
     rows = "sequential/rotary,sequential/nope"
     flags = ["compare", "--task", "text", "--rows", rows, "--corpus", "corpus", *QUICK, "--lengths", "4,40"]
-    out = asked([*flags, "--num-examples", "6", "--jobs", "1", "--out", "new"], capsys)
+    out = output_of([*flags, "--num-examples", "6", "--jobs", "1", "--out", "new"], capsys)
     assert out.startswith("perplexity by context length")
     found = [json.loads(line) for line in Path("new/results.jsonl").read_text().splitlines()]
     assert [(row["row"], row["length"]) for row in found] == [
@@ -176,12 +176,12 @@ def test_compare_shows_perplexities_and_draws_them(made, capsys):
     ]
     assert all(f"{row['perplexity']:.2f}" in out for row in found)
     assert Path("new/figure.png").read_bytes().startswith(b"\x89PNG")
-    # Each row's own folder is a run that reads text.
+    # The folder of each row is a run on the corpus.
     (folder,) = Path("new").glob("*rotary/seed-0")
     assert load_run(folder, device="cpu").experiment.task == Text(corpus=str(Path("corpus").absolute()))
 
 
-WRONG: list[tuple[list[str], str]] = [
+INVALID: list[tuple[list[str], str]] = [
     (
         ["prepare", "nowhere", "--out", "new"],
         "nowhere does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
@@ -189,17 +189,23 @@ WRONG: list[tuple[list[str], str]] = [
     (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small; use"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
-    (["prepare", "tales", "--held-out", "2", "--out", "new"], "held-out share 2.0 leaves nothing to train on"),
+    (
+        ["prepare", "tales", "--held-out", "2", "--out", "new"],
+        "invalid held-out share 2.0; use a number from 0 to below 1",
+    ),
     (["prepare", "tales", "--held-out", "x", "--out", "new"], "invalid number 'x'; use a fraction such as 0.1"),
     (["prepare", "--out", "new"], "TEXT"),
     (["prepare", "tales"], "--out"),
-    (["train", "language_model", "--corpus", "nowhere"], "nowhere is no corpus (it has no corpus.json); make one with"),
-    (["train", "language_model", "--corpus", "tales"], "tales is no corpus (it has no corpus.json); make one with"),
+    (
+        ["train", "language_model", "--corpus", "nowhere"],
+        "nowhere is not a corpus (it has no corpus.json); run lengthwise",
+    ),
+    (["train", "language_model", "--corpus", "tales"], "tales is not a corpus (it has no corpus.json); run lengthwise"),
     (["train", "language_model", "--corpus", "run"], "corpus run is damaged"),
-    (["train", "parity", "--corpus", "corpus"], "task parity reads no text; leave out --corpus, or train the recipe"),
+    (["train", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus, or train the recipe"),
     (
         ["train", "language_model", "--corpus", "corpus", "--train-lengths", "9:99999"],
-        "length 99999 takes 100000 tokens and this train text has",
+        "length 99999 needs 100000 tokens and this train text has",
     ),
     (["train", "--task", "text", "--scheme", "predicted"], "this task declares no coupling; use the scheme sequential"),
     (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
@@ -209,9 +215,9 @@ WRONG: list[tuple[list[str], str]] = [
     ),
     (["evaluate", "run", "--decode", "free"], "a loss requires teacher forcing; leave out --decode free"),
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
-    (["evaluate", "run", "--corpus", "nowhere"], "nowhere is no corpus (it has no corpus.json)"),
+    (["evaluate", "run", "--corpus", "nowhere"], "nowhere is not a corpus (it has no corpus.json)"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; text needs some words to continue"),
-    (["compare", "parity", "--corpus", "corpus"], "task parity reads no text; leave out --corpus"),
+    (["compare", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus"),
     (
         ["compare", "parity", "language_model", *QUICK],
         "tasks graded by loss and tasks graded by exact match have no common scale",
@@ -224,16 +230,16 @@ WRONG: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_wrong_input_is_answered_in_one_line_and_changes_nothing(arguments, text, tmp_path, capsys):
+@pytest.mark.parametrize(("arguments", "text"), INVALID, ids=[" ".join(arguments) for arguments, _ in INVALID])
+def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, tmp_path, capsys):
     before = tree(tmp_path)
-    line = refused(arguments, capsys)
+    line = error_of(arguments, capsys)
     assert text in line
     assert "\n" not in line
     assert tree(tmp_path) == before
 
 
-def test_a_task_starts_from_its_own_recipe():
+def test_experiment_for_starts_from_the_recipe_of_the_task():
     for task in ("parity", "copy", "reverse", "addition", "multi_addition"):
         scheme = RECIPES[task]().scheme.name
         assert experiment_for(task, scheme) == RECIPES[task]()
@@ -241,7 +247,7 @@ def test_a_task_starts_from_its_own_recipe():
     assert experiment_for("index_hints", "sequential").training == RECIPES["parity"]().training
 
 
-def test_the_sizes_differ_in_size_and_the_rows_of_the_comparison_in_scheme_and_encoding_alone():
+def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_encoding():
     sizes = [RECIPES[f"language_model{size}"]() for size in ("_small", "", "_large")]
     widths = [(each.decoder.num_layers, each.decoder.d_model) for each in sizes]
     assert widths == sorted(widths)
@@ -252,31 +258,33 @@ def test_the_sizes_differ_in_size_and_the_rows_of_the_comparison_in_scheme_and_e
     first = rows["rotary"]
     assert {replace(row, scheme=first.scheme, encoding=first.encoding) == first for row in rows.values()} == {True}
     assert [length / first.train_lengths[1] for length in first.evaluation.lengths] == [1, 2, 4, 8]
-    # All that evaluation uses, training has shown.
+    # Training covers all IDs of the evaluation.
     assert rows["rotary + PoSE"].scheme.num_position_ids == max(first.evaluation.lengths) + 1
 
 
-def test_only_text_reads_a_corpus_and_it_is_opened_at_once():
+def test_only_the_text_task_accepts_a_corpus_which_is_checked_immediately():
     assert isinstance(with_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
     assert with_corpus(small_experiment(), None) == small_experiment()
-    with pytest.raises(SettingError, match=r"task parity reads no text; leave out --corpus, or train the recipe"):
+    with pytest.raises(SettingError, match=r"task parity uses no corpus; leave out --corpus, or train the recipe"):
         with_corpus(small_experiment(Parity()), Path("corpus"))
-    with pytest.raises(LengthwiseError, match=r"nowhere is no corpus"):
+    with pytest.raises(LengthwiseError, match=r"nowhere is not a corpus"):
         with_corpus(RECIPES["language_model"](), Path("nowhere"))
 
 
-def test_a_comparison_of_text_tells_how_each_row_turned_out(tmp_path):
-    task, told = Text(corpus=str(Path("corpus").absolute())), []
+def test_a_comparison_on_text_reports_the_loss_of_each_run(tmp_path):
+    task, messages = Text(corpus=str(Path("corpus").absolute())), []
     rows = {"rotary": text_experiment(task), "NoPE": text_experiment(task, encoding=NoPE())}
-    answer = compare(rows, tmp_path / "out", num_seeds=2, jobs=1, device="cpu", report=told.append)
-    assert answer.finished
-    last = [row for row in answer.rows if row["length"] == 32]
-    assert [line.split(" s, ")[1] for line in told] == [f"loss {row['loss']:.3f} at context length 32" for row in last]
+    comparison = compare(rows, tmp_path / "out", num_seeds=2, jobs=1, device="cpu", report=messages.append)
+    assert comparison.finished
+    last = [row for row in comparison.rows if row["length"] == 32]
+    assert [line.split(" s, ")[1] for line in messages] == [
+        f"loss {row['loss']:.3f} at context length 32" for row in last
+    ]
     assert len({row["loss"] for row in last}) == 4
 
 
 def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: Any) -> dict[str, Any]:
-    """A result row with what reports read."""
+    """Return a result row with the fields that reports use."""
     return {
         "row": label,
         "task": "text",
@@ -300,13 +308,13 @@ def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: 
     }
 
 
-def test_a_pooled_loss_is_the_perplexity_of_the_seeds_mean_loss():
-    found = pool_seeds([row(loss=2.0), row(loss=4.0, seed=1)])
-    assert found == pytest.approx((math.exp(3.0), math.exp(2.9), math.exp(3.2)))
+def test_pooling_seeds_gives_the_perplexity_of_the_mean_loss():
+    pooled = pool_seeds([row(loss=2.0), row(loss=4.0, seed=1)])
+    assert pooled == pytest.approx((math.exp(3.0), math.exp(2.9), math.exp(3.2)))
     assert pool_seeds([row(low=None, high=None)])[1:] == (None, None)
 
 
-def test_the_table_of_a_comparison_holds_perplexities():
+def test_the_table_of_a_comparison_has_perplexities():
     header, body = table([row(length=length, loss=loss) for length, loss in ((256, 3.0), (512, 2.5))])
     assert header[-2:] == ["256\nn=512", "512\nn=512"]
     assert body == [["rotary", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
@@ -315,7 +323,7 @@ def test_the_table_of_a_comparison_holds_perplexities():
     assert outcome([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
 
 
-def test_the_table_of_one_run_tells_context_loss_and_interval():
+def test_the_table_of_a_run_has_context_loss_and_interval():
     header, body = length_table([row(length=2048), row(low=None, high=None, bits_per_byte=None)])
     assert body[0] == ["2,017-2,048", "512", "40", "3.0000", "2.9000-3.2000", "20.09", "1.500", "0.3750"]
     assert [body[1][place] for place in (4, 6)] == ["-", "-"]
@@ -324,20 +332,20 @@ def test_the_table_of_one_run_tells_context_loss_and_interval():
     assert (header[0], body[0][0]) == ("kind", "code")
 
 
-def test_a_figure_shows_perplexity_on_a_scale_of_its_own(tmp_path, monkeypatch):
-    drawn: dict[str, tuple[list[int], list[float]]] = {}
+def test_a_figure_has_a_logarithmic_perplexity_axis(tmp_path, monkeypatch):
+    curves: dict[str, tuple[list[int], list[float]]] = {}
     scales = set()
     plot = Axes.plot
 
-    def plotted(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
-        drawn[how["label"]] = (list(x), list(y))
+    def record(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
+        curves[how["label"]] = (list(x), list(y))
         scales.add(axes)
         return plot(axes, x, y, style, **how)
 
-    monkeypatch.setattr(Axes, "plot", plotted)
+    monkeypatch.setattr(Axes, "plot", record)
     rows = [row(label, length, loss) for label in ("rotary", "NoPE") for length, loss in ((256, 3.0), (512, 9.0))]
     assert draw(rows, tmp_path, "text").read_bytes().startswith(b"\x89PNG")
-    assert drawn["NoPE"] == ([256, 512], [math.exp(3.0), math.exp(9.0)])
+    assert curves["NoPE"] == ([256, 512], [math.exp(3.0), math.exp(9.0)])
     (axes,) = scales
     assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")
     assert axes.get_ylim()[1] > math.exp(9.0)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import UnknownNameError
-from lengthwise.evaluation.diagnosis import diagnosis as diagnosing
+from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
+from lengthwise.evaluation.diagnosis import support_mass
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
@@ -27,8 +28,8 @@ def small_numbers(monkeypatch):
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
     for module in (recall, diagnosis):
         monkeypatch.setattr(module, "EXAMPLES", 4)
-    for number in ("ASKED", "LOOKED_AT"):
-        monkeypatch.setattr(diagnosing, number, 2)
+    monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)
+    monkeypatch.setattr(support_mass, "NUM_ANSWERS", 2)
 
 
 @pytest.mark.slow

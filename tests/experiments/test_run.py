@@ -1,4 +1,4 @@
-"""Runs: what is saved is what is loaded, rows have the contract's fields, and Ctrl-C loses nothing."""
+"""Runs: saving and loading, the fields of result rows, generation from a prompt, and interruption by Ctrl-C."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments import generate_from_prompt as answer_module
+from lengthwise.experiments import generate_from_prompt as prompt_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
@@ -36,16 +36,16 @@ from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.training.trainer import TrainingSettings
 
 SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
-CELL = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
+RESULT = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance"}
 RUN = {"task", "scheme", "encoding", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"steps", "fitted", "train_s", "time"}
-FIELDS = CELL | ACCURACIES | RUN | TRAINING
+FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_fit() -> Iterator[None]:
-    """What decides whether a run fitted is no matter here."""
+    """Use few examples to measure the fit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "FIT_EXAMPLES", 16)
         yield
@@ -61,7 +61,7 @@ def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in ("wall_s", "train_s", "time")} for row in rows]
 
 
-def test_a_loaded_run_has_the_weights_the_facts_and_the_rows_of_the_trained_one(tmp_path):
+def test_a_loaded_run_has_the_weights_facts_and_results_of_the_trained_run(tmp_path):
     run = trained(tmp_path)
     loaded = load_run(tmp_path, device="cpu")
     assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
@@ -70,7 +70,12 @@ def test_a_loaded_run_has_the_weights_the_facts_and_the_rows_of_the_trained_one(
     assert untimed(evaluate(loaded, SETTINGS)) == untimed(evaluate(run, SETTINGS))
 
 
-def test_rows_are_added_to_the_results_of_the_run(tmp_path):
+def test_the_repr_of_a_run_is_one_short_line(tmp_path):
+    run = trained(tmp_path / "run")
+    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, parity/predicted/rotary, 12 steps)"
+
+
+def test_evaluate_appends_rows_to_the_results_of_the_run(tmp_path):
     run = trained(tmp_path)
     rows = [*evaluate(run, SETTINGS), *evaluate(run, replace(SETTINGS, decode="free"))]
     assert [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()] == rows
@@ -83,7 +88,7 @@ def test_rows_are_added_to_the_results_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize(("scheme", "more"), [(Predicted(num_position_ids=48), {"head"}), (Sequential(), set())])
-def test_rows_have_the_fields_of_the_contract_and_no_others(scheme, more, tmp_path):
+def test_rows_have_exactly_the_documented_fields(scheme, more, tmp_path):
     run = trained(tmp_path, scheme=scheme)
     for row in evaluate(run, SETTINGS):
         assert set(row) == FIELDS | more
@@ -94,14 +99,14 @@ def test_rows_have_the_fields_of_the_contract_and_no_others(scheme, more, tmp_pa
         assert row["steps"] == 12
 
 
-def test_facts_tell_the_ids_and_the_distances_that_training_showed(tmp_path):
+def test_facts_have_the_id_range_and_largest_distance_of_training(tmp_path):
     run = trained(tmp_path, scheme=Sequential(), batch_size=2)
     # Parities of up to 4 bits are 11 tokens.
     assert (run.facts["id_range"], run.facts["trained_distance"]) == ([0, 10], 10)
     assert set(run.facts) == {"steps", "fitted", "id_range", "trained_distance", "train_s"}
 
 
-def test_facts_survive_a_stop(tmp_path):
+def test_a_resumed_run_has_the_facts_of_an_uninterrupted_run(tmp_path):
     experiment = small_experiment(scheme=Skipwise(num_position_ids=40))
     train(experiment, tmp_path / "whole", device="cpu")
     train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6))
@@ -109,7 +114,7 @@ def test_facts_survive_a_stop(tmp_path):
     assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
 
 
-def test_a_variant_is_measured_and_named(tmp_path):
+def test_evaluate_measures_and_names_a_variant(tmp_path):
     run = trained(tmp_path, task=Addition())
     plain, carry = evaluate(run, SETTINGS), evaluate(run, replace(SETTINGS, variants=("carry",)))
     assert [row["variant"] for row in plain + carry] == [None, None, "carry", "carry"]
@@ -118,7 +123,7 @@ def test_a_variant_is_measured_and_named(tmp_path):
         evaluate(run, replace(SETTINGS, variants=("cary",)))
 
 
-def saved(experiment: Experiment) -> Experiment:
+def saved_and_restored(experiment: Experiment) -> Experiment:
     return from_dict(json.loads(json.dumps(to_dict(experiment))))
 
 
@@ -129,9 +134,9 @@ ALL_RECIPES = {
 
 
 @pytest.mark.parametrize("name", ALL_RECIPES)
-def test_every_recipe_is_the_same_after_it_is_saved(name):
-    assert saved(ALL_RECIPES[name]) == ALL_RECIPES[name]
-    assert saved(quick(ALL_RECIPES[name])) == quick(ALL_RECIPES[name])
+def test_every_recipe_equals_its_restored_copy(name):
+    assert saved_and_restored(ALL_RECIPES[name]) == ALL_RECIPES[name]
+    assert saved_and_restored(quick(ALL_RECIPES[name])) == quick(ALL_RECIPES[name])
 
 
 @pytest.mark.slow
@@ -186,85 +191,85 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_entry_of_every_table_is_the_same_after_it_is_saved(name):
+def test_every_table_entry_equals_its_restored_copy(name):
     experiment = Experiment(**PARTS[name])
-    assert saved(experiment) == experiment
+    assert saved_and_restored(experiment) == experiment
 
 
-def test_a_task_within_a_task_is_looked_up_by_its_name_as_well():
-    written = to_dict(Experiment(task=IndexHints(task=Addition())))
-    written["task"]["task"]["name"] = "adition"
+def test_an_unknown_nested_task_name_raises_an_error():
+    saved = to_dict(Experiment(task=IndexHints(task=Addition())))
+    saved["task"]["task"]["name"] = "adition"
     with pytest.raises(UnknownNameError, match=r"unknown saved task 'adition'"):
-        from_dict(written)
+        from_dict(saved)
 
 
-def test_a_placement_within_a_task_is_looked_up_by_its_name_and_so_are_the_laws_within_a_placement():
-    written = to_dict(Experiment(task=Planted(placement=ByLength())))
-    written["task"]["placement"]["laws"][1]["name"] = "locl"
+def test_an_unknown_nested_placement_or_law_name_raises_an_error():
+    saved = to_dict(Experiment(task=Planted(placement=ByLength())))
+    saved["task"]["placement"]["laws"][1]["name"] = "locl"
     with pytest.raises(UnknownNameError, match=r"unknown saved laws 'locl'; if it is custom, pass --task"):
-        from_dict(written)
-    written["task"]["placement"]["name"] = "by_lenth"
+        from_dict(saved)
+    saved["task"]["placement"]["name"] = "by_lenth"
     with pytest.raises(UnknownNameError, match=r"unknown saved placement 'by_lenth'; if it is custom"):
-        from_dict(written)
+        from_dict(saved)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPlacement(Subsets):
-    """In no table."""
+class CustomPlacement(Subsets):
+    """Placement that is not in the table."""
 
-    name: ClassVar[str] = "own"
+    name: ClassVar[str] = "custom"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPlanted(Planted):
-    """Builds its own placement."""
+class CustomPlanted(Planted):
+    """Planted task with a custom placement."""
 
-    placement: Placement = field(default_factory=OwnPlacement)
-
-
-def test_a_brought_task_builds_a_placement_that_no_table_has():
-    experiment = Experiment(task=OwnPlanted(background=(0.25, 0.75, 0.0, 0.0)))
-    assert from_dict(json.loads(json.dumps(to_dict(experiment))), overrides={"task": OwnPlanted}) == experiment
+    placement: Placement = field(default_factory=CustomPlacement)
 
 
-def test_two_experiments_that_differ_are_saved_differently():
+def test_a_task_override_can_build_a_custom_placement():
+    experiment = Experiment(task=CustomPlanted(background=(0.25, 0.75, 0.0, 0.0)))
+    assert from_dict(json.loads(json.dumps(to_dict(experiment))), overrides={"task": CustomPlanted}) == experiment
+
+
+def test_different_experiments_have_different_saved_forms():
     trees = [json.dumps(to_dict(Experiment(**part))) for part in PARTS.values()]
-    # A default, or a variant that a task is anyway, is there several times.
+    # Defaults and variants that equal their task occur several times.
     assert len(set(trees)) == len({Experiment(**part) for part in PARTS.values()})
     assert len(set(trees)) > 50
 
 
-def test_the_experiment_is_saved_with_versions_commit_and_hardware(tmp_path):
+def test_experiment_json_has_the_experiment_and_its_provenance(tmp_path):
     trained(tmp_path)
-    written = json.loads((tmp_path / "experiment.json").read_text())
-    assert from_dict(written["experiment"]) == small_experiment()
-    assert written["provenance"]["versions"]["torch"] == torch.__version__
-    assert set(written["provenance"]) == {"versions", "commit", "hardware"}
-    assert written["provenance"]["hardware"]["threads"] == torch.get_num_threads()
+    saved = json.loads((tmp_path / "experiment.json").read_text())
+    assert from_dict(saved["experiment"]) == small_experiment()
+    assert saved["provenance"]["versions"]["torch"] == torch.__version__
+    assert set(saved["provenance"]) == {"versions", "commit", "hardware"}
+    assert saved["provenance"]["hardware"]["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("name", ["weave", "rotary_dynamic_ntk"])
-def test_a_scaling_within_what_was_trained_changes_nothing_of_a_run_that_it_is_brought_to(name, tmp_path):
+def test_a_scaled_rotary_override_changes_nothing_within_training_lengths(name, tmp_path):
     trained(tmp_path / "run", encoding=Rotary(base=100.0, fastest=3.0), scheme=Sequential())
-    own, scaled = load_run(tmp_path / "run"), load_run(tmp_path / "run", overrides={"encoding": ENCODINGS[name]})
+    original, scaled = load_run(tmp_path / "run"), load_run(tmp_path / "run", overrides={"encoding": ENCODINGS[name]})
     assert scaled.experiment.encoding == ENCODINGS[name](base=100.0, fastest=3.0)
-    randomize(own.decoder)
-    scaled.decoder.load_state_dict(own.decoder.state_dict())
+    randomize(original.decoder)
+    scaled.decoder.load_state_dict(original.decoder.state_dict())
     tokens = torch.arange(30)[None] % 4
     with torch.no_grad():
-        hidden = [run.decoder(tokens, torch.arange(30)[None])[0] for run in (own, scaled)]
+        hidden = [run.decoder(tokens, torch.arange(30)[None])[0] for run in (original, scaled)]
     torch.testing.assert_close(hidden[1], hidden[0], atol=1e-5, rtol=1e-5)
 
 
-def test_an_encoding_with_other_weights_cannot_take_the_place_of_the_runs(tmp_path):
+def test_an_encoding_override_with_other_weights_raises_an_error(tmp_path):
     trained(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"are not those of the encoding overrides to it; only what has the same"):
+    with pytest.raises(RunFolderError, match=r"do not fit the new encoding; only a part with the same"):
         load_run(tmp_path / "run", overrides={"encoding": ENCODINGS["t5"]})
 
 
 @pytest.mark.parametrize("scheme", ["randomized", "random_floats"])
-def test_a_scheme_that_draws_at_evaluation_is_not_warned_of_its_own_range(scheme, tmp_path):
-    # Wide draws are rare on short sequences: some of many go beyond all that training drew.
+def test_a_scheme_with_random_ids_at_evaluation_causes_no_distance_warning(scheme, tmp_path):
+    # Among many examples, some have a larger distance than any training example.
     run = trained(tmp_path / "run", scheme=SCHEMES[scheme](num_position_ids=4096), steps=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -273,13 +278,17 @@ def test_a_scheme_that_draws_at_evaluation_is_not_warned_of_its_own_range(scheme
 
 
 @pytest.mark.parametrize("encoding", ["yarn", "weave", "rotary_ntk", "partial_rotary"])
-def test_what_a_recipe_settled_about_its_angles_holds_for_every_rotary_encoding(encoding):
-    settled = experiment_for("copy", "predicted", "rotary").encoding
-    built = experiment_for("copy", "predicted", encoding).encoding
-    assert (built.base, built.fastest) == (settled.base, settled.fastest) == (100.0, 3.0)
+def test_every_rotary_encoding_keeps_the_angles_of_the_recipe(encoding):
+    recipe_encoding = experiment_for("copy", "predicted", "rotary").encoding
+    encoding_settings = experiment_for("copy", "predicted", encoding).encoding
+    assert (
+        (encoding_settings.base, encoding_settings.fastest)
+        == (recipe_encoding.base, recipe_encoding.fastest)
+        == (100.0, 3.0)
+    )
 
 
-def test_a_folder_with_a_run_is_not_trained_over(tmp_path):
+def test_training_into_the_folder_of_another_run_raises_an_error(tmp_path):
     trained(tmp_path)
     before = tree(tmp_path)
     with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
@@ -290,23 +299,23 @@ def test_a_folder_with_a_run_is_not_trained_over(tmp_path):
 
 
 @pytest.mark.parametrize(("file", "word"), [("comparison.json", "comparison"), ("influence.json", "study")])
-def test_a_folder_with_something_else_is_not_trained_over(file, word, tmp_path):
+def test_training_into_the_folder_of_a_comparison_or_study_raises_an_error(file, word, tmp_path):
     (tmp_path / file).write_text("{}")
     with pytest.raises(RunFolderError, match=rf"already contains a {word}; choose another --out for the run"):
         train(small_experiment(), tmp_path, device="cpu", resume=True)
     assert set(tree(tmp_path)) == {file}
 
 
-REFUSED: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {
+INVALID: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {
     "encoding below the training range": (
         small_experiment(scheme=Sequential(), encoding=Learned(num_position_ids=10)),
         PositionRangeError,
-        r"uses IDs up to 10 but the encoding learned holds 10; set its num_position_ids to at least 11",
+        r"uses IDs up to 10 but encoding learned has only 10 IDs; set its num_position_ids to at least 11",
     ),
     "encoding below the scheme's range": (
         small_experiment(scheme=Coupled(num_position_ids=48), encoding=Learned(num_position_ids=47)),
         PositionRangeError,
-        r"uses IDs up to 47 but the encoding learned holds 47; set its num_position_ids to at least 48",
+        r"uses IDs up to 47 but encoding learned has only 47 IDs; set its num_position_ids to at least 48",
     ),
     "scheme below the longest training length": (
         small_experiment(scheme=Predicted(num_position_ids=5)),
@@ -321,65 +330,65 @@ REFUSED: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(name, tmp_path):
-    experiment, error, text = REFUSED[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_experiment_raises_an_error_before_anything_is_written(name, tmp_path):
+    experiment, error, text = INVALID[name]
     with pytest.raises(error, match=text):
         train(experiment, tmp_path / "run", device="cpu")
     assert tree(tmp_path) == {}
 
 
-def test_an_encoding_that_holds_just_enough_ids_is_trained(tmp_path):
+def test_an_encoding_with_exactly_enough_ids_trains(tmp_path):
     trained(tmp_path, scheme=Sequential(), encoding=Learned(num_position_ids=11), steps=1)
 
 
 @pytest.mark.parametrize("scheme", [Predicted(num_position_ids=48), Coupled(num_position_ids=48)], ids=str)
-def test_an_answer_is_right_if_and_only_if_its_tokens_and_ids_are(scheme, tmp_path):
+def test_a_completion_is_correct_if_and_only_if_tokens_and_ids_are_correct(scheme, tmp_path):
     run = trained(tmp_path, scheme=scheme, steps=80, batch_size=16, learning_rate=1e-2)
-    right = []
+    results = []
     for number in range(8):
         prompt = f"{number:03b}"
-        answer = generate_from_prompt(run, prompt)
+        completion = generate_from_prompt(run, prompt)
         parities = [str(prompt[: place + 1].count("1") % 2) for place in range(3)]
-        assert answer.expected == [*parities, "end"]
-        assert len(answer.tokens) == len(answer.position_ids) <= 4
-        same_ids = answer.position_ids[:3] == [2, 3, 4] or not isinstance(scheme, Predicted)
-        assert answer.correct == (answer.tokens == answer.expected and same_ids)
-        right.append(answer.correct)
-        # Cut off, a right answer is neither right nor wrong, and a wrong one is as wrong as it was.
-        cut = generate_from_prompt(run, prompt, 2)
-        so_far = cut.tokens == answer.expected[:2] and (
-            cut.position_ids[:2] == [2, 3] or not isinstance(scheme, Predicted)
+        assert completion.expected == [*parities, "end"]
+        assert len(completion.tokens) == len(completion.position_ids) <= 4
+        same_ids = completion.position_ids[:3] == [2, 3, 4] or not isinstance(scheme, Predicted)
+        assert completion.correct == (completion.tokens == completion.expected and same_ids)
+        results.append(completion.correct)
+        # With a limit of tokens, a correct beginning gives None.
+        beginning = generate_from_prompt(run, prompt, 2)
+        is_correct = beginning.tokens == completion.expected[:2] and (
+            beginning.position_ids[:2] == [2, 3] or not isinstance(scheme, Predicted)
         )
-        assert cut.correct is (None if so_far and len(cut.tokens) == 2 else False)
-    assert any(right)
+        assert beginning.correct is (None if is_correct and len(beginning.tokens) == 2 else False)
+    assert any(results)
 
 
 @pytest.mark.parametrize(
-    ("symbols", "position_ids", "right"),
+    ("tokens", "position_ids", "correct"),
     [
         ([0, 1, 3], [2, 3, 5], True),
-        # The end token's ID is never asked for.
+        # The ID of the end token is never used.
         ([0, 1, 3], [2, 3, 9], True),
         ([0, 1, 3], [2, 9, 5], False),
         ([1, 1, 3], [2, 3, 5], False),
         ([0, 1], [2, 3], False),
     ],
 )
-def test_a_right_answer_has_every_token_and_every_id_before_the_end(
-    symbols, position_ids, right, tmp_path, monkeypatch
+def test_correct_needs_every_token_and_every_id_before_the_end_token(
+    tokens, position_ids, correct, tmp_path, monkeypatch
 ):
-    def generate(*given: Any, **how: Any) -> Generation:
-        tokens, ids = torch.tensor([symbols]), torch.tensor([[position_ids]])
-        return Generation(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
+    def generate(*arguments: Any, **settings: Any) -> Generation:
+        output, ids = torch.tensor([tokens]), torch.tensor([[position_ids]])
+        return Generation(tokens=output, position_ids=ids, is_written=torch.ones_like(output, dtype=torch.bool))
 
     run = trained(tmp_path, steps=1)
-    monkeypatch.setattr(answer_module, "generate", generate)
-    assert generate_from_prompt(run, "01").correct == right
+    monkeypatch.setattr(prompt_module, "generate", generate)
+    assert generate_from_prompt(run, "01").correct == correct
 
 
 @pytest.mark.parametrize("wrong_level", [None, 0, 1])
-def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path, monkeypatch):
+def test_correct_on_two_levels_needs_every_id_of_both(wrong_level, tmp_path, monkeypatch):
     task = MultiAddition(operands=(2, 2))
     examples = task.from_prompt("4+8")
     assert examples.coupling is not None
@@ -388,18 +397,18 @@ def test_a_right_answer_on_two_levels_has_every_id_of_both(wrong_level, tmp_path
     if wrong_level is not None:
         ids[wrong_level, 0, 1] += 1
 
-    def generate(*given: Any, **how: Any) -> Generation:
+    def generate(*arguments: Any, **settings: Any) -> Generation:
         return Generation(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, task=task, steps=1)
-    monkeypatch.setattr(answer_module, "generate", generate)
-    answer = generate_from_prompt(run, "4+8")
-    assert answer.correct == (wrong_level is None)
-    assert answer.position_ids == ids[:, 0].tolist()
-    assert len(answer.position_ids[1]) == len(answer.tokens)
+    monkeypatch.setattr(prompt_module, "generate", generate)
+    completion = generate_from_prompt(run, "4+8")
+    assert completion.correct == (wrong_level is None)
+    assert completion.position_ids == ids[:, 0].tolist()
+    assert len(completion.position_ids[1]) == len(completion.tokens)
 
 
-def test_a_run_on_two_levels_is_loaded_evaluated_and_asked(tmp_path):
+def test_a_run_on_two_levels_can_be_loaded_evaluated_and_prompted(tmp_path):
     task = MultiAddition(operands=(2, 2))
     run = trained(tmp_path, task=task, steps=4)
     loaded = load_run(tmp_path, device="cpu")
@@ -410,7 +419,7 @@ def test_a_run_on_two_levels_is_loaded_evaluated_and_asked(tmp_path):
     assert generate_from_prompt(loaded, "12+7") == generate_from_prompt(run, "12+7")
 
 
-def test_a_shorter_answer_is_the_beginning_of_the_whole_one(tmp_path):
+def test_a_token_limit_gives_the_beginning_of_the_completion(tmp_path):
     run = trained(tmp_path, steps=40, batch_size=16, learning_rate=1e-2)
     whole, start = generate_from_prompt(run, "0110"), generate_from_prompt(run, "0110", 2)
     assert (start.tokens, start.position_ids) == (whole.tokens[:2], whole.position_ids[:2])
@@ -419,24 +428,24 @@ def test_a_shorter_answer_is_the_beginning_of_the_whole_one(tmp_path):
 
 @pytest.fixture
 def _ctrl_c_interrupts() -> Iterator[None]:
-    """A shell starts what runs in the background with Ctrl-C switched off."""
+    """Enable Ctrl-C, which shells disable for background processes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Press Ctrl-C when a training step is reported."""
+    """Press Ctrl-C at the report of a training step."""
 
     def report(self: ProgressLine, row: dict[str, Any]) -> None:
         if row["step"] == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(ProgressLine, "trained", report)
+    monkeypatch.setattr(ProgressLine, "show_training", report)
 
 
 @pytest.mark.usefixtures("_ctrl_c_interrupts")
-def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, monkeypatch, capsys):
     flags = ["train", "parity", "--quick", "--device", "cpu", "--out"]
     cli.main([*flags, str(tmp_path / "whole")])
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -444,12 +453,14 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(tmp_path, monkeypatch,
     capsys.readouterr()
     with monkeypatch.context() as patch:
         interrupt_at(patch, 15)
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             cli.main([*flags, str(stopped)])
-    assert left.value.code == 1
+    assert exit_info.value.code == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines()[-1] == (f"stopped and saved; go on with: lengthwise train --resume --out {stopped}")
+    assert (
+        printed.err.splitlines()[-1] == f"stopped and saved; continue with: lengthwise train --resume --out {stopped}"
+    )
     assert sorted(path.name for path in (stopped / "checkpoints").iterdir())[-1] == "step-00000015.safetensors"
     assert not (stopped / "model.safetensors").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -461,39 +472,39 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("_ctrl_c_interrupts")
-def test_a_second_ctrl_c_leaves_at_once_with_status_1(tmp_path, monkeypatch, capsys):
+def test_a_second_ctrl_c_exits_immediately_with_status_1(tmp_path, monkeypatch, capsys):
     def report(self: ProgressLine, row: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(ProgressLine, "trained", report)
-    with pytest.raises(SystemExit) as left:
+    monkeypatch.setattr(ProgressLine, "show_training", report)
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "parity", "--quick", "--device", "cpu", "--out", str(tmp_path / "run")])
-    assert left.value.code == 1
+    assert exit_info.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
 
 
 @pytest.mark.usefixtures("_ctrl_c_interrupts")
-def test_ctrl_c_while_evaluating_leaves_with_status_1(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_during_evaluation_exits_with_status_1(tmp_path, monkeypatch, capsys):
     trained(tmp_path)
 
     def report(self: ProgressLine, length: int, done: int, total: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(ProgressLine, "evaluated", report)
-    with pytest.raises(SystemExit) as left:
+    monkeypatch.setattr(ProgressLine, "show_examples", report)
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["evaluate", str(tmp_path), "--device", "cpu"])
-    assert left.value.code == 1
+    assert exit_info.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
     assert not (tmp_path / "results.jsonl").exists()
 
 
-def test_nope_needs_no_range_and_trains_on_any_ids(tmp_path):
+def test_nope_trains_with_any_ids(tmp_path):
     run = trained(tmp_path, scheme=Skipwise(num_position_ids=4000), encoding=NoPE(), steps=2)
     assert run.facts["id_range"][1] > 100
 
 
-def test_an_evaluation_that_ends_early_keeps_what_it_has_measured(tmp_path):
+def test_an_interrupted_evaluation_keeps_its_finished_rows(tmp_path):
     run = trained(tmp_path)
 
     def interrupt(length: int, done: int, total: int) -> None:
@@ -507,7 +518,7 @@ def test_an_evaluation_that_ends_early_keeps_what_it_has_measured(tmp_path):
     assert not run.decoder.training
 
 
-def test_rows_are_added_behind_a_line_that_was_cut_and_the_reader_names_it(tmp_path):
+def test_rows_are_appended_after_an_incomplete_line_and_reading_names_that_line(tmp_path):
     run = trained(tmp_path)
     evaluate(run, SETTINGS)
     path = tmp_path / "results.jsonl"
@@ -518,24 +529,24 @@ def test_rows_are_added_behind_a_line_that_was_cut_and_the_reader_names_it(tmp_p
         read_rows(path)
 
 
-def edited(folder: Path) -> None:
+def change_setting(folder: Path) -> None:
     path = folder / "experiment.json"
     path.write_text(path.read_text().replace('"temperature": 3.0', '"temperature": 5.0'))
 
 
-def of_another_seed(folder: Path) -> None:
+def replace_model(folder: Path) -> None:
     assert train(replace(small_experiment(), seed=1), folder / "other", device="cpu") is not None
     (folder / "model.safetensors").write_bytes((folder / "other" / "model.safetensors").read_bytes())
 
 
-def unbound(folder: Path) -> None:
+def remove_digest(folder: Path) -> None:
     tensors, facts = load_tensors(folder / "model.safetensors")
     del facts["belongs_to"]
     save_tensors(folder / "model.safetensors", tensors, facts)
 
 
-@pytest.mark.parametrize("change", [edited, of_another_seed, unbound])
-def test_weights_are_used_with_the_experiment_that_they_were_trained_in_alone(change, tmp_path):
+@pytest.mark.parametrize("change", [change_setting, replace_model, remove_digest])
+def test_loading_weights_with_another_experiment_raises_an_error(change, tmp_path):
     trained(tmp_path)
     before = (tmp_path / "experiment.json").read_bytes(), (tmp_path / "model.safetensors").read_bytes()
     change(tmp_path)
@@ -544,10 +555,10 @@ def test_weights_are_used_with_the_experiment_that_they_were_trained_in_alone(ch
         load_run(tmp_path)
 
 
-def test_a_checkpoint_of_another_seed_is_refused(tmp_path):
+def test_a_checkpoint_of_another_seed_raises_an_error(tmp_path):
     for seed in (0, 1):
         train(replace(small_experiment(), seed=seed), tmp_path / str(seed), device="cpu", stop=stop_after(3))
-    (own,), (other,) = (list((tmp_path / str(seed)).rglob("step-*.safetensors")) for seed in (0, 1))
-    own.write_bytes(other.read_bytes())
+    (original,), (other,) = (list((tmp_path / str(seed)).rglob("step-*.safetensors")) for seed in (0, 1))
+    original.write_bytes(other.read_bytes())
     with pytest.raises(RunFolderError, match="belongs to another experiment; train that one, or choose another --out"):
         train(small_experiment(), tmp_path / "0", device="cpu", resume=True)

@@ -183,7 +183,7 @@ def parse_integers(text: str, flag: str) -> tuple[int, ...]:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Split comma-separated names."""
+    """Split comma-separated names and strip spaces."""
     return tuple(part.strip() for part in text.split(","))
 
 

@@ -141,7 +141,7 @@ def _train(
 
 
 def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Return exact match at the longest training length, on a random stream of its own."""
+    """Return exact match at the longest training length, on a separate random stream."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
         num_examples=(FIT_EXAMPLES if num_examples is None else num_examples,),

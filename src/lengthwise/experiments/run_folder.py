@@ -175,7 +175,7 @@ def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = False) -> None:
     """Append result rows to a JSON-lines file; safe with several processes.
 
-    ``once`` skips rows that the file already contains. An incomplete last line remains as a line of its own.
+    ``once`` skips rows that the file already contains. An incomplete last line remains as a separate line.
     """
     with exclusive_lock(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""

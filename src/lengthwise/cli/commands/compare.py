@@ -1,4 +1,4 @@
-"""The command compare."""
+"""The command compare: several experiments side by side."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The commands evaluate and generate."""
+"""The commands evaluate and generate, for trained runs and language models."""
 
 from dataclasses import replace
 from pathlib import Path

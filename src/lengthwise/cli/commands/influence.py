@@ -172,7 +172,9 @@ def _texts(
         return without_copies(loaded.held_out(kind)[:documents])
     if kind is not None:
         raise SettingError(f"--kind {kind} needs the held-out text of a run; leave it out with other texts")
-    read = tokenize_documents(loaded.codec, read_documents(texts, max_documents=documents), loaded.model.vocabulary_size)
+    read = tokenize_documents(
+        loaded.codec, read_documents(texts, max_documents=documents), loaded.model.vocabulary_size
+    )
     return without_copies(list(read))
 
 

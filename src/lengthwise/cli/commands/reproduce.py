@@ -1,4 +1,4 @@
-"""The command reproduce."""
+"""The command reproduce: the experiments of a claim."""
 
 from pathlib import Path
 from typing import Annotated

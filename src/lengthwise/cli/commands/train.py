@@ -1,4 +1,4 @@
-"""The command train."""
+"""The command train: training of one experiment."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -59,7 +59,7 @@ def sparse_parity_up_to(
 ) -> Experiment:
     """Return sparse parity in stages: one more flagged bit, up to ``most``, whenever the current stage is learned.
 
-    Each number in ``test_bits`` is a test variant of its own.
+    ``test_bits`` has one test variant per number.
     """
     return replace(
         sparse_parity(),

@@ -97,8 +97,8 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     """Train and evaluate the experiments of a claim at one of ``SIZES``; the same call resumes a stopped one.
 
     ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds count from ``first_seed``; their
-    default number depends on the size. ``only`` restricts this call to some labels; results of earlier calls are shown
-    as well. ``UnknownNameError`` for an unknown size or label.
+    default number depends on the size. ``only`` restricts this call to some labels; results of earlier calls are
+    included. ``UnknownNameError`` for an unknown size or label.
     """
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)
