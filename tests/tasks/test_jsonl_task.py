@@ -491,7 +491,9 @@ def test_the_command_line_trains_evaluates_and_compares_on_task_files(file, tmp_
     document = json.loads(output_of([*diagnosis, "test.jsonl", "--json"], capsys)[0])
     assert [(each["length"], each["num_examples"]) for each in document["by_length"]] == [(3, 4), (8, 6)]
     write_records(tmp_path / "long.jsonl", reversals([8]))
-    assert "the rows have none of length 3, the longest of training" in error_of([*diagnosis, "long.jsonl"], capsys)
+    assert "the task file has no records of length 3, the longest training length" in error_of(
+        [*diagnosis, "long.jsonl"], capsys
+    )
     rows = ["--rows", "coupled/rotary,sequential/nope", "--train-lengths", "1:2", "--lengths", "2,4", *QUICK]
     document = json.loads(output_of(["compare", "--task", "rows.jsonl", *rows, "--out", "both", "--json"], capsys)[0])
     assert [(row["row"], row["length"]) for row in document["results"]] == [
