@@ -105,12 +105,7 @@ TASKS = {
         pack_to=72,
         num_position_ids=2048,
         max_gaps=10,
-        shapes={
-            "Llama": SHARPER,
-            "GPT-NeoX": SHARP,
-            "Qwen3": SHARPER,
-            "OLMo 2": replace(SHARPER, steps=2000),
-        },
+        shapes={"Llama": SHARPER, "GPT-NeoX": SHARP, "Qwen3": SHARPER, "OLMo 2": replace(SHARPER, steps=2000)},
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Tests of collated batches: IDs independent of padding and packing, and errors that name the example."""
+"""Tests of collated batches and masks: IDs independent of padding and packing, errors that name the example."""
 
 from dataclasses import replace
 from itertools import chain
@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from tests.support.cases import small_scheme
-from tests.support.causal_models import CONFIGS, POSITIONS, causal_model
+from tests.support.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
 from tokenizers import Tokenizer, models
 from transformers import BloomConfig, PreTrainedTokenizerFast
 
 from lengthwise.core.errors import FeatureError, LengthwiseError, ModelError, PositionRangeError, SettingError
 from lengthwise.hf.collators import PositionCollator, first_fit
+from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.positions import SCHEMES, Coupled, PositionScheme, Randomized, Sequential, Skipwise
 
 RANGE = 64
@@ -245,54 +246,36 @@ def test_spans_replace_a_missing_coupling():
 
 
 VALID = {"input_ids": [5, 6], "coupling": [0, 1], "places": [0, 1]}
-INVALID: list[tuple[dict, type[LengthwiseError], str]] = [
-    (
-        {"text": "a"},
-        FeatureError,
-        r"input_ids are missing \(columns: text\); tokenize the data set first, and set remove",
-    ),
-    ({}, FeatureError, r"input_ids are missing \(columns: none\)"),
-    ({"input_ids": []}, FeatureError, r"input_ids is empty; remove the example"),
-    ({"input_ids": [1.5, 2.0]}, FeatureError, r"invalid input_ids \[1.5, 2.0\]; use a list of integers"),
-    ({"input_ids": [[1], [2]]}, FeatureError, r"invalid input_ids \[\[1\], \[2\]\]; use a list of integers"),
-    ({"input_ids": [[1], [2, 3]]}, FeatureError, r"invalid input_ids \[\[1\], \[2, 3\]\]; use a list of integers"),
-    ({"input_ids": 7}, FeatureError, r"invalid input_ids 7; use a list of integers"),
-    ({"attention_mask": [1, 0]}, FeatureError, r"attention_mask hides tokens, .*; tokenize with padding=False"),
-    ({"labels": [1, 2, 3]}, FeatureError, r"labels has 3 values for 2 tokens; give one per token"),
-    ({"completion_mask": [1]}, FeatureError, r"completion_mask has 1 values for 2 tokens; give one per token"),
-    ({"prompt_length": 3}, FeatureError, r"prompt_length is 3 and the example has 2 tokens; use 0 to 2"),
-    ({"prompt_length": "a"}, FeatureError, r"invalid prompt_length \['a'\]; use a list of one integer"),
-    (
-        {"coupling": None},
-        FeatureError,
-        r"the column coupling is missing; add it .*, or spans with .*, keep it with remove",
-    ),
-    ({"coupling": [0, -1]}, FeatureError, r"invalid coupling -1; use integers from 0 to 1073741823"),
-    ({"coupling": [0, 1, 2]}, FeatureError, r"coupling has 3 values for 2 tokens"),
-    (
-        {"coupling": None, "spans": []},
-        FeatureError,
-        r"spans need an offset_mapping; tokenize with return_offsets_mapping=True",
-    ),
-    (
-        {"coupling": None, "spans": [], "offset_mapping": [[0, 1]]},
-        FeatureError,
-        r"offset_mapping has 1 pairs for 2 tokens; give one per token",
-    ),
+INVALID: list[tuple[dict, str]] = [
+    ({"text": "a"}, r"input_ids are missing \(columns: text\); tokenize the data set first, and set remove_unused"),
+    ({}, r"input_ids are missing \(columns: none\)"),
+    ({"input_ids": []}, r"input_ids is empty; remove the example"),
+    ({"input_ids": [1.5, 2.0]}, r"invalid input_ids \[1.5, 2.0\]; use a list of integers"),
+    ({"input_ids": [[1], [2]]}, r"invalid input_ids \[\[1\], \[2\]\]; use a list of integers"),
+    ({"input_ids": [[1], [2, 3]]}, r"invalid input_ids \[\[1\], \[2, 3\]\]; use a list of integers"),
+    ({"input_ids": 7}, r"invalid input_ids 7; use a list of integers"),
+    ({"attention_mask": [1, 0]}, r"attention_mask hides tokens, .*; tokenize with padding=False"),
+    ({"labels": [1, 2, 3]}, r"labels has 3 values for 2 tokens; give one per token"),
+    ({"completion_mask": [1]}, r"completion_mask has 1 values for 2 tokens; give one per token"),
+    ({"prompt_length": 3}, r"prompt_length is 3 and the example has 2 tokens; use 0 to 2"),
+    ({"prompt_length": "a"}, r"invalid prompt_length \['a'\]; use a list of one integer"),
+    ({"coupling": None}, r"the column coupling is missing; add it .*, or spans with .*, keep it with remove_unused"),
+    ({"coupling": [0, -1]}, r"invalid coupling -1; use integers from 0 to 1073741823"),
+    ({"coupling": [0, 1, 2]}, r"coupling has 3 values for 2 tokens"),
+    ({"coupling": None, "spans": []}, r"spans need an offset_mapping; tokenize with return_offsets_mapping=True"),
+    ({"coupling": None, "spans": [], "offset_mapping": [[0, 1]]}, r"offset_mapping has 1 pairs for 2 tokens; give one"),
     (
         {"coupling": None, "spans": [[0, 1, 4], [1, 2, 5]], "offset_mapping": [[0, 2], [2, 3]]},
-        FeatureError,
         r"token 0 \(characters 0 to 2\) belongs to the groups 4 and 5; move the spans",
     ),
-    ({"input_ids": [4] * 9, "coupling": [0] * 9}, FeatureError, r"9 tokens do not fit into pack_to 8; truncate or dr"),
-    ({"coupling": [0, 99]}, PositionRangeError, r"the sequence has ID 99 but the largest ID of the scheme is 63"),
+    ({"input_ids": [4] * 9, "coupling": [0] * 9}, r"9 tokens do not fit into pack_to 8; truncate or drop the example"),
 ]
 
 
-@pytest.mark.parametrize(("columns", "kind", "message"), INVALID)
-def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, kind, message):
+@pytest.mark.parametrize(("columns", "message"), INVALID)
+def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, message):
     example = {**VALID, **columns} if columns and "text" not in columns else columns
-    with pytest.raises(kind, match=f"^example 2 of the batch: {message}") as caught:
+    with pytest.raises(FeatureError, match=f"^example 2 of the batch: {message}") as caught:
         collated(Coupled(num_position_ids=RANGE), [VALID, VALID, example, VALID], pack_to=8)
     assert "\n" not in str(caught.value)
 
@@ -302,12 +285,12 @@ def test_ids_beyond_the_limit_raise_an_error_with_the_example():
     with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its IDs reach 11, the limit is 7; shorten"):
         collated(Sequential(), rows, num_position_ids=8, training=False)
     assert collated(Sequential(), rows, num_position_ids=12)["position_ids"].max() == 11
+    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: the sequence has ID 99 but the largest ID"):
+        collated(Coupled(num_position_ids=RANGE), [VALID, {**VALID, "coupling": [0, 99]}])
 
 
 def test_a_missing_column_places_raises_an_error():
-    with pytest.raises(
-        FeatureError, match=r"^example 0 of the batch: the column places is missing; add it with one integer"
-    ):
+    with pytest.raises(FeatureError, match=r"^example 0 of the batch: the column places is missing; add it"):
         collated(small_scheme("abacus"), [{"input_ids": [5, 6]}])
 
 
@@ -332,48 +315,28 @@ class TwoIDs(Sequential):
 
 
 SETTINGS = [
-    (
-        lambda: PositionCollator(small_scheme("random_floats"), 0),
-        r"random_floats gives real-valued IDs, .*; use randomized instead",
-    ),
-    (
-        lambda: PositionCollator(support_scheme(), 0),
-        r"mine needs support, which no column provides; columns: coupling, p",
-    ),
-    (
-        lambda: PositionCollator(Sequential(), 0, padding_side="top"),
-        r"invalid padding_side 'top'; use one of right, left",
-    ),
-    (lambda: PositionCollator(Sequential(), 0, pack_to=0), r"invalid pack_to 0; use at least 1, or None"),
-    (
-        lambda: PositionCollator(Sequential(), 0, pad_to_multiple_of=-8),
-        r"invalid pad_to_multiple_of -8; use at least 1",
-    ),
-    (
-        lambda: PositionCollator(Sequential(), 0, pack_to=12, pad_to_multiple_of=8),
-        r"pack_to 12 is not a multiple of pad_to_multiple_of 8, .*; use a multiple",
-    ),
-    (
-        lambda: PositionCollator(Skipwise(num_position_ids=80), 0, num_position_ids=79),
-        r"skipwise gives IDs below 80, but num_position_ids is 79; set the scheme's to at most 79",
-    ),
-    (lambda: PositionCollator(TwoIDs(), 0)([VALID]), r"two gives 2 IDs per token, .*; use a scheme with one level"),
+    (small_scheme("random_floats"), {}, r"random_floats gives real-valued IDs, .*; use randomized instead"),
+    (support_scheme(), {}, r"mine needs support, which no column provides; columns: coupling, places"),
+    (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),
+    (Sequential(), {"pack_to": 0}, r"invalid pack_to 0; use at least 1, or None"),
+    (Sequential(), {"pad_to_multiple_of": -8}, r"invalid pad_to_multiple_of -8; use at least 1"),
+    (Sequential(), {"pack_to": 12, "pad_to_multiple_of": 8}, r"pack_to 12 is not a multiple of .* 8, .*; use"),
+    (Skipwise(num_position_ids=80), {"num_position_ids": 79}, r"skipwise gives IDs below 80, but .* 79; .* at most 79"),
+    (TwoIDs(), {}, r"two gives 2 IDs per token, .*; use a scheme with one level"),
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), SETTINGS)
-def test_invalid_settings_raise_a_one_line_error(call, message):
+@pytest.mark.parametrize(("scheme", "settings", "message"), SETTINGS)
+def test_invalid_settings_raise_a_one_line_error(scheme, settings, message):
     with pytest.raises(LengthwiseError, match=f"^{message}") as caught:
-        call()
+        collated(scheme, [VALID], **settings)
     assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
 def tokenizer():
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<end>": 2}, unk_token="a"))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>", padding_side="left"
-    )
+    words = Tokenizer(models.WordLevel({"a": 0, "<pad>": 1, "<end>": 2}, unk_token="a"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>", padding_side="left")
 
 
 @pytest.mark.parametrize("kind", ["model", "config"])
@@ -395,42 +358,55 @@ def test_for_model_takes_settings_from_the_model_and_tokenizer(kind, tokenizer):
 
 
 def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
-    llama, mistral = CONFIGS["llama"](), CONFIGS["mistral"]()
-    mistral.sliding_window = 16
-    flash = CONFIGS["llama"]()
-    flash._attn_implementation = "flash_attention_2"
-    make = PositionCollator.for_model
-    for call, kind, message in (
-        (
-            lambda: make(llama, Skipwise(num_position_ids=97), tokenizer),
-            PositionRangeError,
-            r"^skipwise gives IDs below 97, but llama has IDs below 96; .*, or pass beyond_trained=True$",
-        ),
-        (
-            lambda: make(mistral, Sequential(), tokenizer, pack_to=17),
-            SettingError,
-            r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .*; use at most 16",
-        ),
-        (
-            lambda: make(flash, Sequential(), tokenizer),
-            ModelError,
-            r'^llama uses the attention flash_attention_2, .*; call model.set_attn_implementation\("sdpa"\)$',
-        ),
-        (
-            lambda: make(BloomConfig(), Sequential(), tokenizer),
-            ModelError,
-            r"^bloom has no max_position_embeddings, so",
-        ),
-        (
-            lambda: make(torch.nn.Linear(1, 1), Sequential(), tokenizer),
-            ModelError,
-            r"^Linear is not a model of transformers; pass such a model, or its configuration$",
-        ),
+    llama, flash, mistral = (CONFIGS[name]() for name in ("llama", "llama", "mistral"))
+    mistral.sliding_window, flash._attn_implementation = 16, "flash_attention_2"
+    make, beyond = PositionCollator.for_model, Skipwise(num_position_ids=97)
+    with pytest.raises(PositionRangeError, match=r"^skipwise gives IDs below 97, but llama has IDs below 96; .*=True$"):
+        make(llama, beyond, tokenizer)
+    with pytest.raises(SettingError, match=r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .* 16$"):
+        make(mistral, Sequential(), tokenizer, pack_to=17)
+    for model, message in (
+        (flash, r'^llama uses the attention flash_attention_2, .*; call model.set_attn_implementation\("sdpa"\)$'),
+        (BloomConfig(), r"^bloom has no max_position_embeddings, so"),
+        (torch.nn.Linear(1, 1), r"^Linear is not a model of transformers; pass such a model, or its configuration$"),
     ):
-        with pytest.raises(kind, match=message):
-            call()
+        with pytest.raises(ModelError, match=message):
+            make(model, Sequential(), tokenizer)
     tokenizer.pad_token = None
     with pytest.raises(ModelError, match=r"^the tokenizer has no pad token; set one, as in tokenizer.pad_token = tok"):
         make(llama, Sequential(), tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
     assert make(llama, Sequential(), tokenizer, pack_to=4 * POSITIONS).pack_to == 4 * POSITIONS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("past", [0, 3])
+def test_a_token_attends_to_itself_and_earlier_tokens_of_its_sequence(past, dtype):
+    is_token = torch.rand(4, 9) < 0.7
+    sequence_ids = torch.randint(0, 3, (4, 9))
+    mask = causal_mask(is_token, sequence_ids=sequence_ids, past=past, dtype=dtype)
+    assert mask.shape == (4, 1, 9 - past, 9)
+    assert mask.dtype == dtype
+    for row in range(4):
+        for query in range(past, 9):
+            for key in range(9):
+                same = bool(sequence_ids[row, query] == sequence_ids[row, key])
+                visible = key == query or (key < query and same and bool(is_token[row, key]))
+                assert mask[row, 0, query - past, key] == (0 if visible else torch.finfo(dtype).min)
+
+
+@over_attention
+def test_padding_changes_no_logits_and_causes_no_nan(attention):
+    model = causal_model(CONFIGS["llama"]())
+    model.set_attn_implementation(attention)
+    tokens = torch.randint(3, VOCABULARY, (1, 10))
+    ids = torch.tensor([[1, 2, 3, 30, 31, 2, 2, 40, 41, 9]])
+    alone = model(input_ids=tokens, position_ids=ids, attention_mask=causal_mask(torch.ones(1, 10, dtype=torch.bool)))
+    is_token = torch.arange(13)[None] >= 3
+    padded = model(
+        input_ids=torch.nn.functional.pad(tokens, (3, 0)),
+        position_ids=torch.nn.functional.pad(ids, (3, 0)),
+        attention_mask=causal_mask(is_token),
+    )
+    assert padded.logits.isfinite().all()
+    torch.testing.assert_close(padded.logits[:, 3:], alone.logits, atol=1e-4, rtol=1e-4)

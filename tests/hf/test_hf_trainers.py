@@ -132,7 +132,5 @@ def test_a_column_removed_by_trainer_raises_a_one_line_error(tmp_path):
         train_dataset=Dataset.from_dict(EXAMPLES),
         data_collator=COLLATOR,
     )
-    with pytest.raises(
-        FeatureError, match=r"^example 0 of the batch: the column coupling is missing; .*remove_unused_columns=False"
-    ):
+    with pytest.raises(FeatureError, match=r"^example 0 .*: the column coupling is missing; .*unused_columns=False"):
         trainer.train()

@@ -37,20 +37,14 @@ def llama() -> transformers.PreTrainedModel:
     )
 
 
-def examples_of(task=None, lengths=(2, 4), each=4):
-    task = Parity() if task is None else task
+def examples_of(lengths=(2, 4), each=4):
     result = []
     for length in lengths:
-        examples = task.sample(length=length, size=each, rng=stream(0, "rows", length))
-        for row in range(each):
-            result.append(
-                {
-                    "input_ids": examples.tokens[row].tolist(),
-                    "coupling": examples.coupling[0, row].tolist(),
-                    "prompt_length": int(examples.prompt_length[row]),
-                    "length": length,
-                }
-            )
+        examples = Parity().sample(length=length, size=each, rng=stream(0, "rows", length))
+        columns = {"input_ids": examples.tokens, "coupling": examples.coupling[0]}
+        for row, prompt_length in enumerate(examples.prompt_length.tolist()):
+            values = {name: column[row].tolist() for name, column in columns.items()}
+            result.append({**values, "prompt_length": prompt_length, "length": length})
     return result
 
 

@@ -122,9 +122,7 @@ def test_training_with_position_labels_alone_raises_an_error():
 def test_adapters_with_a_frozen_head_issue_a_warning(task_type):
     options = {"r": 2, "target_modules": ["q_proj"], "task_type": task_type}
     frozen = peft.get_peft_model(wrap_model("llama"), peft.LoraConfig(**options)).train()
-    with pytest.warns(
-        FrozenHeadWarning, match=r"the position head is frozen.*modules_to_save=\['position_head', 'segm"
-    ):
+    with pytest.warns(FrozenHeadWarning, match=r"the position head is frozen.*modules_to_save=\['position_head'"):
         frozen(**make_batch())
     saved = peft.LoraConfig(**options, modules_to_save=["position_head", "segment"])
     trained = peft.get_peft_model(wrap_model("llama"), saved).train()
@@ -137,9 +135,7 @@ def test_unreachable_ids_issue_a_warning():
     ids = 5 * torch.arange(12).repeat(3, 1)
     labelled = inputs["position_labels"] >= 0
     far = {"position_ids": ids, "position_labels": ids.masked_fill(~labelled, -100)}
-    with pytest.warns(
-        UnreachableIDsWarning, match=r"the head Increment can predict none of the IDs in position_labels"
-    ):
+    with pytest.warns(UnreachableIDsWarning, match=r"the head Increment can predict none of the IDs"):
         assert model(**inputs | far).position_loss == 0
     model.eval()(**inputs | far)
 
@@ -225,19 +221,14 @@ def test_a_model_that_fails_in_a_call_raises_a_one_line_error(monkeypatch):
         raise ZeroDivisionError("division by zero\nand more")
 
     monkeypatch.setattr(model.model, "forward", broken)
-    with pytest.raises(
-        ModelError,
-        match=r"cannot be called with tokens alone \(ZeroDivisionError: division by zero\); fix",
-    ):
+    with pytest.raises(ModelError, match=r"called with tokens alone \(ZeroDivisionError: division by zero\); fix"):
         PredictivePositionModel.wrap(model)
     assert model.config._attn_implementation == "eager"
 
 
 def test_log_scaling_without_effect_raises_an_error():
     falcon = transformers.FalconConfig(**TINY, alibi=False, max_position_embeddings=POSITIONS)
-    with pytest.raises(
-        SettingError, match="length_scaling='log' has no effect in falcon, which has its own attention code"
-    ):
+    with pytest.raises(SettingError, match="length_scaling='log' has no effect in falcon, which has its own"):
         PredictivePositionModel.wrap(model := causal_model(falcon), length_scaling="log")
     assert model.config._attn_implementation == "sdpa"
 
@@ -269,16 +260,12 @@ def test_a_symbol_tokenizer_encodes_texts_of_its_task_only():
         *((variables, text) for text in ("x0 = x1 x1 = v2 ? x0 >", "x0 x1\nx2 x3\n", " v1\n")),
     ):
         assert tokenizer.decode(tokenizer.encode(text)) == text.lstrip(" ")
-    with pytest.raises(
-        ModelError, match=r"the tokenizer of parity cannot encode the text \(.*\); use a model whose token"
-    ):
+    with pytest.raises(ModelError, match=r"the tokenizer of parity cannot encode the text \(.*\); use a model"):
         codec.encode("letters")
 
 
 def test_a_text_model_that_predicts_ids_raises_an_error():
-    with pytest.raises(
-        ModelError, match=r"mine predicts position IDs, but plain text has no prompt IDs .*EvaluateByLength"
-    ):
+    with pytest.raises(ModelError, match=r"mine predicts position IDs, but plain text .*EvaluateByLength"):
         TextModel(shared_model("llama"), HFCodec(symbol_tokenizer(Parity().vocabulary), "mine"), "mine")
 
 

@@ -108,11 +108,7 @@ def untyped_wrap(model, **options) -> PredictivePositionModel:
         ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^log_length_from 0 has no effect"),
         ({"head": None, "id_weight": 2.0}, SettingError, r"^head=None predicts no IDs, so id_weight and cond"),
         ({"head": None, "condition_on_token": False}, SettingError, r"^head=None predicts no IDs"),
-        (
-            {"count_prompt_from": POSITIONS},
-            SettingError,
-            rf"from {POSITIONS}; use 0 to {POSITIONS - 1}$",
-        ),
+        ({"count_prompt_from": POSITIONS}, SettingError, rf"from {POSITIONS}; use 0 to {POSITIONS - 1}$"),
         ({"count_prompt_from": -1}, SettingError, r"^invalid count_prompt_from -1"),
     ],
 )

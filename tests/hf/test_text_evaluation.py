@@ -54,16 +54,14 @@ def test_nan_predictions_raise_an_error(decode):
     model = byte_text_model()
     with torch.no_grad():
         model.model.get_output_embeddings().weight[7] = torch.nan
-    with pytest.raises(
-        ModelError, match=r"predicts NaN, perhaps from an overflow of half precision; use another --dtype, such as"
-    ):
-        evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0)
+    with pytest.raises(ModelError, match=r"predicts NaN, perhaps from an overflow of half precision; use another"):
+        list(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0))
 
 
 def test_forced_and_free_decoding_have_the_same_exact_match(half_memorized):
     model = byte_text_model(half_memorized)
     forced, free = (
-        evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0)[0] for decode in ("forced", "free")
+        next(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0)) for decode in ("forced", "free")
     )
     assert 0.5 <= forced["exact_match"] < 1
     assert free["exact_match"] == forced["exact_match"]
@@ -173,18 +171,11 @@ def test_a_tokenizer_that_loses_text_raises_an_error():
 
 
 def test_a_length_beyond_the_positions_raises_an_error_before_measuring():
-    reports = []
+    settings = replace(SETTINGS, lengths=(2, 199))
     with pytest.raises(ModelError, match=r"^length 199 with 0 shots is a text of 801 tokens, but tiny has 600 p"):
-        evaluate_texts(
-            byte_text_model(),
-            Copy(),
-            replace(SETTINGS, lengths=(2, 199)),
-            shots=0,
-            report=lambda *progress: reports.append(progress),
-        )
-    assert reports == []
+        next(evaluate_texts(byte_text_model(), Copy(), settings, shots=0))
     with pytest.raises(SettingError, match=r"^invalid number of shots -1; use 0 or more$"):
-        evaluate_texts(byte_text_model(), Copy(), SETTINGS, shots=-1)
+        next(evaluate_texts(byte_text_model(), Copy(), SETTINGS, shots=-1))
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
@@ -249,26 +240,17 @@ def test_evaluate_prints_a_table_without_ids(here, capsys):
 
 COMMAND = ["evaluate", "model", "--task", "parity"]
 INVALID = [
-    (
-        ["evaluate", "model"],
-        "model is not a run folder (it has no experiment.json), and a model needs a task",
-    ),
+    (["evaluate", "model"], "model is not a run folder (it has no experiment.json), and a model needs a task"),
     ([*COMMAND, "--scheme", "coupled"], "--scheme coupled needs a run, not a model; leave it out"),
     ([*COMMAND, "--corpus", "x"], "--corpus x needs a run, not a model"),
     ([*COMMAND, "--shots", "-1"], "invalid number of shots -1; use 0 or more"),
     ([*COMMAND, "--lengths", "0"], "invalid length 0"),
-    (
-        [*COMMAND, "--lengths", "400"],
-        "tokens, but model has 600 positions; use shorter lengths or fewer --shots",
-    ),
+    ([*COMMAND, "--lengths", "400"], "tokens, but model has 600 positions; use shorter lengths or fewer --shots"),
     ([*COMMAND, "--dtype", "float8"], "unknown dtype 'float8'"),
     ([*COMMAND, "--variants", "carry"], "unknown variant 'carry': task parity has no variants"),
     (["evaluate", "model", "--task", "party"], "unknown task 'party'; did you mean 'parity'?"),
     (["evaluate", "model", "--task", "text"], "task text is graded by loss and has no prompts"),
-    (
-        ["evaluate", "./nowhere", "--task", "parity"],
-        "./nowhere does not exist; use a folder written by",
-    ),
+    (["evaluate", "./nowhere", "--task", "parity"], "./nowhere does not exist; use a folder written by"),
 ]
 
 

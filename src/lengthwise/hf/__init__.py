@@ -6,12 +6,15 @@ from typing import Any
 # Public names and their modules, imported on first use because importing `transformers` takes seconds.
 MODULES = {
     "EvaluateByLength": "length_callback",
+    "LanguageModel": "language_models",
     "LengthwiseConfig": "lengthwise_config",
     "LengthwiseForCausalLM": "lengthwise_model",
     "PositionCollator": "collators",
     "PredictivePositionConfig": "predictive_config",
     "PredictivePositionModel": "predictive_model",
+    "PromptingConfig": "language_models",
     "export_hf": "export",
+    "export_to_harness": "export",
     "groups_of_spans": "dataset_columns",
     "import_hf": "export",
     "symbol_tokenizer": "tokenization",

@@ -91,13 +91,13 @@ def evaluate_language_model(
     """
     prompting = PromptingConfig() if prompting is None else prompting
     tasks, loading = select_variants(task, settings), _loading(name)
-    from lengthwise.hf.text_evaluation import text_rows  # noqa: PLC0415
+    from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
     for variant, each in tasks.items():
         facts = {**task_facts(each), "model": name, "seed": settings.seed, "variant": variant}
-        for row in text_rows(model, each, settings, shots=prompting.shots, report=report):
+        for row in evaluate_texts(model, each, settings, shots=prompting.shots, report=report):
             rows.append({**facts, **row, "time": now()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])

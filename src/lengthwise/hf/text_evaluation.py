@@ -23,25 +23,13 @@ def evaluate_texts(
     *,
     shots: int = SHOTS,
     report: Callable[[int, int, int], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Return one result row per length, measured on the examples that runs are evaluated on.
+) -> Iterator[dict[str, Any]]:
+    """Yield one result row per length, as soon as it is measured, on the examples that runs are evaluated on.
 
     Each prompt follows ``shots`` examples of the same length, one per line, from another random stream and with other
     prompts. They show the format of the task, so that failures are due to length. ``token_accuracy`` and first errors
     count the model's tokens. ``LengthwiseError`` for an unsupported task, length or tokenizer, before measuring.
     """
-    return list(text_rows(model, task, settings, shots=shots, report=report))
-
-
-def text_rows(
-    model: TextModel,
-    task: Task,
-    settings: EvaluationSettings,
-    *,
-    shots: int = SHOTS,
-    report: Callable[[int, int, int], None] | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `evaluate_texts` as soon as they are measured."""
     if shots < 0:
         raise SettingError(f"invalid number of shots {shots}; use 0 or more")
     for length in settings.lengths:
