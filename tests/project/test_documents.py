@@ -205,7 +205,7 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_length_as_the_page_says(
     assert task.name not in TASKS
     tokens = task.from_prompt("093").tokens[0]
     assert " ".join(task.vocabulary[token] for token in tokens) == "0 9 3 = > 1 0 4 end"
-    with pytest.raises(lw.LengthwiseError, match="'x' is no prompt of increment"):
+    with pytest.raises(lw.LengthwiseError, match="invalid prompt 'x' for increment"):
         task.from_prompt("x")
 
 

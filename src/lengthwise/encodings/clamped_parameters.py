@@ -16,7 +16,7 @@ class _Clamp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient unchanged."""
+        """Return the gradient of the output unchanged."""
         return gradients[0], None, None
 
 

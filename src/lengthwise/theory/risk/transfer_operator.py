@@ -1,4 +1,4 @@
-"""The chain of the last tokens: expectations of ``exp(-s a)`` and ``s b exp(-s a)``, token by token. Derived here."""
+"""Transfer operator of the last tokens: expectations of ``exp(-s a)`` and ``s b exp(-s a)``. Derived here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,41 +12,41 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 
-# More scores than this, over all states and next tokens, are not followed; for so many states, matrices are multiplied.
-MOST_SCORES = 1 << 16
-MOST_DENSE = 128
-# How many numbers one step may hold: s are worked off in blocks.
+# The largest number of scores over all states and next tokens, and of states for which matrices are multiplied.
+MAX_SCORES = 1 << 16
+MAX_DENSE_STATES = 128
+# The largest number of array entries per step; s is processed in blocks.
 BLOCK = 1 << 18
-# No larger exponent is taken: the exponential of minus its exponential is 0 long before.
-LARGEST = 700.0
+# The largest exponent: exp(-exp(x)) is 0 well below it.
+MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A number and its change, per row of costs: products follow the product rule. Leading axes may be of size 1."""
+    """A dual number (value and derivative) per cost; products follow the product rule. Leading axes may have size 1."""
 
-    value: Float[np.ndarray, "#rows s from to"]
-    change: Float[np.ndarray, "rows s from to"]
+    value: Float[np.ndarray, "#costs s from to"]
+    derivative: Float[np.ndarray, "costs s from to"]
 
     def __matmul__(self, other: "Dual") -> "Dual":
-        """First this, then the other."""
-        return Dual(self.value @ other.value, self.change @ other.value + self.value @ other.change)
+        """Apply this operator, then the other."""
+        return Dual(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
 
     def __add__(self, other: "Dual") -> "Dual":
-        """Either."""
-        return Dual(self.value + other.value, self.change + other.change)
+        """Add the values and the derivatives separately."""
+        return Dual(self.value + other.value, self.derivative + other.derivative)
 
-    def times(self, weight: Float[np.ndarray, " rows"] | float) -> "Dual":
-        """Every row by its weight."""
-        by_row = np.reshape(weight, (-1, 1, 1, 1))
-        return Dual(self.value * by_row, self.change * by_row)
+    def times(self, weight: Float[np.ndarray, " costs"] | float) -> "Dual":
+        """Multiply by a weight per cost."""
+        by_cost = np.reshape(weight, (-1, 1, 1, 1))
+        return Dual(self.value * by_cost, self.derivative * by_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
-    """What the next token adds to the sum of scores, and what share of it is cost, given the last ``span - 1`` tokens.
+class TokenChain:
+    """The score that the next token adds, and its cost, given the state of the last ``span - 1`` tokens.
 
-    A state has fewer tokens near the start of the sequence. Only tokens that occur at all are among ``tokens``.
+    States near the start of the sequence have fewer tokens. ``tokens`` lists the tokens of positive probability.
     """
 
     tokens: Int[np.ndarray, " tokens"]
@@ -54,27 +54,27 @@ class Chain:
     shapes: Int[np.ndarray, "shapes k"]
     successor: Int[np.ndarray, "states tokens"]
     log_scores: Float[np.ndarray, "shapes states tokens"]
-    costs: Float[np.ndarray, "rows shapes states tokens"]
+    costs: Float[np.ndarray, "costs shapes states tokens"]
 
     @classmethod
-    def of(
+    def build(
         cls,
         law: Planted,
         shapes: Int[np.ndarray, "shapes k"],
         log_scores: Float[np.ndarray, "shapes codes"],
-        costs: Float[np.ndarray, "rows shapes codes"],
-    ) -> "Chain":
-        """The chain of the tokens of a law under given scores and costs of all sets; refuses too many states."""
+        costs: Float[np.ndarray, "costs shapes codes"],
+    ) -> "TokenChain":
+        """Build the chain from the scores and costs of all sets; ``SettingError`` for too many states."""
         mu = np.array(law.background)
         tokens = np.union1d(np.flatnonzero(mu), np.unique(law.tuples))
         memory = int(shapes[:, -1].max())
         scores = len(shapes) * len(tokens) ** (memory + 1)
-        if scores > MOST_SCORES:
+        if scores > MAX_SCORES:
             raise SettingError(
                 f"{len(shapes)} shapes in {memory + 1} of {len(tokens)} tokens make {scores:,} scores, more than the "
-                f"{MOST_SCORES:,} that are followed; use a smaller span, fewer tokens, or sampled_risk"
+                f"{MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
             )
-        # -1 stands for what was before the first token.
+        # -1 stands for the tokens before the sequence.
         listed = [
             (-1,) * (memory - known) + last for known in range(memory + 1) for last in product(tokens, repeat=known)
         ]
@@ -82,11 +82,11 @@ class Chain:
         windows = np.concatenate(
             [np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))[:, None]], axis=1
         ).reshape(len(states), len(tokens), memory + 1)
-        numbers = {tuple(state): number for number, state in enumerate(states.tolist())}
-        successor = [[numbers[tuple(window[1:])] for window in row] for row in windows.tolist()]
-        chosen = windows[:, :, memory - shapes[:, -1:] + shapes]  # states tokens shapes k
-        codes = np.moveaxis(chosen @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
-        inside = (np.moveaxis(chosen, 2, 0) >= 0).all(axis=3)
+        index_of = {tuple(state): index for index, state in enumerate(states.tolist())}
+        successor = [[index_of[tuple(window[1:])] for window in of_state] for of_state in windows.tolist()]
+        sets = windows[:, :, memory - shapes[:, -1:] + shapes]  # states tokens shapes k
+        codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
+        inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
         every, codes = np.arange(len(shapes))[:, None, None], np.where(inside, codes, 0)
         return cls(
             tokens=tokens,
@@ -99,91 +99,94 @@ class Chain:
 
     @property
     def num_states(self) -> int:
-        """How many ways the last tokens can be."""
+        """The number of states of the last tokens."""
         return len(self.successor)
 
     @cached_property
     def log_weight(self) -> Float[np.ndarray, "states tokens"]:
-        """The log of the scores of all sets that end at the new token."""
+        """The log of the total score of all sets that end at the new token."""
         return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
 
-    def cost(self, own: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "rows states tokens"]:
-        """The mean cost of the sets that end at the new token, by their scores; one of shape ``own`` costs nothing."""
-        kept = np.ones(len(self.shapes), dtype=bool) if own is None else (self.shapes != own).any(axis=1)
+    def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
+        """Return the mean cost of the sets that end at the new token; sets of ``free_shape`` cost nothing."""
+        counts = (
+            np.ones(len(self.shapes), dtype=bool) if free_shape is None else (self.shapes != free_shape).any(axis=1)
+        )
         share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
-        return np.asarray((share * self.costs)[:, kept].sum(axis=1))
+        return np.asarray((share * self.costs)[:, counts].sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What is planted: each tuple with its weight in every row of costs.
-
-    With ``spare_own`` the planted set itself costs nothing.
-    """
+    """The planted tuples with a weight per cost; with ``planted_is_free``, the planted set costs nothing."""
 
     tuples: Int[np.ndarray, "tuples k"]
-    weights: Float[np.ndarray, "rows tuples"]
-    spare_own: bool
+    weights: Float[np.ndarray, "costs tuples"]
+    planted_is_free: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Expectations over everything that is drawn, but for the row: ``exp(-s a)`` and ``s b exp(-s a)``."""
+    """Expectations of ``exp(-s a)`` and of ``s b exp(-s a)`` per cost and distribution of the planted set."""
 
-    value: Float[np.ndarray, "rows placed s"]
-    change: Float[np.ndarray, "rows placed s"]
+    value: Float[np.ndarray, "costs laws s"]
+    derivative: Float[np.ndarray, "costs laws s"]
 
 
 def chain_totals(
-    chain: Chain, insertion: Insertion, placed: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
+    chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
-    """The totals of every law of the planted set, at every s."""
-    rows, states = len(insertion.weights), chain.num_states
-    held = rows * states * len(chain.tokens) * (states if states <= MOST_DENSE else 1)
-    size = max(1, BLOCK // held)
-    blocks = [_block(chain, insertion, placed, log_s[first : first + size]) for first in range(0, len(log_s), size)]
-    return Totals(*(np.concatenate([getattr(block, each) for block in blocks], axis=2) for each in ("value", "change")))
+    """Return the totals for every distribution of the planted set and every s."""
+    states = chain.num_states
+    entries = len(insertion.weights) * states * len(chain.tokens) * (states if states <= MAX_DENSE_STATES else 1)
+    size = max(1, BLOCK // entries)
+    blocks = [_block(chain, insertion, shape_laws, log_s[first : first + size]) for first in range(0, len(log_s), size)]
+    return Totals(
+        *(np.concatenate([getattr(block, each) for block in blocks], axis=2) for each in ("value", "derivative"))
+    )
 
 
-def _block(chain: Chain, insertion: Insertion, placed: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]) -> Totals:
+def _block(
+    chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
+) -> Totals:
     operator = _Operator(chain, insertion, log_s)
-    shape = (len(insertion.weights), len(placed), len(log_s))
-    value, change = np.zeros(shape), np.zeros(shape)
-    for place, each in enumerate(placed):
+    shape = (len(insertion.weights), len(shape_laws), len(log_s))
+    value, derivative = np.zeros(shape), np.zeros(shape)
+    for index, each in enumerate(shape_laws):
         for planted, probability in zip(each.shapes, each.probability, strict=True):
             if probability.any():
                 total = operator.total(planted, probability[: each.length - planted[-1]])
-                value[:, place] += total.value.sum(axis=(2, 3))
-                change[:, place] += total.change.sum(axis=(2, 3))
-    return Totals(value, change)
+                value[:, index] += total.value.sum(axis=(2, 3))
+                derivative[:, index] += total.derivative.sum(axis=(2, 3))
+    return Totals(value, derivative)
 
 
 class _Operator:
     """Background and planted tokens as operators on distributions over states, for one block of s."""
 
-    def __init__(self, chain: Chain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
+    def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
         self.chain, self.insertion = chain, insertion
-        # Scaled by s, the change stays within the range of floats where scores do not.
-        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, LARGEST))  # s states tokens
+        # With the factor s, the derivative stays in the range of floats even if scores do not.
+        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_EXPONENT))  # s states tokens
         self.decay = np.exp(-self.exponent)
         self.cost = chain.cost()
         self.powers: dict[tuple[int, ...], list[tuple[Dual, Dual]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Dual:
-        """Over all starts of the planted set: background up to it, the set, background to the end."""
+        """Sum over all starts: background before the planted set, the set, background after it."""
         before = self._unit(np.eye(1, self.chain.num_states))
         after = before.times(np.zeros(len(self.insertion.weights)))
         edges = np.flatnonzero(np.diff(probability)) + 1
-        for stretch in np.split(probability, edges):
-            before, after = self._stretch(before, after, planted, float(stretch[0]), len(stretch))
+        for equal in np.split(probability, edges):
+            before, after = self._add_starts(before, after, planted, float(equal[0]), len(equal))
         return after
 
-    def _stretch(
+    def _add_starts(
         self, before: Dual, after: Dual, planted: Int[np.ndarray, " k"], weight: float, starts: int
     ) -> tuple[Dual, Dual]:
-        """So many starts of the same probability."""
+        """Process consecutive starts of the same probability."""
         # One matrix costs as much as a step from each of the states.
-        if starts <= self.chain.num_states or self.chain.num_states > MOST_DENSE:
+        if starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
             for _ in range(starts):
                 after = self._step(after) + self._insert(before, planted).times(weight)
                 before = self._step(before)
@@ -196,7 +199,7 @@ class _Operator:
         return before, after
 
     def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[Dual, Dual]:
-        """``2 ** bit`` tokens of background, and the sum over all ways to plant the set between one fewer."""
+        """Return the operator of ``2 ** bit`` background tokens, and the sum over all ways to plant the set in them."""
         powers = self.powers.setdefault(tuple(planted.tolist()), [])
         if not powers:
             unit = self._unit(np.eye(self.chain.num_states))
@@ -207,39 +210,39 @@ class _Operator:
         return powers[bit]
 
     def _insert(self, at: Dual, planted: Int[np.ndarray, " k"]) -> Dual:
-        """The planted tokens and the background between them, all tuples together."""
-        own = self.chain.cost(planted) if self.insertion.spare_own else self.cost
+        """Append the planted tokens and the background between them, summed over tuples."""
+        last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
         inserted = at.times(np.zeros(len(self.insertion.weights)))
         for each, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
             token_at = dict(zip(planted.tolist(), each.tolist(), strict=True))
             now = at
             for step in range(planted[-1] + 1):
-                now = self._step(now, token_at.get(step), own if step == planted[-1] else self.cost)
+                now = self._step(now, token_at.get(step), last_cost if step == planted[-1] else self.cost)
             inserted = inserted + now.times(weight)
         return inserted
 
     def _step(
-        self, at: Dual, token: int | None = None, cost: Float[np.ndarray, "rows states tokens"] | None = None
+        self, at: Dual, token: int | None = None, cost: Float[np.ndarray, "costs states tokens"] | None = None
     ) -> Dual:
-        """One more token: drawn by the background, or given."""
+        """Append one token: a background token, or ``token``."""
         chain, cost = self.chain, self.cost if cost is None else cost
-        drawn = chain.background if token is None else (chain.tokens == token).astype(float)
-        kept = np.flatnonzero(drawn)
-        decay = (self.decay[..., kept] * drawn[kept])[:, None]  # s 1 states tokens
-        rise = cost[:, None, None, :, kept] * self.exponent[:, None][..., kept]  # rows s 1 states tokens
+        probability = chain.background if token is None else (chain.tokens == token).astype(float)
+        possible = np.flatnonzero(probability)
+        decay = (self.decay[..., possible] * probability[possible])[:, None]  # s 1 states tokens
+        rise = cost[:, None, None, :, possible] * self.exponent[:, None][..., possible]  # costs s 1 states tokens
         value = at.value[..., None] * decay
-        change = at.change[..., None] * decay + value * rise
-        return Dual(*(_gathered(flow, chain.successor[:, kept]) for flow in (value, change)))
+        derivative = at.derivative[..., None] * decay + value * rise
+        return Dual(*(_sum_into(flow, chain.successor[:, possible]) for flow in (value, derivative)))
 
     def _unit(self, states: Float[np.ndarray, "from to"]) -> Dual:
         value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
         return Dual(value, np.zeros((len(self.cost), *value.shape[1:])))
 
 
-def _gathered(
-    flow: Float[np.ndarray, "rows s from states tokens"], successor: Int[np.ndarray, "states tokens"]
-) -> Float[np.ndarray, "rows s from states"]:
-    """What flows into each state."""
+def _sum_into(
+    flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
+) -> Float[np.ndarray, "costs s from states"]:
+    """Sum the flow into each successor state."""
     flat = successor.ravel()
     order = flat.argsort(kind="stable")
     reached, first = np.unique(flat[order], return_index=True)
