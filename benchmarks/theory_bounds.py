@@ -1,8 +1,8 @@
-"""How far above the exact risk every bound is, on random laws and heads: a table per regime.
+"""Measure the ratio of every bound to the exact risk on random laws and heads, in a table per regime.
 
-An instance is a random planted law, a few random heads, and the one of them whose average risk over the lengths from
-L/2 to L is smallest. Its exact risk at N and all bounds are one row of ``results/theory_bounds.jsonl``; instances that
-are there are not computed again, so a run that was stopped goes on. Ratios leave out instances without any risk.
+An instance is a random planted law with the one of several random heads that has the smallest average risk over the
+lengths from L/2 to L. Its exact risk at N and all bounds are one row of ``results/theory_bounds.jsonl``. Existing rows
+are not computed again, so an interrupted run continues. Ratios omit instances with a risk of 0.
 """
 
 import argparse
@@ -22,14 +22,37 @@ from lengthwise.experiments.run_folder import read_rows
 from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.bounds.conditions import BoundError
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_loss import pushed_by
+from lengthwise.theory.bounds.linear_loss import pushed_mass
 from lengthwise.theory.bounds.sequence_cover import GridCover
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.laplace_risk import laplace_risk
 from support.random_instances import Sizes, random_instance
 
 RESULTS = Path(__file__).parent / "results" / "theory_bounds.jsonl"
-# Tokens, k, span, trained, tested.
+# Names of the bounds in older rows.
+OLD_NAMES = {
+    "F0": "Theorem 4.3, factor L N^2",
+    "F1": "Theorem 4.3, factor L (N / w)^2",
+    "F2": "Theorem 4.3 for minimax training, factor (N / w)^2",
+    "F3": "Theorem 4.3 for uniform starts, factor (N / L)^2",
+    "F4": "linear in N / L, several training lengths",
+    "A": "Theorem 4.3, summed over windows",
+    "B": "window cover",
+    "B_transfer": "window cover, worst risks",
+    "B_push": "window cover, largest ratio",
+    "B0": "window cover, known scores",
+    "B0_sampled": "window cover, known scores, 95% by sampling",
+    "B1": "single tokens",
+    "B1_power": "single tokens, independent groups",
+    "B2": "linear in N / L",
+    "B3": "linear in N / L, mean over training lengths",
+    "B4": "proportional cover",
+    "B5": "window cover, label noise counted once",
+    "B6": "no locality",
+    "C": "shortened gaps",
+    "B, kappa = 1": "window cover, kappa = 1",
+}
+# Tokens, k, span, training length, test length.
 SIZES = {
     "clean": ((3, 1, 1, 4, 12), (4, 1, 1, 4, 40), (3, 2, 2, 8, 16), (3, 2, 2, 8, 32), (4, 2, 2, 8, 24)),
     "mixed": (
@@ -48,39 +71,45 @@ INSTANCES = {"clean": 300, "mixed": 400}
 
 
 def without_kappa(case: Extrapolation) -> float:
-    """The cover's sum with every kappa set to 1: no bound (C8)."""
-    cover = GridCover(tested=case.tested, trained=case.trained, span=case.span)
+    """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
+    cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
     ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.by_joints().items()}
-    return float((pushed_by(case, cover, ones) * case.table(case.trained, case.loss)).sum())
+    return float((pushed_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 
 def in_proportion(case: Extrapolation) -> float:
-    """``N / L R_L``: no bound."""
-    return case.tested / case.trained * case.mean(case.trained)
+    """Return ``N / L R_L``, which is not a bound."""
+    return case.test_length / case.train_length * case.risk(case.train_length)
 
 
 def secant(case: Extrapolation) -> float:
-    """The line through the risks at the two longest trained lengths: a bound for single tokens, and not for all."""
-    last, before = case.mean(case.trained), case.mean(case.trained - 1)
-    return last + (case.tested - case.trained) * (last - before)
+    """Extrapolate the line through the two longest training lengths, which is a bound for single tokens only."""
+    last, before = case.risk(case.train_length), case.risk(case.train_length - 1)
+    return last + (case.test_length - case.train_length) * (last - before)
 
 
 NOT_BOUNDS: dict[str, Callable[[Extrapolation], float]] = {
-    "B, kappa = 1": without_kappa,
+    "window cover, kappa = 1": without_kappa,
     "secant": secant,
     "(N / L) R_L": in_proportion,
 }
 
 
-def row_of(regime: str, index: int) -> dict[str, Any]:
-    """One instance: its sizes, its exact risk at N, the risk at L, and the value of every bound that applies."""
+def measure(regime: str, index: int) -> dict[str, Any]:
+    """Return the row of one instance: sizes, exact risks at N and L, and the value of every applicable bound."""
     started = time.perf_counter()
     numbers = SIZES[regime][index % len(SIZES[regime])]
-    sizes = Sizes(**dict(zip(("num_tokens", "k", "span", "trained", "tested"), numbers, strict=True)))
+    sizes = Sizes(**dict(zip(("num_tokens", "k", "span", "train_length", "test_length"), numbers, strict=True)))
     instance = random_instance(regime, sizes, seed=index)
     loss = TotalVariation()
-    head = instance.fitted(loss)
-    case = Extrapolation(law=instance.law, predictor=head, trained=sizes.trained, tested=sizes.tested, loss=loss)
+    head = instance.best_head(loss)
+    case = Extrapolation(
+        law=instance.law,
+        predictor=head,
+        train_length=sizes.train_length,
+        test_length=sizes.test_length,
+        loss=loss,
+    )
     values: dict[str, float] = {}
     for name in BOUNDS:
         try:
@@ -88,15 +117,23 @@ def row_of(regime: str, index: int) -> dict[str, Any]:
         except BoundError:
             continue
     values |= {name: rule(case) for name, rule in NOT_BOUNDS.items()}
-    risk = laplace_risk(case.law, head, sizes.tested, loss)
+    risk = laplace_risk(case.law, head, sizes.test_length, loss)
     seconds = time.perf_counter() - started
-    found = {"regime": regime, "index": index, "sizes": numbers, "risk": risk, "trained": case.mean(sizes.trained)}
-    return {**found, "values": values, "seconds": round(seconds, 3)}
+    risks = {"risk": risk, "trained": case.risk(sizes.train_length)}
+    return {
+        "regime": regime,
+        "index": index,
+        "sizes": numbers,
+        **risks,
+        "values": values,
+        "seconds": round(seconds, 3),
+    }
 
 
 def table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line per bound: how often below the exact risk, how often below 1, and quantiles of bound over risk."""
+    """Return a line per bound: counts below the exact risk and below 1, and quantiles of bound over risk."""
     rows = [row for row in rows if row["risk"] > NO_RISK]
+    named = [{OLD_NAMES.get(name, name): value for name, value in row["values"].items()} for row in rows]
     lines = [
         f"### {regime}: {len(rows)} instances with a risk",
         "",
@@ -107,20 +144,22 @@ def table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in (*BOUNDS, *NOT_BOUNDS):
-        pairs = np.array([(row["values"][name], row["risk"]) for row in rows if name in row["values"]])
+        pairs = np.array(
+            [(values[name], row["risk"]) for values, row in zip(named, rows, strict=True) if name in values]
+        )
         if not len(pairs):
             continue
         ratio = pairs[:, 0] / pairs[:, 1]
         low = int((pairs[:, 0] < pairs[:, 1] * (1 - 1e-9)).sum())
-        shown = " | ".join(f"{value:.3g}" for value in (*np.quantile(ratio, [0, 0.5, 0.9]), ratio.max()))
-        lines.append(f"| {name} | {len(pairs)} | {low} | {(pairs[:, 0] < 1).mean():.0%} | {shown} |")
+        cells = " | ".join(f"{value:.3g}" for value in (*np.quantile(ratio, [0, 0.5, 0.9]), ratio.max()))
+        lines.append(f"| {name} | {len(pairs)} | {low} | {(pairs[:, 0] < 1).mean():.0%} | {cells} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Fill up the results and print the tables."""
+    """Append missing rows to the results and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--instances", type=int, help="per regime; without it, 300 clean and 400 mixed ones")
+    parser.add_argument("--instances", type=int, help="number per regime (default: 300 clean, 400 mixed)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +170,7 @@ def main() -> None:
         for regime, number in INSTANCES.items():
             for index in range(number if arguments.instances is None else arguments.instances):
                 if (regime, index) not in known:
-                    rows.append({**row_of(regime, index), **facts})
+                    rows.append({**measure(regime, index), **facts})
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
     for regime in INSTANCES:

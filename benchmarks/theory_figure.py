@@ -1,7 +1,7 @@
-"""The counterexamples as curves: ``python benchmarks/theory_figure.py`` draws docs/theory.png in a few seconds.
+"""Plot the counterexamples to docs/theory.png in a few seconds: ``python benchmarks/theory_figure.py``.
 
-Exact risk by length of what was learned and of the witness, a better head of the same class; the trained lengths are
-shaded. Nothing is random.
+The curves are the exact risks by length of the learned head and of the witness, a better head of the same class.
+Training lengths are shaded. The figure is deterministic.
 """
 
 from pathlib import Path
@@ -11,37 +11,44 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
-from lengthwise.theory.counterexamples.counterexample import Counterexample, columns
+from lengthwise.theory.counterexamples.counterexample import Counterexample
 
 FIGURE = Path("docs/theory.png")
-# Below this a risk is drawn as this: 0 has no place on a logarithmic axis.
+# Smaller risks are plotted at this value, because a logarithmic axis has no 0.
 FLOOR = 1e-17
-# Where enumeration is quick, beyond what the table tests.
-ALSO = {"C5": (8, 9), "C6": (2, 3, 7, 8, 9), "C7": (15, 20), "C8": (6,)}
+# Further lengths that are quick to enumerate.
+MORE_LENGTHS = {
+    "new background token": (8, 9),
+    "canceling errors": (2, 3, 7, 8, 9),
+    "small leak": (15, 20),
+    "heavy joints": (6,),
+}
 
 
-def draw(axes: Axes, example: Counterexample) -> None:
-    """One counterexample: two curves, the trained lengths shaded."""
-    data = columns(example.run((*example.trained, *example.tested, *ALSO.get(example.name, ()))))
-    trained = data["length"][data["trained"]]
-    axes.axvspan(trained.min() - 0.5, trained.max() + 0.5, color="0.92")
-    axes.plot(data["length"], np.maximum(data["learned"], FLOOR), "o-", color="#c0392b", label="learned")
-    axes.plot(data["length"], np.maximum(data["witness"], FLOOR), "s--", color="#2471a3", label="witness", markersize=4)
-    axes.set(yscale="log", ylim=(FLOOR / 3, 3), title=f"{example.name}: {example.assumption.split(':')[0]}")
+def plot(axes: Axes, example: Counterexample) -> None:
+    """Plot the two curves of one counterexample with the training lengths shaded."""
+    more = MORE_LENGTHS.get(example.name, ())
+    risks = example.run((*example.train_lengths, *example.test_lengths, *more))
+    lengths = [each.length for each in risks]
+    axes.axvspan(min(example.train_lengths) - 0.5, max(example.train_lengths) + 0.5, color="0.92")
+    learned, witness = (np.maximum([getattr(each, head) for each in risks], FLOOR) for head in ("learned", "witness"))
+    axes.plot(lengths, learned, "o-", color="#c0392b", label="learned")
+    axes.plot(lengths, witness, "s--", color="#2471a3", label="witness", markersize=4)
+    axes.set(yscale="log", ylim=(FLOOR / 3, 3), title=f"{example.name}\n({example.assumption.split(':')[0]})")
     axes.title.set_fontsize(8)
     axes.tick_params(labelsize=8)
 
 
 def main() -> None:
-    """Draw all into one figure."""
+    """Plot all counterexamples into one figure."""
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     grid = figure.subplots(3, 3)
     for axes, example in zip(grid.flat, COUNTEREXAMPLES.values(), strict=True):
-        draw(axes, example)
+        plot(axes, example)
     for axes in grid[:, 0]:
         axes.set_ylabel("exact risk", fontsize=8)
     for axes in grid[-1]:
-        axes.set_xlabel("length (shaded: trained)", fontsize=8)
+        axes.set_xlabel("length (shaded: training lengths)", fontsize=8)
     grid[0, 0].legend(fontsize=8, loc="center left")
     figure.savefig(FIGURE, dpi=110)
     print(f"wrote {FIGURE}")

@@ -1,9 +1,9 @@
-"""What exact sums over sets of tokens cost: a window, a chain and a product, forward and backward, on one thread.
+"""Measure the cost of exact sums over sets of tokens (window, chain, product), forward and backward, on one thread.
 
-The least of a few CPU times, which others on the machine disturb less than wall times. ``sets`` is how many sets of k
-tokens one sequence has, ``summed`` how many of them the structure gives weight. The bar is on the forward pass at the
-longest length. Then what an exact risk costs by the Laplace transfer operator, over all sequences of a length, and how
-long ``lengthwise certify`` takes about every built-in task, from the command to its answer.
+Times are the smallest of several CPU times, which depend less on other processes than wall times. ``sets`` is the
+number of sets of k tokens of one sequence, ``summed`` the number with weight. The limit applies to the forward pass at
+the longest length. Further rows have the cost of an exact risk by the Laplace transfer operator, and the wall time of
+``lengthwise certify`` for every built-in task.
 """
 
 import argparse
@@ -36,14 +36,14 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "product": {"k": 8, "score": "product", "local": False, "value": "automaton"},
 }
 BAR_SECONDS = 0.15
-# Tokens, k, span, trained, tested of a random law.
-RISK, RISK_BAR_SECONDS = Sizes(num_tokens=3, k=3, span=3, trained=16, tested=4096), 60.0
+# Sizes of a random law.
+RISK, RISK_BAR_SECONDS = Sizes(num_tokens=3, k=3, span=3, train_length=16, test_length=4096), 60.0
 CERTIFY_BAR_SECONDS = 120.0
 RESULTS = Path(__file__).parent / "results" / "theory_speed.jsonl"
 
 
 def summed(module: SparseFunctionalAttention, length: int) -> int:
-    """The number of sets within the span and the largest gap."""
+    """Return the number of sets within the span and the largest gap."""
     if module.span is None:
         return comb(length, module.k)
     if module.score == "table":
@@ -55,7 +55,7 @@ def summed(module: SparseFunctionalAttention, length: int) -> int:
 
 
 def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
-    """A row of the results."""
+    """Return the row of one structure and length."""
     torch.manual_seed(0)
     module = SparseFunctionalAttention(num_tokens=TOKENS, num_outputs=OUTPUTS, **STRUCTURES[name])
     tokens = torch.randint(0, TOKENS, (BATCH, length))
@@ -80,7 +80,7 @@ def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
 
 
 def measure_risk(length: int, repeats: int) -> dict[str, Any]:
-    """A row of the results: the exact risk of one head on one law."""
+    """Return the row of the exact risk of one head on one law."""
     instance = random_instance("mixed", RISK, seed=0)
     seconds = []
     for _ in range(repeats):
@@ -97,7 +97,7 @@ def measure_risk(length: int, repeats: int) -> dict[str, Any]:
 
 
 def measure_certificate(task: str) -> dict[str, Any]:
-    """A row of the results: one call of the command, once; what it said where it refuses the task."""
+    """Return the row of one call of the command, with its error message in ``refused``."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "lengthwise", "certify", task, "--json"], capture_output=True, text=True, check=False
@@ -113,7 +113,7 @@ def measure_certificate(task: str) -> dict[str, Any]:
 
 
 def rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
-    """All measurements, one after the other."""
+    """Yield the rows of all measurements."""
     for name in STRUCTURES:
         yield from (measure(name, length, repeats) for length in LENGTHS)
     yield from (measure_risk(length, repeats) for length in LENGTHS)
@@ -121,10 +121,10 @@ def rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print and keep a row per structure and length, and one per task."""
+    """Print and store a row per structure and length, and one per task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="Once each, kept nowhere: to see that it works.")
+    parser.add_argument("--quick", action="store_true", help="Run each part once without storing rows.")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

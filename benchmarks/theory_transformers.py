@@ -1,18 +1,18 @@
-"""Does the theory say what trained models do? Leakage, the assumptions one by one, and sparsity.
+"""Test the theory on trained models: leakage, violated assumptions, and sparsity.
 
-Four parts, each with several seeds; what stands in ``results/theory_transformers.jsonl`` is not done again.
+Four parts with several seeds; parts with rows in ``results/theory_transformers.jsonl`` are not repeated.
 
-* ``leakage`` (V1): one layer without positions reads one marked token. Its attention off that token, at 4 and 16 times
-  the trained length, beside what odds linear in the length make of the trained lengths: within 15%.
-* ``assumptions`` (V3): one layer reads the token at a distance from the separator. An assumption is broken: IDs that
-  were never met, a distance that grows with the length (which brings such IDs too), a distance that jumps beyond
-  training. Then the separator gets the ID of that token. Judged by the odds of leakage, of the head that leaks least,
-  at 4 times the trained length, measured over predicted: above 3 where broken, at most 1.3 where coupled. A run whose
-  risk at the trained length is above 0.05 has not learned the task and is not judged.
-* ``functional`` (V4): a sparse functional attention fits the parity of k planted tokens, the number of samples the
-  same for every k. Its exact risk at the trained length should rise with k, and the length from which on it is above
-  0.1, foretold from trained lengths, should fall.
-* ``sparsity`` (V4): the same of two layers of a transformer without positions and k marked bits.
+* ``leakage``: one layer without positions reads one marked token. Its leakage at 4 and 16 times the training length
+  should be within 15% of the prediction by odds linear in the length, fitted to training lengths.
+* ``assumptions``: one layer reads the token at a distance from the separator. One assumption is violated: untrained
+  IDs, a distance that grows with the length (which implies untrained IDs), or a distance that changes beyond training.
+  With coupling, the separator has the ID of that token. The criterion is the ratio of measured to predicted odds of
+  leakage, of the head that leaks least, at 4 times the training length: above 3 if violated, at most 1.3 if coupled.
+  Runs with a risk above 0.05 at the training length have not learned the task and are not judged.
+* ``functional``: a sparse functional attention fits the parity of k planted tokens, with the same number of samples for
+  every k. Its exact risk at the training length should rise with k. The length from which the risk exceeds 0.1,
+  predicted from training lengths, should fall.
+* ``sparsity``: the same for two layers of a transformer without positions and k marked bits.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from lengthwise.tasks import Planted, SparseParity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.planted.placement import Local, ShapeLaw
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.training import fitted
+from lengthwise.theory.attention.training import fit_tables
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
@@ -49,23 +49,23 @@ from lengthwise.training.batch import to_batch
 from lengthwise.training.trainer import TrainingSettings
 
 RESULTS = Path(__file__).parent / "results" / "theory_transformers.jsonl"
-# Trains an experiment in a folder of this name.
+# A function that trains an experiment in a folder of this name.
 Train = Callable[[str, Experiment], Run]
 LONGEST = 32
 SHORT = (16, 20, 24, 28, 32)
 SYMBOLS = 8
 EXAMPLES = 512
-# Above this risk a length is beyond the horizon.
+# The risk at the horizon.
 RISK = 0.1
-# JSON has no infinity.
+# Stands for infinity, which JSON lacks.
 FOREVER = 1e9
-# Rows of scores held at once.
-HELD = 1 << 16
+# The largest number of attention rows in memory.
+MAX_ATTENTION_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One token, so many before the separator as ``distance`` says of the length."""
+    """Placement of one token at a distance before the separator that depends on the length."""
 
     rule: str
     name: ClassVar[str] = "at"
@@ -75,28 +75,28 @@ class At:
     min_length: ClassVar[int] = 8
 
     def distance(self, length: int) -> int:
-        """``fixed``: 3. ``half``: half of the length. ``jump``: 3, beyond training 6."""
+        """Return 3 for ``fixed``, half the length for ``half``, and 3 or, beyond training, 6 for ``jump``."""
         return {"fixed": 3, "half": length // 2, "jump": 3 if length <= LONGEST else 6}[self.rule]
 
     def law(self, length: int) -> ShapeLaw:
-        """All of the probability at one place."""
+        """Return the distribution with all probability at one index."""
         probability = np.zeros((1, length))
         probability[0, length - self.distance(length)] = 1.0
         return ShapeLaw(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """The same place in each."""
+        """Return the same index for every sequence."""
         return np.full((size, 1), length - self.distance(length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared(PositionScheme):
-    """The token index, but the separator has the ID of the planted token."""
+    """Position coupling of one token: IDs are token indexes, but the separator has the ID of the planted token."""
 
     name: ClassVar[str] = "shared"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Position coupling (section 4) of one token."""
+        """Return the IDs, on one level."""
         ids = np.tile(np.arange(examples.tokens.shape[1]), (1, len(examples), 1))
         separator = int(examples.prompt_length[0]) - 1
         assert examples.support is not None
@@ -105,7 +105,7 @@ class Shared(PositionScheme):
 
 
 def planted(placement: Local | At, *, marked: bool) -> Planted:
-    """The label names the planted token, which is marked or looks like all others."""
+    """Build a law whose label is the planted token; ``marked`` tokens never occur in the background."""
     background = (0.5, 0.5, *[0.0] * SYMBOLS) if marked else (1 / SYMBOLS,) * SYMBOLS
     first = len(background) - SYMBOLS
     return Planted(
@@ -120,7 +120,7 @@ def planted(placement: Local | At, *, marked: bool) -> Planted:
 def experiment(
     task: Planted | SparseParity, encoding: EncodingSettings, scheme: PositionScheme, layers: int, steps: int
 ) -> Experiment:
-    """What the three parts have in common."""
+    """Build the experiment shared by the parts that train a transformer."""
     return Experiment(
         task=task,
         scheme=scheme,
@@ -133,8 +133,8 @@ def experiment(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """Of the label, per example: what is lost of its probability, and attention off its support, per head."""
+class Measurement:
+    """The planted token, the total variation, and the leakage per head of each example."""
 
     planted: Int[np.ndarray, " examples"]
     risk: Float[np.ndarray, " examples"]
@@ -142,67 +142,67 @@ class Answers:
 
 
 @torch.no_grad()
-def look(run: Run, length: int, examples: int = EXAMPLES) -> Answers:
-    """Of the first layer; a part of the examples at a time."""
-    task, found = run.experiment.task, []
-    for start in range(0, examples, step := max(1, HELD // (length + 3) ** 2)):
+def measure(run: Run, length: int, num_examples: int = EXAMPLES) -> Measurement:
+    """Measure the first layer, in batches of examples."""
+    task, parts = run.experiment.task, []
+    for start in range(0, num_examples, step := max(1, MAX_ATTENTION_ROWS // (length + 3) ** 2)):
         rng = stream(1, "look", length, start)
-        drawn = task.sample(length=length, size=min(step, examples - start), rng=rng)
-        found.append(_part(run, drawn, length, rng))
-    return Answers(
-        planted=np.concatenate([part.planted for part in found]),
-        risk=np.concatenate([part.risk for part in found]),
-        leakage=np.concatenate([part.leakage for part in found]),
+        examples = task.sample(length=length, size=min(step, num_examples - start), rng=rng)
+        parts.append(_measure_batch(run, examples, length, rng))
+    return Measurement(
+        planted=np.concatenate([part.planted for part in parts]),
+        risk=np.concatenate([part.risk for part in parts]),
+        leakage=np.concatenate([part.leakage for part in parts]),
     )
 
 
-def _part(run: Run, drawn: Examples, length: int, rng: np.random.Generator) -> Answers:
-    batch = to_batch(length, drawn, run.experiment.scheme.assign(drawn, rng, training=False))
-    assert drawn.support is not None
-    support = torch.from_numpy(drawn.support[:, length + 1])
+def _measure_batch(run: Run, examples: Examples, length: int, rng: np.random.Generator) -> Measurement:
+    batch = to_batch(length, examples, run.experiment.scheme.assign(examples, rng, training=False))
+    assert examples.support is not None
+    support = torch.from_numpy(examples.support[:, length + 1])
     layers: list[torch.Tensor] = []
 
     def watch(weights: torch.Tensor) -> None:
         off = torch.ones(len(support), weights.shape[-1] + 1)
-        # Where less is planted than there is room for, -1 stands for the column that is cut off.
+        # Padding of the support (-1) goes to the extra column, which is cut off.
         off = off.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
         layers.append((weights[:, :, length] * off[:, None]).sum(dim=-1))
 
     hidden, _ = run.decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=watch))
     log_probs = run.decoder.token_logits(hidden[:, length]).double().log_softmax(dim=-1)
     right = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
-    return Answers(
-        planted=drawn.tokens[np.arange(len(drawn)), drawn.support[:, length + 1, 0]],
+    return Measurement(
+        planted=examples.tokens[np.arange(len(examples)), examples.support[:, length + 1, 0]],
         risk=-torch.expm1(right).numpy(),
         leakage=layers[0].double().numpy(),
     )
 
 
 def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """V1. One of the marked tokens may go unread: that nothing is found then says that it was there."""
+    """Yield measured and predicted leakage; a symbol that the head ignores is recognized by its absence and omitted."""
     task = planted(Local(shapes=((0,),), weights=(1.0,)), marked=True)
     run = train("leakage", replace(experiment(task, NoPE(), Sequential(), layers=1, steps=400), seed=seed))
-    short = [look(run, length) for length in SHORT]
+    short = [measure(run, length) for length in SHORT]
     head = int(short[-1].leakage.mean(axis=0).argmin())
 
-    def of(answers: Answers, symbol: int) -> float:
-        return float(answers.leakage[answers.planted == symbol, head].mean())
+    def of(measurement: Measurement, symbol: int) -> float:
+        return float(measurement.leakage[measurement.planted == symbol, head].mean())
 
     read = [symbol for symbol in np.unique(short[-1].planted).tolist() if of(short[-1], symbol) < 0.5]
-    laws = [fit_odds(SHORT, [of(answers, symbol) for answers in short], 1.0) for symbol in read]
+    curves = [fit_odds(SHORT, [of(each, symbol) for each in short], 1.0) for symbol in read]
     for times in (4, 16):
-        far = look(run, times * LONGEST)
+        far = measure(run, times * LONGEST)
         yield {
             "times": times,
             "read": len(read),
             "trained": float(np.mean([of(short[-1], symbol) for symbol in read])),
-            "predicted": float(np.mean([law.at(times * LONGEST) for law in laws])),
+            "predicted": float(np.mean([curve.at(times * LONGEST) for curve in curves])),
             "measured": float(np.mean([of(far, symbol) for symbol in read])),
         }
 
 
 def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """V3. The risk at 4 times the trained length, and the leakage of the head that leaks least."""
+    """Yield risk and leakage, of the head that leaks least, at 4 times the training length."""
     parts: dict[str, tuple[str, EncodingSettings, PositionScheme]] = {
         "IDs never met, learned": ("fixed", Learned(num_position_ids=1024), Sequential()),
         "half the length, learned": ("half", Learned(num_position_ids=1024), Sequential()),
@@ -218,10 +218,10 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     for name, (rule, encoding, scheme) in parts.items():
         task = planted(At(rule), marked=False)
         run = train(name, replace(experiment(task, encoding, scheme, layers=1, steps=1500), seed=seed))
-        short, far = [look(run, length) for length in SHORT], look(run, 4 * LONGEST)
+        short, far = [measure(run, length) for length in SHORT], measure(run, 4 * LONGEST)
         head = int(short[-1].leakage.mean(axis=0).argmin())
-        risks = [float(answers.risk.mean()) for answers in short]
-        leaks = [float(answers.leakage[:, head].mean()) for answers in short]
+        risks = [float(each.risk.mean()) for each in short]
+        leaks = [float(each.leakage[:, head].mean()) for each in short]
         yield {
             "name": name,
             "trained": risks[-1],
@@ -233,8 +233,8 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         }
 
 
-def crossed(lengths: list[int], risks: list[float]) -> float | None:
-    """The length at which the risk is first above ``RISK``, between two lengths on a straight line of logarithms."""
+def horizon(lengths: list[int], risks: list[float]) -> float | None:
+    """Return the length at which the risk first exceeds ``RISK``, by log-log interpolation."""
     for place, risk in enumerate(risks):
         if risk > RISK:
             if place == 0:
@@ -245,7 +245,7 @@ def crossed(lengths: list[int], risks: list[float]) -> float | None:
 
 
 def functional(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """V4 in the class of the theory: risks are exact, up to 4,096, and nothing is kept in a folder."""
+    """Yield exact risks up to length 4,096 for the class of the theory; no run folder is written."""
     for k in (1, 2, 3, 4):
         tuples = tuple(itertools.product((2, 3), repeat=k))
         law = Planted(
@@ -255,34 +255,34 @@ def functional(seed: int, train: Train) -> Iterator[dict[str, Any]]:
             labels=tuple((1.0, 0.0) if sum(symbols) % 2 == 0 else (0.0, 1.0) for symbols in tuples),
             placement=Local(shapes=(tuple(range(k)),), weights=(1.0,)),
         )
-        attention = fitted(law, (4, 16), steps=400, seed=seed)
+        attention = fit_tables(law, (4, 16), steps=400, seed=seed)
         assert isinstance(attention, TabularAttention)
         short, lengths = list(range(8, 17)), [16 * 2**step for step in range(9)]
-        known, far = (laplace_risks(law, attention, asked, TotalVariation()).tolist() for asked in (short, lengths))
+        near, far = (laplace_risks(law, attention, each, TotalVariation()).tolist() for each in (short, lengths))
         yield {
             "k": k,
-            "trained": known[-1],
-            "predicted": fit_odds(short, known, limit_risk(law, attention)).horizon(RISK),
-            "measured": crossed(lengths, far),
+            "trained": near[-1],
+            "predicted": fit_odds(short, near, limit_risk(law, attention)).horizon(RISK),
+            "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
         }
 
 
 def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """V4. The length from which on the risk is above 0.1, predicted from trained lengths and measured."""
+    """Yield the length from which the risk exceeds 0.1, predicted from training lengths and measured."""
     for k in (1, 2, 3, 4):
         task = SparseParity(fewest=k, most=k)
         run = train(f"k={k}", replace(experiment(task, NoPE(), Sequential(), layers=2, steps=1000), seed=seed))
-        risks = [float(look(run, length).risk.mean()) for length in SHORT]
+        risks = [float(measure(run, length).risk.mean()) for length in SHORT]
         lengths = [LONGEST * 2**step for step in range(6)]
         numbers = [max(64, EXAMPLES * LONGEST // length) for length in lengths]
-        far = [float(look(run, *asked).risk.mean()) for asked in zip(lengths, numbers, strict=True)]
+        far = [float(measure(run, *each).risk.mean()) for each in zip(lengths, numbers, strict=True)]
         yield {
             "k": k,
             "trained": risks[-1],
             "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(RISK), FOREVER),
-            "measured": crossed(lengths, far),
+            "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
         }
@@ -297,7 +297,7 @@ PARTS: dict[str, Callable[[int, Train], Iterator[dict[str, Any]]]] = {
 
 
 def summary(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: every row."""
+    """Yield the lines of a Markdown table of all rows."""
     if part in ("functional", "sparsity"):
         yield f"| seed | k | risk at trained length | risk above {RISK} from: predicted | measured |"
         yield "|---|---|---|---|---|"
@@ -339,37 +339,37 @@ def _verdict(row: dict[str, Any], ratio: float) -> str:
 
 
 def main() -> None:
-    """Do what is missing, or print what is there."""
+    """Run missing parts, or print the existing rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="7200,7201,7202,7203,7204")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--out", type=Path, default=Path("runs/theory-transformers"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="Print what is there and do nothing.")
-    asked = parser.parse_args()
-    there = read_rows(asked.results) if asked.results.exists() else []
-    parts = asked.parts.split(",")
-    if asked.table:
+    parser.add_argument("--table", action="store_true", help="Print existing rows without running parts.")
+    arguments = parser.parse_args()
+    rows = read_rows(arguments.results) if arguments.results.exists() else []
+    parts = arguments.parts.split(",")
+    if arguments.table:
         for part in parts:
-            print("\n".join([f"{part}:", "", *summary(part, [row for row in there if row["part"] == part]), ""]))
+            print("\n".join([f"{part}:", "", *summary(part, [row for row in rows if row["part"] == part]), ""]))
         return
     torch.set_num_threads(1)
-    done = {(row["part"], row["seed"]) for row in there}
-    for seed in map(int, asked.seeds.split(",")):
+    done = {(row["part"], row["seed"]) for row in rows}
+    for seed in map(int, arguments.seeds.split(",")):
         for part in parts:
             if (part, seed) in done:
                 continue
 
-            def train(name: str, wanted: Experiment) -> Run:
-                folder = asked.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{wanted.seed}"
-                run = lw.train(wanted, folder, resume=folder.exists(), device="cpu")
+            def train(name: str, settings: Experiment) -> Run:
+                folder = arguments.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{settings.seed}"
+                run = lw.train(settings, folder, resume=folder.exists(), device="cpu")
                 assert run is not None
                 run.decoder.eval()
                 return run
 
-            rows = [{"part": part, "seed": seed, **row, **provenance()} for row in PARTS[part](seed, train)]
-            append_rows(asked.results, rows)
-            print("\n".join(summary(part, rows)))
+            new_rows = [{"part": part, "seed": seed, **row, **provenance()} for row in PARTS[part](seed, train)]
+            append_rows(arguments.results, new_rows)
+            print("\n".join(summary(part, new_rows)))
 
 
 if __name__ == "__main__":

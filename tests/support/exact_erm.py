@@ -1,4 +1,4 @@
-"""What training on short lengths picks: exact empirical risk minimization over a finite class of predictors."""
+"""Exact empirical risk minimization over a finite class of predictors, on short lengths."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray
 
 
 def averaged(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
-    """The mean over lengths: a small one allows a risk L times as large at a single length."""
+    """Return the mean over lengths; the risk at a single length may be L times as large."""
     return np.asarray(risks.mean(axis=1))
 
 
 def minimax(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
-    """The largest over lengths: what is small is small at each."""
+    """Return the largest over lengths."""
     return np.asarray(risks.max(axis=1))
 
 
@@ -30,13 +30,12 @@ OBJECTIVES: dict[str, Objective] = {"averaged": averaged, "minimax": minimax}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimizer:
-    """Which predictor of a class has the smallest objective, the first among equals, and what all of them have.
+    """The index of the first predictor with the smallest objective, of all ties, and the objectives of all.
 
-    ``ties`` are the numbers of all predictors as good as the ``chosen`` one, itself included: which of them training
-    finds is not decided by its risk.
+    ``ties`` includes the ``best`` one; the training objective does not decide between them.
     """
 
-    chosen: int
+    best: int
     ties: tuple[int, ...]
     lengths: tuple[int, ...]
     risks: Float[np.ndarray, "predictors lengths"]
@@ -44,16 +43,16 @@ class Minimizer:
 
 
 def training_lengths(longest: int) -> tuple[int, ...]:
-    """All lengths from half the longest, rounded up, to the longest: Golowich et al. 2025 (arXiv 2502.16792), (3)."""
+    """Return the lengths from half the longest, rounded up, to the longest: Golowich et al. 2025, equation (3)."""
     if longest < 1:
-        raise SettingError(f"longest training length {longest} has no sequences; use at least 1")
+        raise SettingError(f"invalid longest training length {longest}; use at least 1")
     return tuple(range((longest + 1) // 2, longest + 1))
 
 
 def exact_risks(
     law: Planted, predictor: Predictor, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
-    """The exact risk at each length: any length for an attention under a linear loss, else enumerated."""
+    """Return the exact risk at each length, by Laplace transform if possible and otherwise by enumeration."""
     linear = isinstance(loss, TotalVariation | Leakage)
     if isinstance(predictor, TabularAttention) and linear and law.placement.span is not None:
         return laplace_risks(law, predictor, lengths, loss)
@@ -68,20 +67,18 @@ def exact_erm(
     objective: str = "averaged",
     tolerance: float = 1e-12,
 ) -> Minimizer:
-    """Minimize the population risk over a finite class, by the mean or the maximum over the lengths of training.
+    """Minimize the mean or the maximum over training lengths of the population risk, over a finite class.
 
-    Objectives that differ by no more than ``tolerance`` are ties. The averaged objective: Golowich et al. 2025 (arXiv
-    2502.16792), equation (3).
+    Objectives that differ by at most ``tolerance`` are ties. The averaged objective is that of Golowich et al. 2025
+    (arXiv 2502.16792), equation (3).
     """
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if not predictors or not lengths:
-        raise SettingError(
-            f"{len(predictors)} predictors at {len(lengths)} lengths leave nothing to choose; give at least one of each"
-        )
+        raise SettingError(f"invalid {len(predictors)} predictors at {len(lengths)} lengths; pass at least one of each")
     risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
     values = OBJECTIVES[objective](risks)
     ties = np.flatnonzero(values <= values.min() + tolerance)
     return Minimizer(
-        chosen=int(ties[0]), ties=tuple(ties.tolist()), lengths=tuple(lengths), risks=risks, objective=values
+        best=int(ties[0]), ties=tuple(ties.tolist()), lengths=tuple(lengths), risks=risks, objective=values
     )

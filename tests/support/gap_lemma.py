@@ -1,4 +1,4 @@
-"""A long random gap between two stretches, and shorter ones in its place: both sides of the inequality, computed."""
+"""Both sides of the gap lemma, which compares a long random gap with shorter ones."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from lengthwise.core.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapChain:
-    """``n`` independent blocks in a gap, with non-negative costs: of a block, of neighbours, and of the two ends.
+    """Independent blocks in a gap with additive non-negative costs of blocks, of neighbors, and of the two ends.
 
-    A block has value v with probability ``probability[v]``; ``inside``, ``between``, ``left`` and ``right`` are costs
-    that add up. ``SettingError`` for negative costs or what is no law. Derived here.
+    A block has value v with probability ``probability[v]``. ``SettingError`` for negative costs or an invalid
+    distribution. Derived here.
     """
 
     probability: Float[np.ndarray, " values"]
@@ -24,20 +24,20 @@ class GapChain:
 
     def __post_init__(self) -> None:
         if abs(self.probability.sum() - 1) > 1e-9 or (self.probability < 0).any():
-            raise SettingError(f"probabilities {self.probability} of the blocks make no law; they have to add up to 1")
+            raise SettingError(f"invalid block probabilities {self.probability}; they must be nonnegative and sum to 1")
         for name in ("inside", "between", "left", "right"):
             if not (getattr(self, name) >= 0).all():
-                raise SettingError(f"a cost in '{name}' is below 0 or no number; give costs of 0 or more")
+                raise SettingError(f"a cost in '{name}' is negative or NaN; use costs of 0 or more")
 
-    def log_means(self, most: int) -> Float[np.ndarray, " most"]:
-        """The log of ``q_n = E exp(-cost)`` for n from 1 to ``most`` blocks; minus infinity where no gap is free."""
-        if most < 1:
-            raise SettingError(f"a gap of {most} blocks has no cost; ask for 1 or more")
+    def log_means(self, max_blocks: int) -> Float[np.ndarray, " max_blocks"]:
+        """Return ``log E exp(-cost)`` for 1 to ``max_blocks`` blocks; minus infinity if all costs are infinite."""
+        if max_blocks < 1:
+            raise SettingError(f"invalid gap of {max_blocks} blocks; use 1 or more")
         with np.errstate(divide="ignore"):
             start = np.log(self.probability) - self.inside
         ahead = start - self.left
         means = [_log_sum(ahead - self.right)]
-        for _ in range(1, most):
+        for _ in range(1, max_blocks):
             ahead = start + _log_sum(ahead[:, None] - self.between)
             means.append(_log_sum(ahead - self.right))
         return np.array(means)
@@ -45,39 +45,38 @@ class GapChain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapSides:
-    """``shortened >= kept``, and ``mean <= split``: what is proved of ``mean``, the ``q`` of the long gap."""
+    """The inequalities ``shortened >= lower`` and ``mean <= upper``, with the mean ``q`` of the long gap."""
 
     mean: float
     shortened: float
-    kept: float
-    split: float
+    lower: float
+    upper: float
 
 
-def gap_sides(chain: GapChain, kept: int, blocks: int, theta: float = 0.5) -> GapSides:
-    """Both inequalities for a gap of ``blocks >= 2 kept + 2`` blocks and ``0 < theta < 1``. Derived here.
+def gap_sides(chain: GapChain, n0: int, blocks: int, theta: float = 0.5) -> GapSides:
+    """Compute both inequalities for a gap of ``blocks >= 2 n0 + 2`` blocks and ``0 < theta < 1``. Derived here.
 
-    ``shortened`` is the average of ``q_(i+j+1)`` over i, j from 1 to ``kept``; it is at least ``q (1 - log(1/q) /
-    kept)``; and q is at most ``shortened / (1 - theta) + exp(-theta kept)``.
+    ``shortened`` is the average of ``q_(i+j+1)`` over i, j from 1 to ``n0``; it is at least ``q (1 - log(1/q) / n0)``;
+    and q is at most ``shortened / (1 - theta) + exp(-theta n0)``.
     """
-    if kept < 1 or blocks < 2 * kept + 2 or not 0 < theta < 1:
+    if n0 < 1 or blocks < 2 * n0 + 2 or not 0 < theta < 1:
         raise SettingError(
-            f"{blocks} blocks, {kept} kept on each side, theta {theta}: keep at least 1, take twice as many "
-            "blocks and 2 more, and a theta between 0 and 1"
+            f"invalid {blocks} blocks, n0 {n0} or theta {theta}; use n0 of at least 1, 2 n0 + 2 or more blocks, and a "
+            "theta between 0 and 1"
         )
     log_means = chain.log_means(blocks)
-    each = np.arange(1, kept + 1)
+    each = np.arange(1, n0 + 1)
     shortened = float(np.exp(log_means[each[:, None] + each]).mean())
     log_mean = float(log_means[blocks - 1])
     mean = float(np.exp(log_mean))
     # x log(1/x) tends to 0.
-    lower = mean * (1 + log_mean / kept) if mean > 0 else 0.0
-    return GapSides(
-        mean=mean, shortened=shortened, kept=lower, split=shortened / (1 - theta) + float(np.exp(-theta * kept))
-    )
+    lower = mean * (1 + log_mean / n0) if mean > 0 else 0.0
+    upper = shortened / (1 - theta) + float(np.exp(-theta * n0))
+    return GapSides(mean=mean, shortened=shortened, lower=lower, upper=upper)
 
 
 def _log_sum(logs: Float[np.ndarray, "values *others"]) -> np.ndarray:
-    """The log of the sum of exponentials over the first axis, also where all are 0."""
+    """Return the log of the sum of exponentials over the first axis; minus infinity if all are 0."""
     top = logs.max(axis=0)
     anchor = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):

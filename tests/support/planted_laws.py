@@ -1,4 +1,4 @@
-"""Random planted laws and random attention, small enough to enumerate, and a placement that prefers places."""
+"""Random planted laws and attentions that are small enough to enumerate, and a placement with unequal starts."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,7 +14,7 @@ from lengthwise.theory.attention.tabular import TabularAttention
 def random_law(
     rng: np.random.Generator, num_tokens: int, k: int, span: int, placement: Placement | None = None
 ) -> Planted:
-    """One to three tuples, labels certain or not, and a token without background in half of the laws."""
+    """Sample a law of one to three tuples; half of the laws have a token that the background never produces."""
     background = rng.dirichlet(np.ones(num_tokens))
     if rng.random() < 0.5:
         background[-1] = 0
@@ -34,7 +34,7 @@ def random_law(
 def random_attention(
     rng: np.random.Generator, num_tokens: int, k: int, span: int, *, spread: float = 2.0, zeros: float = 0.0
 ) -> TabularAttention:
-    """All shapes within the span; a share of the scores is 0."""
+    """Sample an attention with all shapes within the span and with a share ``zeros`` of scores of 0."""
     shapes = np.array([(0, *rest) for rest in combinations(range(1, span), k - 1)])
     log_scores = spread * rng.normal(size=(len(shapes), num_tokens**k))
     log_scores[rng.random(log_scores.shape) < zeros] = -np.inf
@@ -45,9 +45,9 @@ def random_attention(
 
 
 def single_tokens(score: float) -> tuple[Planted, TabularAttention]:
-    """Token 1 alone is planted, among tokens 0; scores are 1 and ``score``, and token 0 has the wrong value.
+    """Build a law with token 1 planted among tokens 0, and an attention with scores 1 and ``score``.
 
-    The weight of the background is certain: both risks are ``score (l - 1) / (1 + score (l - 1))``.
+    Token 0 has the wrong value, so total variation and leakage are ``score (l - 1) / (1 + score (l - 1))``.
     """
     law = Planted(
         background=(1.0, 0.0),
@@ -67,20 +67,20 @@ def single_tokens(score: float) -> tuple[Planted, TabularAttention]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tilted:
-    """Pairs at distance 1 or 2 whose start c is drawn in proportion to c + 1."""
+    """Pairs at distance 1 or 2 whose start c has a probability proportional to c + 1."""
 
     name: ClassVar[str] = "tilted"
-    summary: ClassVar[str] = "later places are likelier"
+    summary: ClassVar[str] = "later starts are more likely"
     k: ClassVar[int] = 2
     span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
-        """Both shapes, wherever they fit."""
+        """Return the distribution of both shapes."""
         weight = np.array([[(c + 1.0) * (c + gap < length) for c in range(length)] for gap in (1, 2)])
         return ShapeLaw(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """By the law."""
+        """Sample planted sets from the distribution."""
         sets, probability = self.law(length).sets()
         return sets[rng.choice(len(sets), size=size, p=probability)]

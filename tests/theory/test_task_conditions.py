@@ -1,4 +1,4 @@
-"""The conditions of proposition 4.4 on tasks: a law that meets them is not refuted, and each violation is."""
+"""Conditions of proposition 4.4 on tasks: each violation is refuted, and a law that meets them is not."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -11,48 +11,49 @@ import pytest
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.task_certificate import certify_task
 from lengthwise.theory.task_conditions import coupled_conditions
 
-FIBRES = "equal numbers of tokens per ID"
-INDEPENDENT = "independent super-tokens (PC1)"
-ONE_LAW = "one law of planted super-tokens (PC2)"
-UNIFORM = "uniform place"
-REALIZED = "realizability"
-# Log scores and values of a head on parity by (bit, scratchpad); values are those of the exclusive or.
+EQUAL_SIZES = "equal numbers of tokens per ID"
+INDEPENDENT = "independent super-tokens"
+SAME_LAW = "same law of planted super-tokens"
+UNIFORM = "uniform start"
+REALIZABLE = "realizability"
+# Log scores of a head on parity by (bit, scratchpad); its values are those of the exclusive or.
 LOG_SCORES = {(0, 0): -9.96, (0, 1): -4.97, (1, 0): -0.97, (1, 1): 5.42}
 
 
 @dataclass(frozen=True)
 class Pairs(Task):
-    """Tokens i and i + M share ID i; the pair at one uniform ID decides the answer. ``broken`` violates a condition."""
+    """Tokens i and i + M share ID i, and the pair at one uniform ID is planted; ``violation`` names a condition."""
 
-    broken: str = ""
+    violation: str = ""
     name: ClassVar[str] = "pairs"
     version: ClassVar[int] = 1
     vocabulary: ClassVar[tuple[str, ...]] = tuple("0123ab")
     separators: ClassVar[tuple[str, ...]] = ()
 
     def sample(self, *, length, size, rng):
-        """Tokens 0 and 1 are background, 2 and 3 are planted, and 4 and 5 are answers."""
+        """Sample background tokens 0 and 1, planted tokens 2 and 3, and answers 4 and 5."""
         tokens = rng.integers(0, 2, (size, 2, length + 1))
-        place = np.zeros(size, int) if self.broken == UNIFORM else rng.integers(0, length + 1, size)
-        rows = np.arange(size)
-        pair = rng.integers(0, 2, (size, 2)) + (0 if self.broken == REALIZED else 2)
-        if self.broken == ONE_LAW:
+        place = np.zeros(size, int) if self.violation == UNIFORM else rng.integers(0, length + 1, size)
+        indexes = np.arange(size)
+        pair = rng.integers(0, 2, (size, 2)) + (0 if self.violation == REALIZABLE else 2)
+        if self.violation == SAME_LAW:
             pair[place == 0] = 2
-        tokens[rows, :, place] = pair
+        tokens[indexes, :, place] = pair
         label = pair.sum(axis=1) % 2
-        if self.broken == INDEPENDENT:
-            tokens[rows, 0, (place + 1) % (length + 1)] = np.where(length > 0, label, 0)
+        if self.violation == INDEPENDENT:
+            tokens[indexes, 0, (place + 1) % (length + 1)] = np.where(length > 0, label, 0)
         ids = np.tile(np.arange(length + 1), 2)
         flat = tokens.reshape(size, -1)
-        if self.broken == FIBRES:
+        if self.violation == EQUAL_SIZES:
             flat = np.concatenate([rng.integers(0, 2, (size, 1)), flat], axis=1)
             ids = np.concatenate([[0], ids])
         first = flat.shape[1] - 2 * (length + 1)
         support = np.full((*flat.shape[:1], flat.shape[1] + 1, 2), -1)
-        support[rows, -1] = np.stack([first + place, first + place + length + 1], axis=1)
+        support[indexes, -1] = np.stack([first + place, first + place + length + 1], axis=1)
         coupling = np.tile(np.append(ids, length), (1, size, 1))
         return Examples(
             tokens=np.concatenate([flat, 4 + label[:, None]], axis=1).astype(np.int32),
@@ -63,7 +64,7 @@ class Pairs(Task):
         )
 
     def from_prompt(self, prompt):
-        """Never asked for."""
+        """Raise, because no test uses a prompt."""
         raise NotImplementedError
 
 
@@ -71,30 +72,35 @@ def refuted(task):
     return [each.name for each in coupled_conditions(task, seed=0) if each.holds is False]
 
 
-def test_a_law_that_meets_every_condition_is_refuted_by_none():
+def test_no_condition_of_a_law_that_meets_all_is_refuted():
     assert refuted(Pairs()) == []
-    found = certify_task(Pairs(), trained=6, lengths=(12,))
-    assert {each.name for each in found.assumptions if each.holds is False} == {"locality in token indexes"}
-    assert "no condition of proposition 4.4 was refuted, but examples cannot prove them" in found.verdict
+    certificate = certify_task(Pairs(), trained=6, lengths=(12,))
+    assert {each.name for each in certificate.assumptions if each.holds is False} == {"locality in token indexes"}
+    assert "no condition of proposition 4.4 was refuted, but examples cannot prove them" in certificate.verdict
 
 
-@pytest.mark.parametrize("condition", [FIBRES, INDEPENDENT, ONE_LAW, UNIFORM, REALIZED])
-def test_a_violated_condition_is_refuted_with_a_witness(condition):
-    found = {each.name: each for each in coupled_conditions(Pairs(broken=condition), seed=0)}
-    assert found[condition].holds is False
-    assert found[condition].found
-    assert condition in certify_task(Pairs(broken=condition), trained=6, lengths=(12,)).verdict
+@pytest.mark.parametrize("condition", [EQUAL_SIZES, INDEPENDENT, SAME_LAW, UNIFORM, REALIZABLE])
+def test_a_violated_condition_is_refuted_with_a_reason(condition):
+    conditions = {each.name: each for each in coupled_conditions(Pairs(violation=condition), seed=0)}
+    assert conditions[condition].holds is False
+    assert conditions[condition].found
+    assert condition in certify_task(Pairs(violation=condition), trained=6, lengths=(12,)).verdict
 
 
-def test_conditions_that_examples_cannot_decide_are_not_called_checked():
-    for task, reason in ((Parity(coupling="none"), "no coupling"), (MultiAddition(), "for one")):
-        found = coupled_conditions(task, seed=0)
-        assert len(found) == 5
-        assert all(each.holds is None and reason in each.found for each in found)
+def test_conditions_that_examples_cannot_decide_are_not_checked():
+    for task, reason in ((Parity(coupling="none"), "no coupling"), (MultiAddition(), "for one level")):
+        conditions = coupled_conditions(task, seed=0)
+        assert len(conditions) == 5
+        assert all(each.holds is None and reason in each.found for each in conditions)
+
+
+def test_every_condition_names_a_counterexample():
+    certificate = certify_task(Pairs(), trained=6, lengths=(12,))
+    assert {each.counterexample for each in certificate.assumptions} <= set(COUNTEREXAMPLES)
 
 
 def parity_risk(length):
-    """Of the head with ``LOG_SCORES`` on the pair of each ID, exactly, over all bits and all answers of a response."""
+    """Compute the exact risk of the head with ``LOG_SCORES`` over all bits and all answers of a response."""
     total = 0.0
     for bits in product((0, 1), repeat=length):
         scratch = [0]
@@ -102,21 +108,24 @@ def parity_risk(length):
             scratch.append(scratch[-1] ^ bit)
         pairs = list(zip(bits, scratch, strict=False))
         for answer in range(1, length + 1):
-            seen = pairs[:answer]
-            scores = [exp(LOG_SCORES[pair]) for pair in seen]
-            wrong = sum(score for (bit, kept), score in zip(seen, scores, strict=True) if bit ^ kept != scratch[answer])
+            context = pairs[:answer]
+            scores = [exp(LOG_SCORES[pair]) for pair in context]
+            wrong = sum(
+                score for (bit, last), score in zip(context, scores, strict=True) if bit ^ last != scratch[answer]
+            )
             total += wrong / sum(scores)
     return total / (length * 2**length)
 
 
-def test_the_risk_on_parity_grows_beyond_the_bound_of_super_tokens_and_no_growth_is_promised():
+def test_the_risk_on_parity_exceeds_the_bound_over_ids_and_nothing_is_guaranteed():
     short, long = parity_risk(4), parity_risk(8)
     assert short == pytest.approx(0.0939, abs=1e-4)
     assert long == pytest.approx(0.2547, abs=1e-4)
-    assert long / short > 2.7  # B1 over IDs would allow (8 - 1) / (4 - 1), or 1.8 with separator and end counted
-    found = certify_task(Parity(), trained=4, lengths=(8,))
-    assert found.verdict.startswith("Nothing is promised of parity beyond training")
-    failed = {each.name for each in found.assumptions if each.holds is False}
-    assert {FIBRES, INDEPENDENT, ONE_LAW, REALIZED} <= failed
-    assert all(name in found.verdict for name in failed - {"locality in token indexes"})
-    assert not hasattr(found, "growth")
+    # The bound for single tokens over IDs would allow (8 - 1) / (4 - 1), or 1.8 with separator and end counted.
+    assert long / short > 2.7
+    certificate = certify_task(Parity(), trained=4, lengths=(8,))
+    assert certificate.verdict.startswith("Nothing is guaranteed for parity beyond training")
+    failed = {each.name for each in certificate.assumptions if each.holds is False}
+    assert {EQUAL_SIZES, INDEPENDENT, SAME_LAW, REALIZABLE} <= failed
+    assert all(name in certificate.verdict for name in failed - {"locality in token indexes"})
+    assert not hasattr(certificate, "growth")

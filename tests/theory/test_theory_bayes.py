@@ -1,4 +1,4 @@
-"""The Bayes predictor against the posterior added up by hand, and what no predictor can beat."""
+"""The Bayes predictor against an enumerated posterior, and the optimality of its log loss."""
 
 from dataclasses import replace
 from itertools import product
@@ -16,30 +16,27 @@ from lengthwise.theory.risk.bayes import (
     LogLoss,
     bayes_attention,
     bayes_risk,
-    information_horizon,
-    information_leakage,
-    likelihood_ratios,
 )
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
 
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4))
 over_sizes = pytest.mark.parametrize("size", SIZES, ids=str)
-# One tuple has two tokens that the background never draws, one has one, one has none.
+# One tuple has two tokens that the background never produces, one has one, and one has none.
 MARKED = Planted(
     background=(0.6, 0.4, 0.0),
     tuples=((2, 2), (2, 0), (1, 0)),
     probabilities=(0.3, 0.3, 0.4),
     labels=((1.0, 0.0), (0.2, 0.8), (0.0, 1.0)),
 )
-# Background may hold every planted tuple, and some of them more often than others.
+# Background may contain every planted tuple, with different probabilities.
 HIDDEN = Planted(
     background=(0.5, 0.3, 0.2),
     tuples=((0, 1), (2, 2), (1, 0)),
     probabilities=(0.5, 0.2, 0.3),
     labels=((0.9, 0.1), (0.1, 0.9), (0.3, 0.7)),
 )
-# Two labels are as likely; background and planted tokens are the same, a planted pair is 50 times as likely.
+# Two equally likely labels; a planted pair is 50 times as likely as the same pair of background tokens.
 SWAPPED = Planted(
     background=(0.8, 0.1, 0.1),
     tuples=((1, 2), (2, 1)),
@@ -49,25 +46,47 @@ SWAPPED = Planted(
 )
 
 
+def likelihood_ratios(law: Planted, length: int) -> np.ndarray:
+    """Return the ratio of planted set to background, ``q(o) Qvoc(z) / mu(z)``, by shape and tuple."""
+    share = law.placement.law(length).probability.sum(axis=1)[:, None]
+    mu = np.array(law.background)[np.array(law.tuples)].prod(axis=1)
+    with np.errstate(divide="ignore"):
+        return share * np.array(law.probabilities) / mu
+
+
+def planted_weights(law: Planted, length: int) -> np.ndarray:
+    return law.placement.law(length).probability.sum(axis=1)[:, None] * np.array(law.probabilities)
+
+
+def information_horizon(law: Planted, length: int) -> float:
+    """Return the geometric mean of ``likelihood_ratios``: ``exp(KL(Qvoc || mu^k) - H(q))``."""
+    return float(np.exp((planted_weights(law, length) * np.log(likelihood_ratios(law, length))).sum()))
+
+
+def information_leakage(law: Planted, length: int) -> float:
+    """Approximate the leakage of the Bayes predictor by the mean of ``N / (N + LR)``."""
+    return float((planted_weights(law, length) * (length / (length + likelihood_ratios(law, length)))).sum())
+
+
 def joint(law: Planted, length: int) -> dict[tuple[int, ...], dict[tuple[int, ...], np.ndarray]]:
-    """By sequence and planted set: the joint probability with each label."""
-    found: dict = {}
+    """Return the joint probability with each label, by sequence and planted set."""
+    table: dict = {}
     sets, probability = law.placement.law(length).sets()
     for planted, share in zip(sets.tolist(), probability, strict=True):
-        for each, weight, row in zip(law.tuples, law.probabilities, law.labels, strict=True):
+        for each, weight, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             for rest in product(range(law.num_tokens), repeat=length - law.k):
-                drawn = iter(rest)
-                tokens = tuple(each[planted.index(i)] if i in planted else next(drawn) for i in range(length))
-                weight_here = share * weight * prod(law.background[token] for token in rest)
-                by_set = found.setdefault(tokens, {})
-                by_set[tuple(planted)] = by_set.get(tuple(planted), 0) + weight_here * np.array(row)
-    return {tokens: by_set for tokens, by_set in found.items() if sum(by_set.values()).sum() > 0}
+                background = iter(rest)
+                tokens = tuple(each[planted.index(i)] if i in planted else next(background) for i in range(length))
+                sequence_weight = share * weight * prod(law.background[token] for token in rest)
+                by_set = table.setdefault(tokens, {})
+                by_set[tuple(planted)] = by_set.get(tuple(planted), 0) + sequence_weight * np.array(labels)
+    return {tokens: by_set for tokens, by_set in table.items() if sum(by_set.values()).sum() > 0}
 
 
 def posterior(law: Planted, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """All possible sequences, and their label's posterior."""
+    """Return all possible sequences, and the posterior of the label for each."""
     table = {tokens: sum(by_set.values()) for tokens, by_set in joint(law, length).items()}
-    return np.array(list(table)), np.array([row / row.sum() for row in table.values()])
+    return np.array(list(table)), np.array([labels / labels.sum() for labels in table.values()])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +99,7 @@ def test_the_bayes_predictor_is_the_posterior_of_the_label(placement, rng):
 
 
 @over_sizes
-def test_as_an_attention_it_is_the_posterior_too(size, rng):
+def test_the_bayes_attention_is_the_posterior_of_the_label(size, rng):
     law = random_law(rng, *size)
     for length in (size[1], 5):
         tokens, expected = posterior(law, length)
@@ -88,18 +107,18 @@ def test_as_an_attention_it_is_the_posterior_too(size, rng):
 
 
 @pytest.mark.parametrize("length", [2, 3, 6])
-def test_as_an_attention_it_weighs_shapes_and_tuples_as_the_posterior_does(length):
+def test_the_bayes_attention_weighs_shapes_and_tuples_like_the_posterior(length):
     law = replace(HIDDEN, placement=Local(weights=(0.3, 0.7)))
     tokens, expected = posterior(law, length)
     assert bayes_attention(law, length).predict(tokens) == pytest.approx(expected, abs=1e-12)
 
 
-def test_as_an_attention_it_leaves_no_weight_to_sets_that_miss_a_token_the_background_never_draws():
+def test_the_bayes_attention_gives_no_weight_to_sets_without_a_marker_token():
     tokens, expected = posterior(MARKED, 5)
     assert bayes_attention(MARKED, 5).predict(tokens) == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_sequence_that_cannot_be_gets_the_law_of_the_labels():
+def test_the_prediction_for_an_impossible_sequence_is_the_prior_of_the_labels():
     impossible = np.full((1, 6), 2)
     prior = np.array(MARKED.probabilities) @ np.array(MARKED.labels)
     assert BayesPredictor(MARKED).predict(impossible)[0] == pytest.approx(prior)
@@ -123,7 +142,7 @@ def test_none_of_100_perturbed_attentions_has_a_smaller_log_loss(rng):
 
 @over_sizes
 @pytest.mark.parametrize("loss", [TotalVariation(), LogLoss()], ids=lambda loss: loss.name)
-def test_the_bayes_risk_is_that_of_the_posterior(size, loss, rng):
+def test_the_bayes_risk_equals_the_enumerated_risk_of_the_posterior(size, loss, rng):
     law = random_law(rng, *size)
     exact = enumerated_risk(law, BayesPredictor(law), 6, loss).mean
     assert bayes_risk(law, 6, loss) == pytest.approx(exact, abs=1e-10)
@@ -131,14 +150,14 @@ def test_the_bayes_risk_is_that_of_the_posterior(size, loss, rng):
 
 @pytest.mark.parametrize("law", [MARKED, HIDDEN, SWAPPED], ids=["marked", "hidden", "swapped"])
 def test_the_bayes_leakage_is_the_posterior_mass_off_the_planted_set(law):
-    on_it = sum(
-        sum(row.sum() ** 2 for row in by_set.values()) / sum(row.sum() for row in by_set.values())
+    planted_mass = sum(
+        sum(labels.sum() ** 2 for labels in by_set.values()) / sum(labels.sum() for labels in by_set.values())
         for by_set in joint(law, 5).values()
     )
-    assert bayes_risk(law, 5, Leakage()) == pytest.approx(1 - on_it, abs=1e-12)
+    assert bayes_risk(law, 5, Leakage()) == pytest.approx(1 - planted_mass, abs=1e-12)
 
 
-def test_what_has_no_local_attention_is_enumerated(rng):
+def test_the_bayes_risk_without_a_local_attention_is_enumerated(rng):
     law = replace(MARKED, placement=Subsets())
     tokens, expected = posterior(law, 4)
     table = joint(law, 4)
@@ -149,7 +168,7 @@ def test_what_has_no_local_attention_is_enumerated(rng):
     assert len(tokens) == len(table)
 
 
-def test_background_hides_the_planted_pair_once_sequences_are_as_long_as_it_is_likely():
+def test_background_hides_the_planted_pair_at_lengths_above_its_likelihood_ratio():
     assert likelihood_ratios(SWAPPED, 16) == pytest.approx(50)
     assert information_horizon(SWAPPED, 16) == pytest.approx(50)
     risks = [bayes_risk(SWAPPED, length, TotalVariation()) for length in (16, 64, 256, 1024)]
@@ -160,7 +179,7 @@ def test_background_hides_the_planted_pair_once_sequences_are_as_long_as_it_is_l
     assert bayes_risk(SWAPPED, 1024, Leakage()) == pytest.approx(information_leakage(SWAPPED, 1024), abs=0.005)
 
 
-def test_the_horizon_is_the_exponential_of_the_information_in_the_planted_set(rng):
+def test_the_information_horizon_is_the_exponential_of_the_information_in_the_planted_set():
     law = replace(SWAPPED, probabilities=(0.3, 0.7), placement=Local(shapes=((0, 1), (0, 2)), weights=(0.2, 0.8)))
     p, q = np.array([0.3, 0.7]), np.array([0.2, 0.8])
     nats = p @ np.log(p / 0.01) + q @ np.log(q)
@@ -169,7 +188,7 @@ def test_the_horizon_is_the_exponential_of_the_information_in_the_planted_set(rn
     assert likelihood_ratios(MARKED, 30)[:, 2] == pytest.approx(0.5 * 0.4 / 0.24)
 
 
-def test_no_attention_beats_the_bayes_predictor_where_tuples_decide_the_set(rng):
+def test_no_random_attention_has_a_smaller_log_loss_than_the_bayes_predictor(rng):
     floor = bayes_risk(SWAPPED, 64, LogLoss())
     for _ in range(5):
         assert laplace_log_loss(SWAPPED, random_attention(rng, 3, 2, 3), 64) > floor
@@ -177,15 +196,15 @@ def test_no_attention_beats_the_bayes_predictor_where_tuples_decide_the_set(rng)
 
 @pytest.mark.parametrize(
     ("placement", "message"),
-    [(Subsets(), r"'subsets' has no span"), (Tilted(), r"sets of shape \(0, 1\) prefer some places")],
+    [(Subsets(), r"'subsets' has no span"), (Tilted(), r"shape \(0, 1\) have starts of unequal probability")],
     ids=["subsets", "tilted"],
 )
-def test_a_placement_whose_posterior_is_no_relative_attention_is_refused(placement, message):
+def test_a_placement_without_a_relative_bayes_attention_raises(placement, message):
     with pytest.raises(SettingError, match=message):
         bayes_attention(replace(SWAPPED, placement=placement), 8)
 
 
-def test_the_log_loss_of_a_label_that_gets_no_probability_is_infinite():
+def test_the_log_loss_of_a_label_with_predicted_probability_0_is_infinite():
     law = replace(SWAPPED, labels=((1.0, 0.0), (1.0, 0.0)))
     wrong = BayesPredictor(replace(SWAPPED, labels=((0.0, 1.0), (0.0, 1.0))))
     assert enumerated_risk(law, wrong, 3, LogLoss()).mean == np.inf

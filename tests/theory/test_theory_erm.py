@@ -1,4 +1,4 @@
-"""What exact empirical risk minimization picks out of a finite class."""
+"""Exact empirical risk minimization over a finite class of predictors."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from lengthwise.theory.risk.bayes import BayesPredictor
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 
 
-def test_lengths_of_training_are_the_upper_half():
+def test_training_lengths_are_the_upper_half_of_all_lengths():
     assert training_lengths(6) == (3, 4, 5, 6)
     assert training_lengths(7) == (4, 5, 6, 7)
     assert training_lengths(1) == (1,)
@@ -23,18 +23,19 @@ def test_lengths_of_training_are_the_upper_half():
 @pytest.mark.parametrize("loss", [TotalVariation(), Distance(), Leakage()], ids=lambda loss: loss.name)
 def test_the_minimizer_has_the_smallest_objective_of_enumerated_risks(objective, of, loss, rng):
     law = random_law(rng, 3, 2, 3)
-    several = [random_attention(rng, 3, 2, 3) for _ in range(6)]
-    found = exact_erm(law, several, training_lengths(6), loss, objective)
-    expected = [[enumerated_risk(law, each, length, loss).mean for length in (3, 4, 5, 6)] for each in several]
-    assert found.risks == pytest.approx(np.array(expected), abs=1e-10)
-    assert found.objective == pytest.approx([of(row) for row in expected], abs=1e-10)
-    assert found.chosen == np.argmin([of(row) for row in expected])
-    assert found.ties == (found.chosen,)
-    assert found.lengths == (3, 4, 5, 6)
+    predictors = [random_attention(rng, 3, 2, 3) for _ in range(6)]
+    minimizer = exact_erm(law, predictors, training_lengths(6), loss, objective)
+    expected = [[enumerated_risk(law, each, length, loss).mean for length in (3, 4, 5, 6)] for each in predictors]
+    objectives = [of(risks) for risks in expected]
+    assert minimizer.risks == pytest.approx(np.array(expected), abs=1e-10)
+    assert minimizer.objective == pytest.approx(objectives, abs=1e-10)
+    assert minimizer.best == np.argmin(objectives)
+    assert minimizer.ties == (minimizer.best,)
+    assert minimizer.lengths == (3, 4, 5, 6)
 
 
 def pairs_further_apart_after(length: int) -> Planted:
-    """Token 1 twice among tokens 0: side by side up to a length, at distance 2 beyond."""
+    """Build a law that plants a pair of tokens 1, adjacent up to a length and at distance 2 beyond."""
     near, far = (Local(shapes=(shape,), weights=(1.0,)) for shape in ((0, 1), (0, 2)))
     return Planted(
         background=(1.0, 0.0),
@@ -46,7 +47,7 @@ def pairs_further_apart_after(length: int) -> Planted:
 
 
 def reader(near: float, far: float) -> TabularAttention:
-    """Attends to pairs of token 1 alone; by distance, the probability that it gives to the right label."""
+    """Build an attention to pairs of tokens 1; the arguments are its probability of the right label by distance."""
     right = np.array([near, far])[:, None, None]
     return TabularAttention(
         num_tokens=2,
@@ -57,38 +58,38 @@ def reader(near: float, far: float) -> TabularAttention:
     )
 
 
-def test_the_two_objectives_may_choose_differently():
-    law, several = pairs_further_apart_after(4), [reader(1.0, 0.5), reader(0.7, 0.7)]
-    assert exact_erm(law, several, (3, 4, 5), TotalVariation(), "averaged").chosen == 0
-    assert exact_erm(law, several, (3, 4, 5), TotalVariation(), "minimax").chosen == 1
+def test_the_two_objectives_may_have_different_minimizers():
+    law, predictors = pairs_further_apart_after(4), [reader(1.0, 0.5), reader(0.7, 0.7)]
+    assert exact_erm(law, predictors, (3, 4, 5), TotalVariation(), "averaged").best == 0
+    assert exact_erm(law, predictors, (3, 4, 5), TotalVariation(), "minimax").best == 1
 
 
-def test_predictors_that_only_differ_at_longer_sequences_are_ties():
+def test_predictors_that_differ_only_at_longer_lengths_are_ties():
     law, both, near = pairs_further_apart_after(6), reader(1.0, 1.0), reader(1.0, 1.0)
     near.log_scores[1] = -np.inf
-    found = exact_erm(law, [reader(0.0, 0.0), near, both], training_lengths(6), TotalVariation())
-    assert (found.chosen, found.ties) == (1, (1, 2))
+    minimizer = exact_erm(law, [reader(0.0, 0.0), near, both], training_lengths(6), TotalVariation())
+    assert (minimizer.best, minimizer.ties) == (1, (1, 2))
     assert exact_risks(law, both, [9], TotalVariation())[0] == pytest.approx(0, abs=1e-14)
-    # Nothing has a score at a distance that was never trained: the default answers.
+    # No set has a score at a distance outside training, so the default applies.
     assert exact_risks(law, near, [9], TotalVariation())[0] == pytest.approx(0.7, abs=1e-14)
 
 
-def test_an_attention_is_compared_at_lengths_that_cannot_be_enumerated(rng):
+def test_attentions_are_compared_at_lengths_too_long_to_enumerate(rng):
     law, weak = single_tokens(1e-3)
     _, strong = single_tokens(1e-6)
-    found = exact_erm(law, [weak, strong], (500, 1000), TotalVariation(), "minimax")
-    assert found.chosen == 1
+    minimizer = exact_erm(law, [weak, strong], (500, 1000), TotalVariation(), "minimax")
+    assert minimizer.best == 1
     assert exact_risks(random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3), [300], Leakage()).shape == (1,)
-    assert found.objective == pytest.approx([0.999 / 1.999, 999e-6 / 1.000999], rel=1e-10)
+    assert minimizer.objective == pytest.approx([0.999 / 1.999, 999e-6 / 1.000999], rel=1e-10)
 
 
 def test_any_predictor_and_any_placement_can_be_compared(rng):
     law = random_law(rng, 2, 2, 2, Subsets())
-    several = [random_attention(rng, 2, 2, 3), BayesPredictor(law)]
-    assert exact_erm(law, several, (4, 5), Distance()).risks.shape == (2, 2)
+    predictors = [random_attention(rng, 2, 2, 3), BayesPredictor(law)]
+    assert exact_erm(law, predictors, (4, 5), Distance()).risks.shape == (2, 2)
 
 
-def test_what_leaves_nothing_to_choose_is_refused(rng):
+def test_invalid_objectives_lengths_and_empty_classes_raise(rng):
     law, attention = single_tokens(0.1)
     with pytest.raises(UnknownNameError, match=r"unknown objective 'average'; did you mean 'averaged'"):
         exact_erm(law, [attention], (3,), TotalVariation(), "average")

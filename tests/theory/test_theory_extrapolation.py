@@ -1,4 +1,4 @@
-"""Laws that continue measured risks to longer sequences, against exact risks at those lengths."""
+"""Growth curves fitted to short lengths, against exact risks at longer lengths."""
 
 import math
 from dataclasses import replace
@@ -26,8 +26,8 @@ SHORT = (4, 6, 8, 12, 16)
 PAIRS = Planted(probabilities=(0.4, 0.2, 0.1, 0.3))
 
 
-def reading_pairs(rng: np.random.Generator, gap: float, spread: float) -> TabularAttention:
-    """The right answer on planted pairs; background scores lie around minus ``gap``, its values anywhere."""
+def pair_reader(rng: np.random.Generator, gap: float, spread: float) -> TabularAttention:
+    """Build an attention with right values for planted pairs, and log scores around ``-gap`` for background."""
     attention = random_attention(rng, 4, 2, 3, spread=spread)
     attention.log_scores[:] -= gap
     marked = PAIRS.codes(np.array(PAIRS.tuples))
@@ -36,30 +36,30 @@ def reading_pairs(rng: np.random.Generator, gap: float, spread: float) -> Tabula
     return attention
 
 
-def on_background_alone(attention: TabularAttention, log_score: float) -> TabularAttention:
-    """The score of all pairs of tokens that the background draws; pairs that meet the planted one keep theirs."""
-    drawn = [first * 4 + second for first in (0, 1) for second in (0, 1)]
+def with_background_score(attention: TabularAttention, log_score: float) -> TabularAttention:
+    """Set the log score of all pairs of background tokens; pairs that overlap the planted one are unchanged."""
+    background = [first * 4 + second for first in (0, 1) for second in (0, 1)]
     log_scores = attention.log_scores.copy()
-    log_scores[:, drawn] = log_score
+    log_scores[:, background] = log_score
     return replace(attention, log_scores=log_scores)
 
 
 @pytest.mark.parametrize("score", [1e-6, 1e-2, 0.5])
-def test_with_one_background_weight_the_odds_are_linear_and_short_lengths_tell_all(score):
+def test_with_one_background_weight_the_odds_law_is_exact(score):
     law, attention = single_tokens(score)
     risks = laplace_risks(law, attention, SHORT, TotalVariation())
-    # Linear growth: the ratio of risks is that of the numbers of other tokens while both are small.
+    # Linear growth: small risks are proportional to the number of other tokens.
     if score == 1e-6:
         long = laplace_risk(law, attention, 160, TotalVariation())
         assert long / risks[-1] == pytest.approx(159 / 15, rel=2e-4)
     assert limit_risk(law, attention) == pytest.approx(1)
     for limit in (1.0, None):
-        fitted = fit_odds(SHORT, risks, limit)
-        assert fitted.at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
-        assert fitted.limit == pytest.approx(1, rel=1e-6)
+        curve = fit_odds(SHORT, risks, limit)
+        assert curve.at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
+        assert curve.limit == pytest.approx(1, rel=1e-6)
 
 
-def test_leakage_is_concave_in_the_length_for_single_tokens_and_secants_bound_it(rng):
+def test_leakage_of_single_tokens_is_concave_in_the_length_and_bounded_by_secants(rng):
     lengths = [2, 3, 4, 6, 9, 15, 40, 100, 1000]
     for spread in (0.3, 1.0, 3.0, 10.0) * 5:
         law, attention = random_law(rng, 3, 1, 1), random_attention(rng, 3, 1, 1, spread=spread)
@@ -70,21 +70,21 @@ def test_leakage_is_concave_in_the_length_for_single_tokens_and_secants_bound_it
                 assert secant(lengths[:last], risks[:last], length) >= risk - 1e-12
 
 
-def test_a_secant_continues_the_line_through_the_first_and_the_last_length():
+def test_a_secant_extrapolates_the_line_through_the_first_and_the_last_length():
     assert secant([1, 2, 4], [0.0, 0.1, 0.4], 7) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("loss", [TotalVariation(), Leakage()], ids=lambda loss: loss.name)
-def test_lengths_up_to_16_tell_the_risk_at_512_within_2_percent_and_the_secant_is_far_above(loss, rng):
-    attention = reading_pairs(rng, 7.0, 0.7)
+def test_lengths_up_to_16_predict_the_risk_at_512_within_2_percent_and_the_secant_is_far_above(loss, rng):
+    attention = pair_reader(rng, 7.0, 0.7)
     risks = laplace_risks(PAIRS, attention, SHORT, loss)
     exact = laplace_risk(PAIRS, attention, 512, loss)
     assert fit_odds(SHORT, risks, limit_risk(PAIRS, attention, loss)).at(512) == pytest.approx(exact, rel=0.02)
     assert secant(SHORT, risks, 512) > 1.3 * exact
 
 
-def test_the_risk_comes_to_the_mean_value_of_background(rng):
-    attention = reading_pairs(rng, 1.0, 1.0)
+def test_the_risk_converges_to_that_of_the_mean_value_of_background(rng):
+    attention = pair_reader(rng, 1.0, 1.0)
     end = limit_risk(PAIRS, attention)
     risks = laplace_risks(PAIRS, attention, [64, 1024, 16384], TotalVariation())
     assert np.abs(risks - end)[2] < 1e-3 < np.abs(risks - end)[0]
@@ -93,38 +93,38 @@ def test_the_risk_comes_to_the_mean_value_of_background(rng):
     assert laplace_risk(PAIRS, attention, 16384, Leakage()) > 0.999
 
 
-def test_under_other_losses_the_limit_is_that_of_the_mean_value_too(rng):
-    attention = reading_pairs(rng, 1.0, 1.0)
+def test_the_limit_for_other_losses_is_also_that_of_the_mean_value(rng):
+    attention = pair_reader(rng, 1.0, 1.0)
     assert limit_risk(PAIRS, attention, LogLoss()) == pytest.approx(laplace_log_loss(PAIRS, attention, 4096), abs=0.01)
     sample = sampled_risk(PAIRS, attention, 2048, Distance(), 100, rng)
     assert limit_risk(PAIRS, attention, Distance()) == pytest.approx(sample.mean, abs=4 * sample.standard_error)
     assert sample.standard_error < 0.02
 
 
-def test_without_any_weight_on_background_the_risk_far_from_the_ends_is_that_of_all_lengths(rng):
-    attention = on_background_alone(reading_pairs(rng, 2.0, 1.0), -np.inf)
+def test_without_weight_on_background_the_limit_is_the_risk_far_from_the_ends(rng):
+    attention = with_background_score(pair_reader(rng, 2.0, 1.0), -np.inf)
     for loss in (TotalVariation(), Leakage()):
-        given = enumerated_risk(PAIRS, attention, 8, loss)
-        inside = (given.sets.min(axis=1) >= 2) & (given.sets.max(axis=1) < 6)
+        conditional = enumerated_risk(PAIRS, attention, 8, loss)
+        inside = (conditional.sets.min(axis=1) >= 2) & (conditional.sets.max(axis=1) < 6)
         for gap in (1, 2):
-            alike = given.risk[inside & (np.diff(given.sets, axis=1)[:, 0] == gap)]
-            assert np.ptp(alike) < 1e-12
+            risks = conditional.risk[inside & (np.diff(conditional.sets, axis=1)[:, 0] == gap)]
+            assert np.ptp(risks) < 1e-12
         end = limit_risk(PAIRS, attention, loss)
         risks = laplace_risks(PAIRS, attention, [1000, 2000, 100_000], loss)
-        # Only sets near the ends differ, whose share falls as 1 / length.
+        # Only sets near the ends differ, and their share is proportional to 1 / length.
         assert (risks - end) * [1000, 2000, 100_000] == pytest.approx((risks - end)[0] * 1000, rel=0.01)
         assert risks[2] == pytest.approx(end, rel=1e-3)
 
 
 def sharpened(attention: TabularAttention, length: int, log_gap: float) -> TabularAttention:
     """Raise all scores to the power that a length-dependent temperature has at this length."""
-    power = Temperature(trained_length=16, log_gap=log_gap).power(length)
+    power = Temperature(train_length=16, log_gap=log_gap).power(length)
     return replace(attention, log_scores=attention.log_scores * power)
 
 
 def test_a_temperature_that_grows_with_the_length_preserves_the_risk(rng):
-    attention = reading_pairs(rng, 6.0, 0.3)
-    flat = on_background_alone(attention, -6.0)
+    attention = pair_reader(rng, 6.0, 0.3)
+    flat = with_background_score(attention, -6.0)
     trained = laplace_risk(PAIRS, flat, 16, Leakage())
     risks = [laplace_risk(PAIRS, sharpened(flat, length, 6.0), length, Leakage()) for length in (64, 1024)]
     # Sets that overlap the planted pair lose their weight, so the risk may even fall slightly.
@@ -142,17 +142,17 @@ def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
     return np.array([law.at(length) for length in SHORT]) + noise * rng.normal(size=len(SHORT))
 
 
-@pytest.mark.parametrize("limit", [0.5, None], ids=["given", "fitted"])
-def test_intervals_hold_the_true_risk_in_about_95_of_100_cases(limit, rng):
+@pytest.mark.parametrize("limit", [0.5, None], ids=["known", "fitted"])
+def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(limit, rng):
     truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
-    held = []
+    covers = []
     for _ in range(200):
         low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
-        held.append(low <= truth.at(64) <= high)
-    assert 0.9 <= np.mean(held) <= 0.99
+        covers.append(low <= truth.at(64) <= high)
+    assert 0.9 <= np.mean(covers) <= 0.99
 
 
-def test_a_horizon_is_the_length_at_which_the_law_reaches_a_risk():
+def test_a_horizon_is_the_length_at_which_the_curve_reaches_a_risk():
     law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
     assert law.limit == pytest.approx(0.5)
     assert law.at(law.horizon(0.3)) == pytest.approx(0.3)
@@ -162,7 +162,7 @@ def test_a_horizon_is_the_length_at_which_the_law_reaches_a_risk():
     assert (flat.horizon(0.2), flat.limit) == (math.inf, 0.1)
 
 
-def test_risks_that_bend_upwards_are_continued_straight_and_falling_ones_flat():
+def test_convex_risks_are_extrapolated_by_a_straight_line_and_falling_risks_by_a_constant():
     straight = fit_odds(SHORT, [0.01 * length**1.5 for length in SHORT], None)
     assert straight.parameters[2] == 0
     assert straight.limit == math.inf
@@ -171,24 +171,24 @@ def test_risks_that_bend_upwards_are_continued_straight_and_falling_ones_flat():
     assert falling.at(10) == falling.at(1000) == pytest.approx(np.mean([0.3 / length for length in SHORT]))
 
 
-def test_a_risk_at_its_limit_stays_there():
+def test_the_curve_of_a_risk_at_its_limit_is_constant():
     assert fit_odds([8, 16], [0.5, 0.5], 0.5).at(4096) == pytest.approx(0.5)
 
 
-def test_no_length_left_over_leaves_no_interval():
+def test_there_is_no_interval_without_degrees_of_freedom():
     assert fit_odds([8, 16], [0.1, 0.2], 1.0).interval(64) == (None, None)
 
 
-def test_what_fixes_no_curve_is_refused():
-    with pytest.raises(SettingError, match=r"2 lengths do not fix the curve; measure at least 3"):
+def test_lengths_and_risks_that_do_not_determine_a_curve_raise():
+    with pytest.raises(SettingError, match=r"2 lengths do not determine the curve; measure at least 3"):
         fit_odds([8, 16], [0.1, 0.2], None)
     with pytest.raises(SettingError, match=r"lengths \[16, 8\] do not increase"):
         fit_odds([16, 8], [0.1, 0.2], 1.0)
-    with pytest.raises(SettingError, match=r"3 risks do not belong to 2 lengths"):
+    with pytest.raises(SettingError, match=r"3 risks do not match 2 lengths"):
         secant([8, 16], [0.1, 0.2, 0.3], 64)
-    with pytest.raises(SettingError, match=r"risk is infinite or no number"):
+    with pytest.raises(SettingError, match=r"risk is NaN or infinite"):
         secant([8, 16, 32], [0.1, 0.2, math.nan], 64)
-    with pytest.raises(SettingError, match=r"limit of 0.0 leaves no room"):
+    with pytest.raises(SettingError, match=r"invalid limit 0.0"):
         fit_odds([8, 16], [0.1, 0.2], 0.0)
     with pytest.raises(SettingError, match=r"length 12 is below the measured 16"):
         secant([8, 16], [0.1, 0.2], 12)

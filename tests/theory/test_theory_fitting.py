@@ -10,7 +10,7 @@ from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
-from lengthwise.theory.attention.training import History, Schedule, fit, fitted, held_out_loss
+from lengthwise.theory.attention.training import FitHistory, FitSettings, fit, fit_tables, held_out_loss
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
@@ -31,22 +31,22 @@ def attention(seed: int = 0, **settings) -> SparseFunctionalAttention:
     return SparseFunctionalAttention(num_tokens=4, k=2, num_outputs=2, **(settings or STRUCTURES["table"]))
 
 
-def trained(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, **schedule) -> History:
-    schedule = Schedule(**{"batch_size": 32, "learning_rate": 0.2, **schedule})
-    return fit(module, LAW, lengths=(4, 16), steps=steps, seed=seed, schedule=schedule)
+def train(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, **settings) -> FitHistory:
+    settings = FitSettings(**{"batch_size": 32, "learning_rate": 0.2, **settings})
+    return fit(module, LAW, lengths=(4, 16), steps=steps, seed=seed, settings=settings)
 
 
 @torch.no_grad()
 def leakage(module: SparseFunctionalAttention, length: int) -> float:
-    """The mean over the same sequences for all modules."""
+    """Return the mean leakage over the same sequences for all modules."""
     tokens, sets, _ = LAW.draw(length, 200, stream(0, "leakage"))
     return float(module.double().leakage(torch.from_numpy(tokens), torch.from_numpy(sets)).mean())
 
 
-def test_training_finds_the_planted_pairs_and_what_they_say():
+def test_training_learns_the_planted_pairs_and_their_labels():
     module = attention()
     before = held_out_loss(module, LAW, length=16, size=2000, seed=0)
-    history = trained(module)
+    history = train(module)
     assert before == pytest.approx(math.log(2), abs=0.05)
     assert held_out_loss(module, LAW, length=16, size=2000, seed=0) < 0.01
     assert history.loss[-20:].mean() < 0.01
@@ -57,7 +57,7 @@ def test_training_finds_the_planted_pairs_and_what_they_say():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-def test_every_structure_that_can_say_the_law_learns_it(structure, seed):
+def test_every_structure_that_can_represent_the_law_learns_it(structure, seed):
     module = attention(seed, **structure)
     fit(module, LAW, lengths=(4, 16), steps=1000, seed=seed)
     assert held_out_loss(module, LAW, length=16, size=4000, seed=seed) < 0.01
@@ -65,44 +65,44 @@ def test_every_structure_that_can_say_the_law_learns_it(structure, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_trained_on_short_sequences_grows_by_the_odds_law_far_beyond(seed):
+def test_the_risk_of_a_trained_head_follows_the_odds_law_far_beyond_training(seed):
     short = range(8, 17)
-    trained_tables = fitted(LAW, (4, 16), steps=2000, seed=seed)
-    odds = fit_odds(short, laplace_risks(LAW, trained_tables, short, TotalVariation()), limit_risk(LAW, trained_tables))
+    tables = fit_tables(LAW, (4, 16), steps=2000, seed=seed)
+    odds = fit_odds(short, laplace_risks(LAW, tables, short, TotalVariation()), limit_risk(LAW, tables))
     far = (32, 64, 128, 256, 512)
-    exact = laplace_risks(LAW, trained_tables, far, TotalVariation())
+    exact = laplace_risks(LAW, tables, far, TotalVariation())
     assert exact[-1] > 0.005
     assert odds.at(512) == pytest.approx(exact[-1], rel=0.1)
-    # Before it saturates, the risk grows about as fast as the length.
+    # Before it saturates, the risk is about proportional to the length.
     assert 0.8 <= np.polyfit(np.log(far), np.log(exact), 1)[0] <= 1.1
 
 
-def test_a_span_below_that_of_the_law_cannot_be_trained_away():
+def test_a_head_with_a_span_below_that_of_the_law_does_not_learn_it():
     module = attention(span=2)
-    trained(module)
+    train(module)
     assert held_out_loss(module, LAW, length=16, size=2000, seed=0) > 0.1
 
 
-def test_weight_decay_leaves_more_weight_to_the_background():
+def test_weight_decay_increases_leakage():
     plain, decayed = attention(), attention()
-    trained(plain)
-    trained(decayed, weight_decay=0.1)
+    train(plain)
+    train(decayed, weight_decay=0.1)
     assert leakage(decayed, 128) > 2 * leakage(plain, 128)
 
 
-def test_the_same_seed_gives_the_same_history_and_another_one_other_sequences():
+def test_the_history_depends_on_the_seed_only():
     first, again, other = (fit(attention(), LAW, lengths=(8, 8), steps=5, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.loss, again.loss)
-    # The weights and the lengths are the same: what differs are the sequences.
+    # The weights and the lengths are the same; only the sequences differ.
     assert first.loss[0] != other.loss[0]
 
 
 def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_seed():
     module = attention()
-    history = trained(attention(), steps=1, batch_size=8)
+    history = train(attention(), steps=1, batch_size=8)
     tokens, _, labels = LAW.draw(int(history.length[0]), 8, stream(0, "fit", "sequences"))
-    answers = module(torch.from_numpy(tokens)).exp().detach().numpy()
-    assert history.loss[0] == pytest.approx(-np.log(answers[np.arange(8), labels]).mean(), rel=1e-5)
+    outputs = module(torch.from_numpy(tokens)).exp().detach().numpy()
+    assert history.loss[0] == pytest.approx(-np.log(outputs[np.arange(8), labels]).mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,20 @@ def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_
         ({}, (1, 8), 1, "length 1 is too short for 2 planted tokens"),
     ],
 )
-def test_modules_and_lengths_that_do_not_fit_the_law_are_refused(settings, lengths, steps, message):
+def test_modules_lengths_and_steps_that_do_not_fit_the_law_raise(settings, lengths, steps, message):
     module = SparseFunctionalAttention(**{"num_tokens": 4, "k": 2, "span": 3, "num_outputs": 2, **settings})
     with pytest.raises(SettingError, match=message):
         fit(module, LAW, lengths=lengths, steps=steps, seed=0)
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 0}, {"learning_rate": 0.0}, {"weight_decay": -1.0}])
-def test_schedules_that_train_nothing_are_refused(settings):
+def test_invalid_fit_settings_raise(settings):
     with pytest.raises(SettingError, match=f"{next(iter(settings))} {next(iter(settings.values()))}"):
-        Schedule(**settings)
+        FitSettings(**settings)
 
 
-def test_a_loss_that_is_no_number_ends_the_training():
+def test_a_nan_loss_stops_training():
     module = attention()
     module.values.logits.data[:] = torch.nan
     with pytest.raises(DivergedError, match="the loss is nan at step 0"):
-        trained(module, steps=3)
+        train(module, steps=3)

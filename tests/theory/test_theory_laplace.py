@@ -1,4 +1,4 @@
-"""Exact risks at any length against enumeration, against samples, and against formulas."""
+"""Exact risks at any length against enumeration, samples and formulas."""
 
 from dataclasses import replace
 
@@ -33,33 +33,33 @@ def check_against_enumeration(rng, size, spread, zeros):
 
 @over_sizes
 @pytest.mark.parametrize(("spread", "zeros"), [(0.5, 0.0), (3.0, 0.3), (20.0, 0.0), (50.0, 0.7)])
-def test_the_laplace_risk_is_the_enumerated_one(size, spread, zeros, rng):
+def test_the_laplace_risk_equals_the_enumerated_risk(size, spread, zeros, rng):
     check_against_enumeration(rng, size, spread, zeros)
 
 
 @pytest.mark.slow
 @over_sizes
-def test_the_laplace_risk_is_the_enumerated_one_on_many_instances(size, rng):
+def test_the_laplace_risk_equals_the_enumerated_risk_on_many_instances(size, rng):
     for _ in range(60):
         check_against_enumeration(
             rng, size, float(rng.choice([0.5, 3.0, 20.0, 50.0])), float(rng.choice([0, 0.3, 0.7]))
         )
 
 
-def test_the_value_in_use_where_nothing_has_a_score_is_the_default(rng):
+def test_the_default_is_the_output_if_no_set_has_a_score(rng):
     law = Planted(background=(0.5, 0.5), tuples=((0, 1),), probabilities=(1.0,), labels=((1.0, 0.0),))
     attention = random_attention(rng, 2, 2, 3)
-    none = replace(attention, log_scores=np.full((2, 4), -np.inf))
-    # Only two 0 side by side have a score: at times none does.
+    no_scores = replace(attention, log_scores=np.full((2, 4), -np.inf))
+    # Only two adjacent tokens 0 have a score, which do not occur in every sequence.
     some = replace(attention, log_scores=np.where(np.indices((2, 4)).sum(axis=0) == 0, 0.0, -np.inf))
-    assert laplace_risk(law, none, 6, TotalVariation()) == pytest.approx(0.7, abs=1e-14)
-    assert laplace_risk(law, none, 6, Leakage()) == pytest.approx(1.0, abs=1e-14)
+    assert laplace_risk(law, no_scores, 6, TotalVariation()) == pytest.approx(0.7, abs=1e-14)
+    assert laplace_risk(law, no_scores, 6, Leakage()) == pytest.approx(1.0, abs=1e-14)
     exact = enumerated_risk(law, some, 6, TotalVariation()).mean
     assert laplace_risk(law, some, 6, TotalVariation()) == pytest.approx(exact, abs=1e-12)
 
 
 @over_losses
-def test_where_no_set_of_the_attention_fits_the_default_answers(loss, rng):
+def test_the_default_is_the_output_if_no_set_of_the_attention_fits(loss, rng):
     law, attention = random_law(rng, 3, 1, 1), random_attention(rng, 3, 1, 1)
     wide = replace(attention, shapes=np.array([[0, 4]]), log_scores=np.zeros((1, 9)), values=np.full((1, 9, 2), 0.5))
     pairs = random_law(rng, 3, 2, 2)
@@ -71,7 +71,7 @@ def test_where_no_set_of_the_attention_fits_the_default_answers(loss, rng):
 
 
 @over_losses
-def test_a_law_that_changes_with_the_length_is_followed(loss, rng):
+def test_the_laplace_risk_is_exact_for_a_placement_that_changes_with_the_length(loss, rng):
     early = Local(shapes=((0, 1), (0, 2)), weights=(0.9, 0.1))
     late = Local(shapes=((0, 2), (0, 3)), weights=(0.3, 0.7))
     law = random_law(rng, 3, 2, 3, ByLength(until=(4,), laws=(early, late)))
@@ -82,27 +82,27 @@ def test_a_law_that_changes_with_the_length_is_followed(loss, rng):
 
 
 @over_losses
-def test_a_law_that_prefers_places_is_followed(loss, rng):
+def test_the_laplace_risk_is_exact_for_a_placement_with_unequal_starts(loss, rng):
     law, attention = random_law(rng, 3, 2, 3, Tilted()), random_attention(rng, 3, 2, 3, spread=5.0)
     exact = enumerated_risk(law, attention, 7, loss).mean
     assert laplace_risk(law, attention, 7, loss) == pytest.approx(exact, abs=1e-12)
 
 
-def test_attention_to_sets_of_another_size_has_a_risk_too(rng):
+def test_the_laplace_risk_is_exact_for_attention_to_sets_of_another_size(rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 1, 1)
     exact = enumerated_risk(law, attention, 6, TotalVariation()).mean
     assert laplace_risk(law, attention, 6, TotalVariation()) == pytest.approx(exact, abs=1e-12)
 
 
 @over_losses
-def test_steps_find_what_products_of_matrices_find(loss, rng, monkeypatch):
+def test_single_steps_and_products_of_matrices_give_the_same_risk(loss, rng, monkeypatch):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     products = laplace_risks(law, attention, [5, 37], loss)
-    monkeypatch.setattr(transfer_operator, "MOST_DENSE", 0)
+    monkeypatch.setattr(transfer_operator, "MAX_DENSE_STATES", 0)
     assert laplace_risks(law, attention, [5, 37], loss) == pytest.approx(products, rel=1e-12)
 
 
-def test_several_lengths_at_once_are_those_one_by_one(rng):
+def test_several_lengths_together_give_the_same_risks_as_one_by_one(rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     together = laplace_risks(law, attention, [3, 200, 17], TotalVariation())
     alone = [laplace_risk(law, attention, length, TotalVariation()) for length in (3, 200, 17)]
@@ -123,7 +123,7 @@ def test_a_sample_of_length_512_agrees_within_4_standard_errors(loss, rng):
 
 @pytest.mark.parametrize("score", [1e-3, 1e-9, 1e-25])
 @over_losses
-def test_a_risk_keeps_its_digits_however_small_and_however_long_the_sequence(loss, score):
+def test_small_risks_have_eleven_correct_digits_at_any_length(loss, score):
     law, attention = single_tokens(score)
     for length in (2, 64, 4096):
         expected = score * (length - 1) / (1 + score * (length - 1))
@@ -141,13 +141,13 @@ def test_a_common_factor_of_all_scores_changes_nothing(loss, rng):
 
 @over_sizes
 @pytest.mark.parametrize("zeros", [0.0, 0.6])
-def test_the_log_loss_is_the_enumerated_one(size, zeros, rng):
+def test_the_laplace_log_loss_equals_the_enumerated_one(size, zeros, rng):
     law, attention = random_law(rng, *size), random_attention(rng, *size, zeros=zeros)
     exact = enumerated_risk(law, attention, 6, LogLoss()).mean
     assert laplace_log_loss(law, attention, 6) == pytest.approx(exact, abs=1e-11)
 
 
-def test_the_log_loss_is_infinite_where_a_possible_label_may_get_no_probability(rng):
+def test_the_log_loss_is_infinite_if_a_possible_label_may_get_probability_0(rng):
     law, attention = single_tokens(1e-3)
     assert laplace_log_loss(law, attention, 3) == pytest.approx(np.log(1 + 2e-3), abs=1e-12)
     turned = replace(law, labels=((1.0, 0.0),))
@@ -155,29 +155,29 @@ def test_the_log_loss_is_infinite_where_a_possible_label_may_get_no_probability(
     assert laplace_log_loss(turned, attention, 1) == np.inf
 
 
-def refusals():
+def invalid_arguments():
     law, pairs = Planted(), random_attention(np.random.default_rng(0), 4, 2, 3)
     single = random_attention(np.random.default_rng(0), 4, 1, 1)
     wide = replace(pairs, shapes=np.array([[0, 1], [0, 9]]))
     return {
         "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use tv or leakage"),
         "span": (replace(law, placement=Subsets()), pairs, Leakage(), r"'subsets' has no span"),
-        "sets": (law, single, Leakage(), r"sets of 1 has no weight on 2 planted tokens"),
-        "tokens": (law, random_attention(np.random.default_rng(0), 3, 2, 3), Leakage(), r"over 3 tokens .* over 4"),
+        "sets": (law, single, Leakage(), r"sets of 1 tokens never equal the 2 planted tokens"),
+        "tokens": (law, random_attention(np.random.default_rng(0), 3, 2, 3), Leakage(), r"has 3 tokens and the law 4"),
         "outputs": (
             replace(law, labels=((0.5, 0.5, 0.0),) * 4),
             pairs,
             TotalVariation(),
-            r"2 outputs cannot be probabilities of 3 labels",
+            r"2 outputs do not match 3 labels",
         ),
-        "negative": (law, replace(pairs, default=np.array([-0.5, 1.5])), TotalVariation(), r"output of -0.5 is no"),
+        "negative": (law, replace(pairs, default=np.array([-0.5, 1.5])), TotalVariation(), r"output probability -0.5"),
         "states": (law, wide, Leakage(), r"2 shapes in 10 of 4 tokens make 2,097,152 scores, .* sampled_risk"),
-        "length": (law, pairs, Leakage(), r"length 1 has no room"),
+        "length": (law, pairs, Leakage(), r"length 1 is too short"),
     }
 
 
-@pytest.mark.parametrize("name", refusals())
-def test_what_cannot_be_done_exactly_is_refused(name):
-    law, attention, loss, message = refusals()[name]
+@pytest.mark.parametrize("name", invalid_arguments())
+def test_arguments_without_an_exact_risk_raise(name):
+    law, attention, loss, message = invalid_arguments()[name]
     with pytest.raises(SettingError, match=message):
         laplace_risk(law, attention, 1 if name == "length" else 8, loss)

@@ -1,4 +1,4 @@
-"""Regularity of the planted set's law, and what may cross a joint."""
+"""Regularity of placements, weight across joints, and attention without positions."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,7 +11,7 @@ from tests.support.random_instances import Sizes, random_instance
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
-from lengthwise.theory.bounds.conditions import eta, joint_weight, on_shapes, rho, support, uniformity
+from lengthwise.theory.bounds.conditions import eta, joint_weight, planted_shapes, rho, shape_probabilities, uniformity
 from lengthwise.theory.bounds.sequence_cover import GridCover, push_forward
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
@@ -22,39 +22,39 @@ LATER_WIDE = ByLength(
 
 @dataclass(frozen=True)
 class Tilted:
-    """Two shapes whose places are more likely towards the end, by a factor that depends on the length."""
+    """Two shapes whose starts are more likely towards the end, by a factor that depends on the length."""
 
     tilt: float = 0.5
     name: ClassVar[str] = "tilted"
-    summary: ClassVar[str] = "more likely towards the end"
+    summary: ClassVar[str] = "starts are more likely towards the end"
     k: ClassVar[int] = 2
     span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
-        """As said."""
+        """Return the tilted distribution."""
         shapes = np.array([(0, 1), (0, 2)])
         fits = np.arange(length) < length - shapes[:, -1:]
         mass = np.where(fits, 1 + self.tilt * np.sin(length) * np.arange(length) / length, 0.0)
         return ShapeLaw(shapes=shapes, probability=mass / mass.sum())
 
     def sample(self, length, size, rng):
-        """Never asked for."""
+        """Raise, because no test samples sets."""
         raise NotImplementedError
 
 
 def table_of(placement, length):
-    """The probability of each set that fits, 0 included: what the definitions range over."""
+    """Return the probability of each set that fits, including 0."""
     law = placement.law(length)
     return {
-        (tuple(shape), start): law.probability[row, start]
-        for row, shape in enumerate(law.shapes.tolist())
+        (tuple(shape), start): law.probability[index, start]
+        for index, shape in enumerate(law.shapes.tolist())
         for start in range(length - shape[-1])
     }
 
 
-def test_eta_below_the_span_is_one_line():
-    with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; eta compares lengths from the span"):
+def test_eta_below_the_span_raises():
+    with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; use a length of at least the span"):
         eta(PAIRS, 2, 3)
 
 
@@ -73,20 +73,20 @@ def eta_by_pairs(placement, length, span):
 
 
 @pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2), UniformShapes(num_planted=3, widest=4)])
-def test_eta_is_the_largest_ratio_of_two_places_at_two_lengths(placement):
+def test_eta_is_the_largest_ratio_of_two_starts_at_two_lengths(placement):
     for length in (5, 8):
         expected = eta_by_pairs(placement, length, placement.span)
         assert eta(placement, length, placement.span) == pytest.approx(expected, rel=1e-12)
         assert expected >= 1
 
 
-def test_eta_of_uniform_places_is_the_number_of_places_of_the_widest_shape():
+def test_eta_of_uniform_starts_is_the_number_of_starts_of_the_widest_shape():
     for length, span in ((9, 3), (20, 3), (7, 5)):
         placement = Local(shapes=((0, 1), (0, span - 1)), weights=(0.5, 0.5))
         assert eta(placement, length, span) == pytest.approx(length - span + 1, rel=1e-12)
 
 
-def test_eta_grows_with_the_lengths_that_are_compared():
+def test_eta_grows_with_the_range_of_lengths():
     for placement in (PAIRS, UniformShapes(num_planted=2, widest=4)):
         values = [eta(placement, length, 4) for length in range(4, 16)]
         assert values[0] == 1
@@ -101,7 +101,7 @@ def test_a_shape_that_training_lacks_makes_eta_and_rho_infinite():
     assert uniformity(LATER_WIDE, [8, 9]).rho0 == np.inf
 
 
-def test_rho_is_the_ratio_from_the_longer_length_to_the_shorter_alone():
+def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
     for placement in (PAIRS, Tilted()):
         long, short = table_of(placement, 11), table_of(placement, 6)
         pairs = product(long.items(), short.items())
@@ -109,110 +109,112 @@ def test_rho_is_the_ratio_from_the_longer_length_to_the_shorter_alone():
         assert rho(placement, 11, 6) == pytest.approx(expected, rel=1e-12)
 
 
-def test_uniform_places_are_regular_with_constant_one():
-    found = uniformity(PAIRS, range(6, 20))
-    assert found.rho0 == pytest.approx(1, rel=1e-12)
-    np.testing.assert_allclose(found.shape_law, [0.3, 0.7], rtol=1e-12)
+def test_uniform_starts_have_the_constant_one():
+    constants = uniformity(PAIRS, range(6, 20))
+    assert constants.rho0 == pytest.approx(1, rel=1e-12)
+    np.testing.assert_allclose(constants.shape_law, [0.3, 0.7], rtol=1e-12)
 
 
 @pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2)])
-def test_a_law_of_shapes_bounds_every_probability_from_both_sides(placement):
+def test_the_shape_distribution_and_its_constants_bound_every_probability(placement):
     lengths = range(5, 14)
-    found = uniformity(placement, lengths)
-    assert found.shape_law.sum() == pytest.approx(1, abs=1e-12)
-    share = {tuple(shape): mass for shape, mass in zip(found.shapes.tolist(), found.shape_law, strict=True)}
+    constants = uniformity(placement, lengths)
+    assert constants.shape_law.sum() == pytest.approx(1, abs=1e-12)
+    share = dict(zip(map(tuple, constants.shapes.tolist()), constants.shape_law, strict=True))
     relative = [
         probability * (length - shape[-1]) / share[shape]
         for length in lengths
         for (shape, _), probability in table_of(placement, length).items()
     ]
-    assert min(relative) >= found.low * (1 - 1e-12)
-    assert max(relative) <= found.high * (1 + 1e-12)
-    for trained in range(5, 9):
-        assert rho(placement, 13, trained) <= found.rho0 * trained / 13 * (1 + 1e-12)
+    assert min(relative) >= constants.low * (1 - 1e-12)
+    assert max(relative) <= constants.high * (1 + 1e-12)
+    for train_length in range(5, 9):
+        assert rho(placement, 13, train_length) <= constants.rho0 * train_length / 13 * (1 + 1e-12)
 
 
-def test_shapes_that_a_law_does_not_have_are_never_planted():
-    shapes = support(LATER_WIDE, [8, 9])
+def test_shapes_outside_the_placement_have_probability_0():
+    shapes = planted_shapes(LATER_WIDE, [8, 9])
     assert shapes.tolist() == [[0, 1], [0, 2]]
-    np.testing.assert_array_equal(on_shapes(LATER_WIDE, shapes, 8)[1], np.zeros(8))
+    np.testing.assert_array_equal(shape_probabilities(LATER_WIDE, shapes, 8)[1], np.zeros(8))
 
 
 def head_and_law(seed, k=2, span=3, regime="mixed", num_tokens=3):
-    sizes = Sizes(num_tokens=num_tokens, k=k, span=span, trained=4 * span, tested=4 * span)
+    sizes = Sizes(num_tokens=num_tokens, k=k, span=span, train_length=4 * span, test_length=4 * span)
     instance = random_instance(regime, sizes, seed, num_heads=1)
     return instance.heads[0], instance.law
 
 
 @pytest.mark.parametrize(("k", "span", "regime"), [(2, 3, "mixed"), (3, 4, "mixed"), (2, 2, "clean")])
-def test_no_sequence_has_more_weight_across_a_joint_than_both_kappas_say(k, span, regime, rng):
-    tested, trained = 4 * span, 3 * span
+def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span, regime, rng):
+    test_length, train_length = 4 * span, 3 * span
     for seed in range(4):
         head, law = head_and_law(seed, k, span, regime)
-        shapes = law.placement.law(tested).shapes
-        crossing = joint_weight(law, head, shapes)
-        tokens, sets, _ = law.draw(tested, 30, rng)
-        for row, planted in zip(tokens, sets, strict=True):
-            index = law.tuples.index(tuple(row[planted]))
+        shapes = law.placement.law(test_length).shapes
+        weight = joint_weight(law, head, shapes)
+        tokens, sets, _ = law.draw(test_length, 30, rng)
+        for sequence, planted in zip(tokens, sets, strict=True):
+            index = law.tuples.index(tuple(sequence[planted]))
             shape = shapes.tolist().index((planted - planted[0]).tolist())
-            whole = np.exp(head.scored(row[None])[1]).sum()
-            for piece in GridCover(tested=tested, trained=trained, span=span).pieces(int(planted[0])):
-                part = np.exp(head.scored(row[piece.tokens()][None])[1]).sum()
-                assert part <= crossing.bounded_ratio(piece.joints)[index] * whole * (1 + 1e-12)
-                assert part <= crossing.planted_peak(piece.joints)[shape, index] * whole * (1 + 1e-12)
+            whole = np.exp(head.score_sets(sequence[None])[1]).sum()
+            cover = GridCover(test_length=test_length, train_length=train_length, span=span)
+            for piece in cover.pieces(int(planted[0])):
+                part = np.exp(head.score_sets(sequence[piece.tokens()][None])[1]).sum()
+                assert part <= weight.bounded_ratio(piece.joints)[index] * whole * (1 + 1e-12)
+                assert part <= weight.planted_score(piece.joints)[shape, index] * whole * (1 + 1e-12)
 
 
-def test_both_kappas_are_what_their_definitions_say():
+def test_both_kappas_equal_their_definitions():
     for seed in range(4):
         head, law = head_and_law(seed, k=3, span=4, regime="clean")
         shapes = law.placement.law(12).shapes
-        found = joint_weight(law, head, shapes)
-        drawn = np.flatnonzero(law.background)
+        joint = joint_weight(law, head, shapes)
+        background = np.flatnonzero(law.background)
         scores = np.exp(head.log_scores).reshape(-1, 3, 3, 3)
         for index, planted in enumerate(law.tuples):
-            near = sorted({*drawn, *planted})
+            near = sorted({*background, *planted})
             for side in (0, 1):
                 swap, weight = 1.0, 0.0
                 for (_, second, third), table in zip(head.shapes, scores, strict=True):
                     steps = (second, third - second)
                     for cut in (1, 2):
-                        beyond = [drawn] * cut if side == 0 else [drawn] * (3 - cut)
+                        beyond = [background] * cut if side == 0 else [background] * (3 - cut)
                         here = [near] * (3 - cut) if side == 0 else [near] * cut
-                        shown = [
+                        by_near = [
                             [table[(*far, *close) if side == 0 else (*close, *far)] for far in product(*beyond)]
                             for close in product(*here)
                         ]
-                        swap = max(swap, *(max(row) / min(row) for row in shown))
-                        weight += steps[cut - 1] * max(map(max, shown))
+                        swap = max(swap, *(max(of_near) / min(of_near) for of_near in by_near))
+                        weight += steps[cut - 1] * max(map(max, by_near))
                 joints = (side == 0, side == 1)
-                assert found.bounded_ratio(joints)[index] == pytest.approx(swap, rel=1e-9)
-                for row, shape in enumerate(shapes.tolist()):
-                    peak = scores[head.shapes.tolist().index(shape)][planted]
-                    assert found.planted_peak(joints)[row, index] == pytest.approx(1 + weight / peak, rel=1e-9)
+                assert joint.bounded_ratio(joints)[index] == pytest.approx(swap, rel=1e-9)
+                for shape_index, shape in enumerate(shapes.tolist()):
+                    score = scores[head.shapes.tolist().index(shape)][planted]
+                    expected = pytest.approx(1 + weight / score, rel=1e-9)
+                    assert joint.planted_score(joints)[shape_index, index] == expected
 
 
 def test_single_tokens_cross_no_joint():
     head, law = head_and_law(0, k=1, span=1)
-    both = joint_weight(law, head, np.array([[0]]))
-    assert (both.bounded_ratio((True, True)) == 1).all()
-    assert (both.planted_peak((True, True)) == 1).all()
+    joint = joint_weight(law, head, np.array([[0]]))
+    assert (joint.bounded_ratio((True, True)) == 1).all()
+    assert (joint.planted_score((True, True)) == 1).all()
 
 
-def test_a_planted_tuple_without_weight_leaves_kappa_to_the_bounded_ratio():
+def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     head, law = head_and_law(0, k=2, span=2)
     shapes = law.placement.law(8).shapes
     scores = head.log_scores.copy()
     scores[:, law.codes(np.array(law.tuples))] = -np.inf
-    found = joint_weight(law, replace(head, log_scores=scores), shapes)
-    assert (found.planted_peak((True, False)) == np.inf).all()
-    assert np.isinf(found.kappa((True, False))).all()
+    joint = joint_weight(law, replace(head, log_scores=scores), shapes)
+    assert (joint.planted_score((True, False)) == np.inf).all()
+    assert np.isinf(joint.kappa((True, False))).all()
     flat = joint_weight(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
     assert (flat.kappa((True, True)) == 1).all()
-    assert (flat.planted_peak((True, True)) == 3).all()
+    assert (flat.planted_score((True, True)) == 3).all()
 
 
-def test_factors_of_joints_and_tuples_weigh_what_is_pushed_forward(rng):
-    cover = GridCover(tested=20, trained=8, span=2)
+def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):
+    cover = GridCover(test_length=20, train_length=8, span=2)
     probability = rng.dirichlet(np.ones(19))
     factor = {joints: rng.random((1, 3)) for joints in product((False, True), repeat=2)}
     pushed = push_forward(np.append(probability, 0.0)[None], cover, factor)[8]
@@ -223,7 +225,7 @@ def test_factors_of_joints_and_tuples_weigh_what_is_pushed_forward(rng):
     np.testing.assert_allclose(pushed[0], expected, atol=1e-12)
 
 
-def test_scores_that_fit_no_tuples_are_refused():
+def test_scores_of_the_wrong_number_or_above_all_bounds_raise():
     settings = {"num_tokens": 2, "k": 2, "default": np.zeros(2)}
     with pytest.raises(SettingError, match=r"3 scores do not fit tuples of 2 out of 2 tokens; give 4"):
         PositionFreeAttention(log_scores=np.zeros(3), values=np.zeros((3, 2)), **settings)
@@ -231,7 +233,7 @@ def test_scores_that_fit_no_tuples_are_refused():
         PositionFreeAttention(log_scores=np.full(4, np.inf), values=np.zeros((4, 2)), **settings)
 
 
-def test_a_class_without_places_reads_all_sets_alike_however_far_apart(rng):
+def test_attention_without_positions_is_the_mean_over_all_sets_at_any_distance(rng):
     head = PositionFreeAttention(
         num_tokens=3, k=2, log_scores=rng.normal(size=9), values=rng.random((9, 2)), default=np.zeros(2)
     )

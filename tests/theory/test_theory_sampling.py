@@ -1,4 +1,4 @@
-"""Sampled risks against exact ones, and intervals that hold as often as they say."""
+"""Sampled risks against exact ones, and the coverage of their intervals."""
 
 from dataclasses import replace
 from math import log, sqrt
@@ -17,14 +17,14 @@ from lengthwise.theory.risk.risk_at_length import SampledRisk, empirical_bernste
 
 
 @pytest.mark.parametrize("loss", [TotalVariation(), Distance(), Leakage()], ids=lambda loss: loss.name)
-def test_a_sampled_risk_is_the_exact_one_within_4_standard_errors(loss, rng):
+def test_a_sampled_risk_is_within_4_standard_errors_of_the_exact_risk(loss, rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     sample = sampled_risk(law, attention, 7, loss, 4000, rng)
     assert abs(sample.mean - enumerated_risk(law, attention, 7, loss).mean) < 4 * sample.standard_error
     assert sample.standard_error < 0.02
 
 
-def test_any_predictor_has_a_sampled_risk(rng):
+def test_the_sampled_log_loss_of_the_bayes_predictor_agrees_with_its_exact_risk(rng):
     law = Planted(
         background=(0.8, 0.2), tuples=((1, 1), (0, 1)), probabilities=(0.5, 0.5), labels=((1.0, 0.0), (0.0, 1.0))
     )
@@ -33,7 +33,7 @@ def test_any_predictor_has_a_sampled_risk(rng):
     assert low < bayes_risk(law, 100, LogLoss()) < high
 
 
-def test_a_sample_that_is_drawn_in_blocks_has_every_sequence(rng, monkeypatch):
+def test_sampling_in_blocks_gives_the_requested_number_of_losses(rng, monkeypatch):
     law, attention = single_tokens(0.1)
     monkeypatch.setattr(risk_at_length, "BLOCK", 64)
     sample = sampled_risk(law, attention, 16, TotalVariation(), 9, rng)
@@ -42,7 +42,7 @@ def test_a_sample_that_is_drawn_in_blocks_has_every_sequence(rng, monkeypatch):
 
 @pytest.mark.parametrize("interval", [empirical_bernstein, hoeffding])
 @pytest.mark.parametrize("share", [0.02, 0.5])
-def test_an_interval_misses_the_mean_no_more_often_than_it_says(interval, share, rng):
+def test_an_interval_covers_the_mean_at_least_as_often_as_its_confidence(interval, share, rng):
     bounds = [interval((rng.random(60) < share).astype(float), 0.8) for _ in range(400)]
     assert np.mean([low <= share <= high for low, high in bounds]) >= 0.8
     assert all(0 <= low <= high <= 1 for low, high in bounds)
@@ -54,31 +54,31 @@ def test_intervals_have_the_published_widths(rng):
     assert high - low == pytest.approx(2 * sqrt(log(20) / 100))
     low, high = empirical_bernstein(values, 0.9)
     assert high - low == pytest.approx(2 * (np.std(values, ddof=1) * sqrt(2 * log(40) / 50) + 7 * log(40) / (3 * 49)))
-    # Few values, all alike: what is bounded by the spread is wide yet; with many it is the narrower one.
+    # For few values of small variance the Bernstein interval is still wide; for many it is the narrower one.
     many = SampledRisk(np.tile(values, 100))
     assert np.diff(many.bernstein())[0] < np.diff(many.hoeffding())[0] / 3
 
 
-def test_more_confidence_is_a_wider_interval(rng):
+def test_higher_confidence_gives_a_wider_interval(rng):
     sample = SampledRisk(rng.random(1000))
     for interval in (sample.bernstein, sample.hoeffding):
         assert np.diff(interval(0.99))[0] > np.diff(interval(0.9))[0]
 
 
-def test_the_same_stream_draws_the_same_sample():
+def test_the_same_generator_state_gives_the_same_sample():
     law, attention = random_law(np.random.default_rng(1), 3, 2, 3), random_attention(np.random.default_rng(1), 3, 2, 3)
     first, second = (sampled_risk(law, attention, 9, Leakage(), 50, np.random.default_rng(3)) for _ in range(2))
     assert (first.losses == second.losses).all()
 
 
-def test_what_has_no_interval_is_refused(rng):
+def test_invalid_samples_confidences_and_losses_raise(rng):
     law, attention = single_tokens(0.1)
-    with pytest.raises(SettingError, match=r"sample of 0 sequences .* at least 1"):
+    with pytest.raises(SettingError, match=r"sample size 0; .* at least 1"):
         sampled_risk(law, attention, 8, Leakage(), 0, rng)
-    with pytest.raises(SettingError, match=r"1 value has no spread"):
+    with pytest.raises(SettingError, match=r"1 value has no variance"):
         sampled_risk(law, attention, 8, Leakage(), 1, rng).bernstein()
-    with pytest.raises(SettingError, match=r"confidence 95.0 is no probability"):
+    with pytest.raises(SettingError, match=r"invalid confidence 95.0"):
         hoeffding(np.ones(3), 95.0)
-    doubled = replace(attention, values=5 * attention.values)
-    with pytest.raises(SettingError, match=r"losses from -\d.* leave \[0, 1\]"):
-        sampled_risk(law, doubled, 8, TotalVariation(), 8, rng).hoeffding()
+    large = replace(attention, values=5 * attention.values)
+    with pytest.raises(SettingError, match=r"losses from -\d.* lie outside \[0, 1\]"):
+        sampled_risk(law, large, 8, TotalVariation(), 8, rng).hoeffding()

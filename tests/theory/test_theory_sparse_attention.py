@@ -1,4 +1,4 @@
-"""Every sum over sets against one that lists them all, and the laws of sparse functional attention."""
+"""Every sum over sets against a list of all sets, and the properties of sparse functional attention."""
 
 import math
 from itertools import combinations, pairwise, product
@@ -10,13 +10,13 @@ from torch.func import functional_call
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.theory.attention import scores as scores_module
-from lengthwise.theory.attention.sparse_attention import ZERO, SparseFunctionalAttention, Temperature
+from lengthwise.theory.attention.sparse_attention import ZERO_THRESHOLD, SparseFunctionalAttention, Temperature
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.values import NEVER, AutomatonValues
+from lengthwise.theory.attention.values import LOG_ZERO, AutomatonValues
 
 TOKENS = 3
 ABSOLUTE = {"relative": False, "num_places": 40}
-SHARPER = Temperature(trained_length=2, log_gap=1.5)
+SHARPER = Temperature(train_length=2, log_gap=1.5)
 CASES = {
     "bag of words": {"k": 1, "span": 1},
     "pairs": {"k": 2, "span": 3},
@@ -34,7 +34,7 @@ CASES = {
     "product": {"k": 3, "score": "product", "local": False, "value": "automaton"},
     "product of words": {"k": 4, "score": "product", "local": False},
     "absolute product": {"k": 2, "score": "product", "local": False, **ABSOLUTE},
-    "sharper": {"k": 3, "span": 5, "temperature": Temperature(trained_length=1, log_gap=2.0)},
+    "sharper": {"k": 3, "span": 5, "temperature": Temperature(train_length=1, log_gap=2.0)},
     "sharper absolute pairs": {"k": 2, "span": 3, **ABSOLUTE, "temperature": SHARPER},
     "sharper absolute chain": {"k": 3, "span": 4, "score": "chain", **ABSOLUTE, "temperature": SHARPER},
     "sharper absolute product": {"k": 2, "score": "product", "local": False, **ABSOLUTE, "temperature": SHARPER},
@@ -49,7 +49,7 @@ over_steady = pytest.mark.parametrize("name", STEADY)
 
 
 def build(settings: dict, kind: str = "mild") -> SparseFunctionalAttention:
-    """In double precision, all parameters drawn anew; the scores of tables as wide as ``kind`` says."""
+    """Build a module in double precision with random parameters; ``kind`` sets the range of its scores."""
     module = SparseFunctionalAttention(num_tokens=TOKENS, num_outputs=2, **settings).double()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -57,16 +57,16 @@ def build(settings: dict, kind: str = "mild") -> SparseFunctionalAttention:
             if name.startswith("sets.") and module.score != "mlp" and kind == "extreme":
                 parameter.copy_(50 * parameter.sign())
             if name.startswith("sets.") and module.score != "mlp" and kind == "zeros":
-                parameter[torch.rand_like(parameter) < 0.6] = NEVER
+                parameter[torch.rand_like(parameter) < 0.6] = LOG_ZERO
     return module
 
 
-def read(name: str, length: int, batch: int = 3) -> dict[str, torch.Tensor]:
-    """Random tokens; where IDs are coupled, random ones that repeat, fall and jump."""
-    read = {"tokens": torch.randint(0, TOKENS, (batch, length))}
+def random_inputs(name: str, length: int, batch: int = 3) -> dict[str, torch.Tensor]:
+    """Sample tokens, and for coupled cases IDs that repeat, fall and jump."""
+    inputs = {"tokens": torch.randint(0, TOKENS, (batch, length))}
     if CASES[name].get("coupled"):
-        read["position_ids"] = torch.randint(0, max(2, length), (batch, length)) * torch.randint(1, 3, (batch, 1))
-    return read
+        inputs["position_ids"] = torch.randint(0, max(2, length), (batch, length)) * torch.randint(1, 3, (batch, 1))
+    return inputs
 
 
 def plain(tensor: torch.Tensor) -> np.ndarray:
@@ -74,7 +74,7 @@ def plain(tensor: torch.Tensor) -> np.ndarray:
 
 
 def score_of(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tuple[int, ...]) -> float:
-    """``log g`` in plain Python, minus infinity where it is 0; none of the code that sums is used."""
+    """Compute ``log g`` in plain Python, without the code under test; minus infinity for g = 0."""
     if module.score in ("table", "mlp"):
         return window_score(module, ids, tokens)
     score = sum(float(module.sets.tokens[slot, token]) for slot, token in enumerate(tokens))
@@ -117,10 +117,10 @@ def value_of(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tu
         return scaled / scaled.sum(axis=-1, keepdims=True)
 
     if module.value == "automaton":
-        row = np.ones(1)
+        state = np.ones(1)
         for slot, token in enumerate(tokens):
-            row = row @ softmax(plain(module.values.steps[slot])[token])
-        return row
+            state = state @ softmax(plain(module.values.steps[slot])[token])
+        return state
     shapes = [(0, *rest) for rest in combinations(range(1, module.span or 1), module.k - 1)]
     shape = shapes.index(tuple(each - ids[0] for each in ids)) if module.by_shape else 0
     return softmax(plain(module.values.logits)[shape, int("".join(map(str, tokens)), TOKENS)])
@@ -130,23 +130,23 @@ def value_of(module: SparseFunctionalAttention, ids: tuple[int, ...], tokens: tu
 def listed(
     module: SparseFunctionalAttention, tokens: list[int], ids: list[int] | None = None
 ) -> tuple[list, np.ndarray]:
-    """All sets of k tokens and their log scores."""
+    """Return all sets of k tokens and their log scores."""
     ids = list(range(len(tokens))) if ids is None else ids
     tau = 1.0
     if module.temperature is not None:
-        ratio = max(1.0, len(tokens) / module.temperature.trained_length)
+        ratio = max(1.0, len(tokens) / module.temperature.train_length)
         tau = 1 + math.log(ratio) / module.temperature.log_gap
     sets, scores = list(combinations(range(len(tokens)), module.k)), []
     for each in sets:
         score = score_of(module, tuple(ids[i] for i in each), tuple(tokens[i] for i in each))
         if not module.relative:
             score += float(module.places[each[0]])
-        scores.append(tau * score if score > ZERO else -math.inf)
+        scores.append(tau * score if score > ZERO_THRESHOLD else -math.inf)
     return sets, np.array(scores)
 
 
 def brute(module: SparseFunctionalAttention, tokens: list[int], ids: list[int] | None = None) -> np.ndarray:
-    """``log f``, set by set."""
+    """Compute ``log f`` set by set."""
     sets, scores = listed(module, tokens, ids)
     if not len(scores) or scores.max() == -math.inf:
         return np.full(module.num_outputs, -math.log(module.num_outputs))
@@ -158,121 +158,121 @@ def brute(module: SparseFunctionalAttention, tokens: list[int], ids: list[int] |
     return np.log(total) - np.log(weights.sum())
 
 
-def agree(module: SparseFunctionalAttention, asked: dict[str, torch.Tensor]) -> None:
-    for row, answer in enumerate(plain(module(**asked))):
-        ids = asked["position_ids"][row].tolist() if "position_ids" in asked else None
-        close(answer, brute(module, asked["tokens"][row].tolist(), ids))
+def check_against_brute_force(module: SparseFunctionalAttention, inputs: dict[str, torch.Tensor]) -> None:
+    for index, outputs in enumerate(plain(module(**inputs))):
+        ids = inputs["position_ids"][index].tolist() if "position_ids" in inputs else None
+        check_close(outputs, brute(module, inputs["tokens"][index].tolist(), ids))
 
 
-def close(found: np.ndarray, expected: np.ndarray, within: float = 1e-10) -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=within)
+def check_close(actual: np.ndarray, expected: np.ndarray, within: float = 1e-10) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=within)
 
 
 @over_cases
 @over_kinds
-def test_every_algorithm_gives_what_listing_all_sets_gives(name, kind):
+def test_every_algorithm_equals_a_sum_over_all_listed_sets(name, kind):
     module = build(CASES[name], kind)
     for length in (1, 2, 4, 7):
-        agree(module, read(name, length))
+        check_against_brute_force(module, random_inputs(name, length))
 
 
 @over_steady
 @over_kinds
-def test_what_comes_after_a_prefix_is_what_the_prefix_alone_gives(name, kind):
+def test_all_prefixes_give_the_same_outputs_as_each_prefix_alone(name, kind):
     module = build(CASES[name], kind)
-    asked = read(name, 20)
-    prefixes = plain(module(**asked, all_prefixes=True))
+    inputs = random_inputs(name, 20)
+    prefixes = plain(module(**inputs, all_prefixes=True))
     for length in range(1, 21):
-        alone = plain(module(**{what: each[:, :length] for what, each in asked.items()}))
-        close(prefixes[:, length - 1], alone)
+        alone = plain(module(**{argument: each[:, :length] for argument, each in inputs.items()}))
+        check_close(prefixes[:, length - 1], alone)
 
 
 @over_cases
-def test_gradients_are_those_of_finite_differences(name):
+def test_gradients_equal_finite_differences(name):
     module = build(CASES[name])
-    asked = read(name, 5, batch=2)
+    inputs = random_inputs(name, 5, batch=2)
     names, parameters = zip(*module.named_parameters(), strict=True)
 
-    def answers(*values):
-        return functional_call(module, dict(zip(names, values, strict=True)), kwargs=asked)
+    def outputs(*values):
+        return functional_call(module, dict(zip(names, values, strict=True)), kwargs=inputs)
 
-    assert torch.autograd.gradcheck(answers, parameters, fast_mode=True)
+    assert torch.autograd.gradcheck(outputs, parameters, fast_mode=True)
 
 
 @over_cases
 @pytest.mark.parametrize("length", [1, 9])
-def test_gradients_are_numbers_where_scores_are_zero(name, length):
+def test_gradients_are_finite_if_scores_are_zero(name, length):
     module = build(CASES[name], "zeros").float()
-    module(**read(name, length)).exp().sum().backward()
-    module(**read(name, length))[:, 0].sum().backward()
+    module(**random_inputs(name, length)).exp().sum().backward()
+    module(**random_inputs(name, length))[:, 0].sum().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters() if parameter.grad is not None)
 
 
 @over_cases
-def test_parameters_that_are_no_numbers_give_no_numbers(name):
+def test_nan_parameters_give_nan_outputs(name):
     module = build(CASES[name])
-    asked = read(name, 9)
-    asked["position_ids"] = torch.zeros_like(asked["tokens"]) if module.coupled else None
+    inputs = random_inputs(name, 9)
+    inputs["position_ids"] = torch.zeros_like(inputs["tokens"]) if module.coupled else None
     for parameter in module.sets.parameters():
         parameter.data[:] = torch.nan
-    assert module(**asked).isnan().all()
-    assert module.leakage(planted_sets=torch.arange(module.k).expand(3, -1), **asked).isnan().all()
+    assert module(**inputs).isnan().all()
+    assert module.leakage(planted_sets=torch.arange(module.k).expand(3, -1), **inputs).isnan().all()
 
 
 @over_cases
-def test_weights_are_those_of_listed_scores_and_zero_beyond_the_span(name):
+def test_weights_equal_those_of_listed_scores_and_are_zero_beyond_the_span(name):
     module = build(CASES[name])
-    asked = read(name, 7)
-    sets, weights = module.log_weights(**asked)
-    for row, weight in enumerate(weights.exp()):
-        ids = asked["position_ids"][row].tolist() if "position_ids" in asked else None
-        every, scores = listed(module, asked["tokens"][row].tolist(), ids)
-        weights_by_hand = np.exp(scores - max(scores.max(), ZERO))
+    inputs = random_inputs(name, 7)
+    sets, weights = module.log_weights(**inputs)
+    for index, weight in enumerate(weights.exp()):
+        ids = inputs["position_ids"][index].tolist() if "position_ids" in inputs else None
+        every, scores = listed(module, inputs["tokens"][index].tolist(), ids)
+        weights_by_hand = np.exp(scores - max(scores.max(), ZERO_THRESHOLD))
         expected = dict(zip(every, weights_by_hand / max(weights_by_hand.sum(), 1e-300), strict=True))
-        found = dict(zip(map(tuple, sets.tolist()), weight.tolist(), strict=True))
-        assert all(expected[each] == 0 for each in expected.keys() - found.keys())
-        assert all(found[each] == pytest.approx(expected[each], abs=1e-10) for each in found)
-        assert all(found[each] == 0 for each in found if expected[each] == 0)
+        actual = dict(zip(map(tuple, sets.tolist()), weight.tolist(), strict=True))
+        assert all(expected[each] == 0 for each in expected.keys() - actual.keys())
+        assert all(actual[each] == pytest.approx(expected[each], abs=1e-10) for each in actual)
+        assert all(actual[each] == 0 for each in actual if expected[each] == 0)
 
 
 @over_cases
-def test_leakage_is_what_the_weight_of_a_set_leaves(name):
+def test_leakage_is_one_minus_the_weight_of_a_set(name):
     module = build(CASES[name])
-    asked = read(name, 7)
-    sets, weights = module.log_weights(**asked)
+    inputs = random_inputs(name, 7)
+    sets, weights = module.log_weights(**inputs)
     for planted, weight in zip(sets, weights.T, strict=True):
-        leakage = module.leakage(planted_sets=planted.expand(3, -1), **asked)
-        close(plain(leakage), 1 - np.exp(plain(weight)))
+        leakage = module.leakage(planted_sets=planted.expand(3, -1), **inputs)
+        check_close(plain(leakage), 1 - np.exp(plain(weight)))
 
 
 @pytest.mark.parametrize(
     ("name", "planted"), [("pairs", [0, 3]), ("tight chain", [0, 2, 4, 6]), ("local product", [1, 2, 5])]
 )
-def test_all_weight_leaks_from_a_set_one_beyond_the_span(name, planted):
+def test_the_leakage_of_a_set_beyond_the_span_is_one(name, planted):
     module = build(CASES[name])
     assert planted[-1] - planted[0] == module.span
     assert module.leakage(torch.zeros(1, 7).long(), torch.tensor([planted])).tolist() == [1.0]
 
 
-def test_all_weight_leaks_where_no_set_has_any():
+def test_the_leakage_is_one_if_no_set_has_weight():
     module = build(CASES["pairs"])
-    torch.nn.init.constant_(module.sets.scores.logits, NEVER)
+    torch.nn.init.constant_(module.sets.scores.logits, LOG_ZERO)
     assert module.leakage(torch.zeros(1, 4).long(), torch.tensor([[0, 1]])).tolist() == [1.0]
     assert module.log_weights(torch.zeros(1, 4).long())[1].exp().sum() == 0
 
 
-def test_tables_of_a_module_in_single_precision_are_in_double():
-    tables = build(CASES["pairs"]).float().tabular()
+def test_tables_of_a_single_precision_module_have_double_precision():
+    tables = build(CASES["pairs"]).float().to_tabular()
     assert tables.log_scores.dtype == tables.values.dtype == tables.default.dtype == np.float64
-    close(tables.values.sum(axis=2), np.ones((2, TOKENS**2)), within=1e-14)
+    check_close(tables.values.sum(axis=2), np.ones((2, TOKENS**2)), within=1e-14)
 
 
-def test_the_order_in_which_a_planted_set_is_written_changes_nothing():
+def test_the_order_of_the_indexes_of_a_planted_set_has_no_effect():
     module = build(CASES["tight chain"])
     tokens = torch.randint(0, TOKENS, (1, 7))
-    written, turned = (module.leakage(tokens, torch.tensor([planted])) for planted in ([1, 2, 4, 5], [5, 1, 4, 2]))
-    assert written.tolist() == turned.tolist()
-    assert 0 < float(written.detach()) < 1
+    ordered, shuffled = (module.leakage(tokens, torch.tensor([planted])) for planted in ([1, 2, 4, 5], [5, 1, 4, 2]))
+    assert ordered.tolist() == shuffled.tolist()
+    assert 0 < float(ordered.detach()) < 1
 
 
 @pytest.mark.parametrize("name", [name for name in STEADY if "absolute" not in name])
@@ -281,44 +281,44 @@ def test_a_shift_changes_no_score(name):
     length, k = 9, module.k
     sets = torch.tensor(list(combinations(range(length), k)))[None]
     tuples = torch.randint(0, TOKENS, sets.shape)
-    assert torch.equal(module.sets.at(sets, tuples), module.sets.at(sets + 17, tuples))
+    assert torch.equal(module.sets.log_scores(sets, tuples), module.sets.log_scores(sets + 17, tuples))
 
 
 @pytest.mark.parametrize("name", ["pairs", "triples", "tight chain", "product", "local product"])
-def test_what_has_no_weight_around_a_sequence_changes_nothing(name):
+def test_padding_with_tokens_of_score_zero_has_no_effect(name):
     module = build(CASES[name])
     filler = TOKENS - 1
     with torch.no_grad():
         if name in ("pairs", "triples"):
             codes = [code for code, each in enumerate(product(range(TOKENS), repeat=module.k)) if filler in each]
-            module.sets.scores.logits[:, codes] = NEVER
+            module.sets.scores.logits[:, codes] = LOG_ZERO
         else:
-            module.sets.tokens[:, filler] = NEVER
+            module.sets.tokens[:, filler] = LOG_ZERO
     tokens = torch.randint(0, filler, (3, 8))
     around = torch.nn.functional.pad(tokens, (5, 4), value=filler)
-    close(plain(module(around)), plain(module(tokens)), within=1e-12)
+    check_close(plain(module(around)), plain(module(tokens)), within=1e-12)
 
 
-def test_one_token_at_a_time_is_a_bag_of_words():
+def test_attention_to_single_tokens_is_invariant_to_permutations():
     module = build(CASES["bag of words"])
     tokens = torch.randint(0, TOKENS, (3, 12))
-    close(plain(module(tokens[:, torch.randperm(12)])), plain(module(tokens)), within=1e-12)
+    check_close(plain(module(tokens[:, torch.randperm(12)])), plain(module(tokens)), within=1e-12)
 
 
 @pytest.mark.parametrize(
     "name",
     [name for name in STEADY if not {"coupled", "absolute"} & set(name.split()) and CASES[name].get("span")],
 )
-def test_tables_of_a_module_predict_what_it_predicts_and_make_it_again(name):
+def test_a_module_and_its_tables_convert_into_each_other(name):
     module = build(CASES[name], "zeros")
     tokens = torch.randint(0, TOKENS, (3, 11))
-    tables = module.tabular()
-    close(tables.predict(tokens.numpy()), np.exp(plain(module(tokens))), within=1e-12)
+    tables = module.to_tabular()
+    check_close(tables.predict(tokens.numpy()), np.exp(plain(module(tokens))), within=1e-12)
     again = SparseFunctionalAttention.from_tabular(tables)
-    close(plain(again(tokens)), plain(module(tokens)))
+    check_close(plain(again(tokens)), plain(module(tokens)))
 
 
-def test_a_module_keeps_the_zeros_the_default_and_the_shapes_of_tables():
+def test_a_module_preserves_the_zeros_the_default_and_the_shapes_of_tables():
     tables = TabularAttention(
         num_tokens=2,
         shapes=np.array([[0, 3], [0, 1]]),
@@ -329,11 +329,11 @@ def test_a_module_keeps_the_zeros_the_default_and_the_shapes_of_tables():
     module = SparseFunctionalAttention.from_tabular(tables)
     every = np.array(list(product(range(2), repeat=6)))
     predicted = np.exp(plain(module(torch.from_numpy(every))))
-    close(predicted, tables.predict(every), within=1e-14)
-    close(predicted[0], [0.25, 0.75], within=1e-14)
-    kept = module.tabular()
-    rows = [kept.shapes.tolist().index(shape) for shape in tables.shapes.tolist()]
-    np.testing.assert_array_equal(kept.log_scores[rows], tables.log_scores)
+    check_close(predicted, tables.predict(every), within=1e-14)
+    check_close(predicted[0], [0.25, 0.75], within=1e-14)
+    again = module.to_tabular()
+    indexes = [again.shapes.tolist().index(shape) for shape in tables.shapes.tolist()]
+    np.testing.assert_array_equal(again.log_scores[indexes], tables.log_scores)
 
 
 def parity_automaton(k: int) -> AutomatonValues:
@@ -342,7 +342,7 @@ def parity_automaton(k: int) -> AutomatonValues:
     next_state = (torch.arange(2) + (torch.arange(TOKENS) > 0).long()[:, None]) % 2
     for steps in values.steps:
         target = torch.nn.functional.one_hot(next_state[:, : steps.shape[1]], 2)
-        steps.data = torch.where(target.bool(), 0.0, NEVER)
+        steps.data = torch.where(target.bool(), 0.0, LOG_ZERO)
     return values.double()
 
 
@@ -352,14 +352,14 @@ def test_an_automaton_computes_the_parity_of_its_tokens():
     words = build({"k": 3, "score": "product", "local": False})
     words.sets = module.sets
     parity = torch.tensor([sum(token > 0 for token in each) % 2 for each in product(range(TOKENS), repeat=3)])
-    words.values.logits.data[0] = torch.where(torch.nn.functional.one_hot(parity, 2) > 0, 0.0, NEVER)
+    words.values.logits.data[0] = torch.where(torch.nn.functional.one_hot(parity, 2) > 0, 0.0, LOG_ZERO)
     tokens = torch.randint(0, TOKENS, (3, 12))
-    close(plain(module(tokens)), plain(words(tokens)))
+    check_close(plain(module(tokens)), plain(words(tokens)))
     assert module(torch.tensor([[1, 0, 0], [1, 0, 2]])).exp().tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize("length", [4, 16, 256, 4096])
-def test_a_temperature_by_length_keeps_one_planted_token_in_balance(length):
+def test_a_temperature_by_length_preserves_the_odds_of_a_planted_token(length):
     gap, trained = 5.0, 16
     tokens = torch.zeros(1, length, dtype=torch.int64)
     tokens[0, 2] = 1
@@ -371,23 +371,23 @@ def test_a_temperature_by_length_keeps_one_planted_token_in_balance(length):
         return leakage / (1 - leakage)
 
     assert odds(None) == pytest.approx((length - 1) * math.exp(-gap))
-    balanced = odds(Temperature(trained_length=trained, log_gap=gap))
+    balanced = odds(Temperature(train_length=trained, log_gap=gap))
     assert balanced == pytest.approx((length - 1) * min(1, trained / length) * math.exp(-gap))
 
 
-def test_indexes_as_coupled_ids_change_nothing():
+def test_token_indexes_as_coupled_ids_give_the_same_outputs_as_no_coupling():
     module, indexed = build(CASES["coupled"]), build(CASES["pairs"])
-    rows = [module.shapes().tolist().index(shape) for shape in indexed.shapes().tolist()]
+    indexes = [module.shapes().tolist().index(shape) for shape in indexed.shapes().tolist()]
     with torch.no_grad():
-        indexed.sets.scores.logits.copy_(module.sets.scores.logits[rows])
+        indexed.sets.scores.logits.copy_(module.sets.scores.logits[indexes])
         indexed.values.logits.copy_(module.values.logits)
     tokens = torch.randint(0, TOKENS, (3, 12))
-    close(plain(module(tokens)), plain(indexed(tokens)), within=1e-12)
+    check_close(plain(module(tokens)), plain(indexed(tokens)), within=1e-12)
     ids = torch.arange(12).expand_as(tokens) + 40
-    close(plain(module(tokens, ids)), plain(indexed(tokens)), within=1e-12)
+    check_close(plain(module(tokens, ids)), plain(indexed(tokens)), within=1e-12)
 
 
-def test_coupled_pairs_are_single_tokens_of_an_alphabet_of_pairs():
+def test_attention_to_pairs_with_one_id_equals_attention_to_single_super_tokens():
     pairs = build({"k": 2, "span": 1, "coupled": True})
     single = SparseFunctionalAttention(num_tokens=TOKENS**2, k=1, span=1, num_outputs=2).double()
     with torch.no_grad():
@@ -397,43 +397,43 @@ def test_coupled_pairs_are_single_tokens_of_an_alphabet_of_pairs():
         tokens = torch.randint(0, TOKENS, (3, 2 * half))
         together = TOKENS * tokens[:, :half] + tokens[:, half:]
         ids = (torch.arange(2 * half) % half).expand_as(tokens)
-        close(plain(pairs(tokens, ids)), plain(single(together)))
+        check_close(plain(pairs(tokens, ids)), plain(single(together)))
 
 
 @pytest.mark.parametrize("block", [1, 40])
-def test_shapes_weighed_a_few_at_a_time_give_the_same(monkeypatch, block):
+def test_the_block_size_has_no_effect(monkeypatch, block):
     module = build(CASES["triples"], "zeros")
     tokens = torch.randint(0, TOKENS, (3, 12))
     whole = plain(module(tokens))
     monkeypatch.setattr(scores_module, "BLOCK", block)
-    close(plain(module(tokens)), whole, within=1e-12)
+    check_close(plain(module(tokens)), whole, within=1e-12)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"k": 0, "span": 3}, r"\(3, 0, 2\); each has to be at least 1"),
-        ({"k": 2}, "has no span; give one"),
-        ({"k": 2, "span": 3, "local": False, "score": "product"}, "span 3 has no use"),
+        ({"k": 0, "span": 3}, r"\(3, 0, 2\); set each to at least 1"),
+        ({"k": 2}, "needs a span; set span or local=False"),
+        ({"k": 2, "span": 3, "local": False, "score": "product"}, "span 3 is invalid with local=False"),
         ({"k": 3, "span": 2}, "3 tokens do not fit a span of 2; use at least 3"),
-        ({"k": 2, "span": 3, "relative": False}, "relative is False with 0 places"),
-        ({"k": 2, "span": 3, "num_places": 4}, "relative is True with 4 places"),
-        ({"k": 2, "local": False}, "'table' cannot be summed over sets of any span"),
-        ({"k": 2, "span": 3, "coupled": True, "score": "chain"}, "coupled IDs need a relative score"),
-        ({"k": 2, "span": 3, "by_shape": True, "value": "automaton"}, "values by shape need"),
-        ({"k": 2, "span": 3, "max_gap": 2}, "max_gap 2 is for local chains"),
+        ({"k": 2, "span": 3, "relative": False}, "relative is False with num_places 0"),
+        ({"k": 2, "span": 3, "num_places": 4}, "relative is True with num_places 4"),
+        ({"k": 2, "local": False}, "'table' needs locality"),
+        ({"k": 2, "span": 3, "coupled": True, "score": "chain"}, "coupled needs a relative score"),
+        ({"k": 2, "span": 3, "by_shape": True, "value": "automaton"}, "by_shape needs score"),
+        ({"k": 2, "span": 3, "max_gap": 2}, "invalid max_gap 2"),
         ({"k": 2, "span": 3, "value": "automaton", "num_states": 0}, "automaton of 0 states"),
         ({"k": 16, "span": 16}, "43,046,721 entries, more than the 16,777,216"),
-        ({"k": 42, "span": 43, "score": "mlp", "value": "automaton"}, "too many to number"),
+        ({"k": 42, "span": 43, "score": "mlp", "value": "automaton"}, "codes beyond 64 bits"),
         ({"k": 9, "span": 60}, "more than 200000"),
     ],
 )
-def test_settings_that_no_algorithm_serves_are_refused(settings, message):
+def test_settings_without_an_exact_algorithm_raise(settings, message):
     with pytest.raises(SettingError, match=message):
         SparseFunctionalAttention(num_tokens=3, num_outputs=2, **settings)
 
 
-def test_unknown_scores_and_values_are_refused_with_the_nearest():
+def test_unknown_scores_and_values_raise_an_error_with_the_nearest_name():
     with pytest.raises(UnknownNameError, match="unknown score 'tables'; did you mean 'table'"):
         SparseFunctionalAttention(num_tokens=3, k=1, span=1, num_outputs=2, score="tables")
     with pytest.raises(UnknownNameError, match="unknown value 'automata'; did you mean 'automaton'"):
@@ -441,17 +441,17 @@ def test_unknown_scores_and_values_are_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("name", "ask", "message"),
+    ("name", "call", "message"),
     [
-        ("pairs", lambda module: module(torch.tensor([[0, 3]])), "numbers from 0 to 2"),
-        ("pairs", lambda module: module(torch.zeros(1, 0, dtype=torch.int64)), "at least one"),
+        ("pairs", lambda module: module(torch.tensor([[0, 3]])), "each from 0 to 2"),
+        ("pairs", lambda module: module(torch.zeros(1, 0, dtype=torch.int64)), "at least one token"),
         ("pairs", lambda module: module(torch.zeros(1, 2).long(), torch.zeros(1, 2).long()), "build it with coupled"),
-        ("absolute pairs", lambda module: module(torch.zeros(1, 41).long()), "41 tokens are more than the 40 places"),
-        ("sharper", lambda module: module(torch.zeros(1, 2).long(), all_prefixes=True), "one at a time"),
-        ("sharper", lambda module: module.tabular(), "one table for all lengths"),
-        ("coupled", lambda module: module.tabular(), "one table for all lengths"),
+        ("absolute pairs", lambda module: module(torch.zeros(1, 41).long()), "41 tokens exceed num_places 40"),
+        ("sharper", lambda module: module(torch.zeros(1, 2).long(), all_prefixes=True), "one prefix at a time"),
+        ("sharper", lambda module: module.to_tabular(), "one table for all lengths"),
+        ("coupled", lambda module: module.to_tabular(), "one table for all lengths"),
         ("product", lambda module: module.scores(), "has a shape for every distance"),
-        ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than the 200000"),
+        ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than 200000"),
         (
             "coupled triples",
             lambda module: module(torch.zeros(1, 2000).long(), torch.zeros(1, 2000).long()),
@@ -459,13 +459,13 @@ def test_unknown_scores_and_values_are_refused_with_the_nearest():
         ),
     ],
 )
-def test_what_cannot_be_answered_is_refused(name, ask, message):
+def test_invalid_calls_raise(name, call, message):
     with pytest.raises(SettingError, match=message):
-        ask(build(CASES[name]))
+        call(build(CASES[name]))
 
 
 @pytest.mark.parametrize(("value", "default"), [(0.7, 0.5), (0.5, 0.7)])
-def test_values_and_defaults_that_are_no_distributions_make_no_module(value, default):
+def test_tables_with_values_or_a_default_that_are_not_distributions_raise(value, default):
     tables = TabularAttention(
         num_tokens=1,
         shapes=np.array([[0]]),
@@ -477,16 +477,16 @@ def test_values_and_defaults_that_are_no_distributions_make_no_module(value, def
         SparseFunctionalAttention.from_tabular(tables)
 
 
-@pytest.mark.parametrize(("trained", "gap"), [(0, 1.0), (4, 0.0)])
-def test_a_temperature_needs_a_length_and_a_gap(trained, gap):
-    with pytest.raises(SettingError, match=f"trained_length {trained} and log_gap {gap}"):
-        Temperature(trained_length=trained, log_gap=gap)
+@pytest.mark.parametrize(("length", "gap"), [(0, 1.0), (4, 0.0)])
+def test_a_temperature_needs_a_positive_length_and_gap(length, gap):
+    with pytest.raises(SettingError, match=f"train_length {length} and log_gap {gap}"):
+        Temperature(train_length=length, log_gap=gap)
 
 
 @pytest.mark.slow
 @over_cases
 @over_kinds
-def test_every_algorithm_gives_what_listing_gives_on_many_draws(name, kind):
+def test_every_algorithm_equals_a_sum_over_all_listed_sets_for_many_seeds(name, kind):
     for seed in range(8):
         torch.manual_seed(seed)
-        agree(build(CASES[name], kind), read(name, 3 + seed))
+        check_against_brute_force(build(CASES[name], kind), random_inputs(name, 3 + seed))

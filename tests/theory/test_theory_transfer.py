@@ -1,4 +1,4 @@
-"""What carries over from short to long: the worst risk by a knapsack, and shorter gaps in place of long ones."""
+"""Transfer from short to long sequences: the worst risk as a knapsack, and the gap lemma."""
 
 from dataclasses import replace
 from itertools import pairwise, product
@@ -8,7 +8,8 @@ import pytest
 from tests.support.gap_lemma import GapChain, gap_sides
 
 from lengthwise.core.errors import SettingError
-from lengthwise.theory.bounds.sequence_cover import eta_push, transfer
+from lengthwise.theory.bounds.conditions import safe_ratio
+from lengthwise.theory.bounds.sequence_cover import worst_case
 
 
 def random_laws(rng, atoms=12, missing=True):
@@ -30,7 +31,7 @@ def test_the_knapsack_and_its_dual_give_the_same_number(rng):
     for _ in range(90):
         pushed, trained = random_laws(rng)
         budget, largest = rng.random() * 0.5, rng.uniform(0.5, 2)
-        primal = transfer(budget, pushed, trained, largest)
+        primal = worst_case(budget, pushed, trained, largest)
         assert primal.value == pytest.approx(dual_value(budget, pushed, trained, largest), abs=1e-9)
         assert (primal.risk >= 0).all()
         assert (primal.risk <= largest).all()
@@ -40,50 +41,49 @@ def test_the_knapsack_and_its_dual_give_the_same_number(rng):
         assert by_price == pytest.approx(primal.value, abs=1e-9)
 
 
-def test_no_risk_within_the_budget_does_worse_than_the_knapsack(rng):
+def test_no_risk_within_the_budget_exceeds_the_knapsack(rng):
     for _ in range(20):
         pushed, trained = random_laws(rng)
         budget = rng.random() * 0.5
-        worst = transfer(budget, pushed, trained).value
+        worst = worst_case(budget, pushed, trained).value
         for _ in range(200):
             risk = rng.random(12) ** rng.uniform(0.1, 8)
             risk *= min(1.0, budget / (risk @ trained))
             assert pushed @ risk <= worst + 1e-12
 
 
-def test_the_worst_risk_is_at_most_the_largest_ratio_times_the_trained_risk(rng):
+def test_the_worst_risk_is_at_most_the_largest_ratio_times_the_training_risk(rng):
     for _ in range(50):
         pushed, trained = random_laws(rng, missing=False)
-        ratio = eta_push(pushed[:, None, None], trained[:, None, None])
         budget = rng.random() * 0.3
-        assert transfer(budget, pushed, trained).value <= ratio * budget + 1e-12
+        assert worst_case(budget, pushed, trained).value <= safe_ratio(pushed, trained).max() * budget + 1e-12
 
 
-def test_without_trained_risk_the_loss_is_where_training_has_nothing(rng):
+def test_with_a_training_risk_of_0_the_worst_risk_is_the_mass_that_training_lacks(rng):
     for _ in range(20):
         pushed, trained = random_laws(rng)
-        assert transfer(0.0, pushed, trained).value == pytest.approx(pushed[trained == 0].sum(), abs=1e-15)
-        assert transfer(1.0, pushed, trained).value == pytest.approx(pushed.sum(), abs=1e-12)
+        assert worst_case(0.0, pushed, trained).value == pytest.approx(pushed[trained == 0].sum(), abs=1e-15)
+        assert worst_case(1.0, pushed, trained).value == pytest.approx(pushed.sum(), abs=1e-12)
 
 
-def test_the_worst_risk_is_concave_in_the_trained_risk(rng):
+def test_the_worst_risk_is_concave_in_the_training_risk(rng):
     for _ in range(20):
         pushed, trained = random_laws(rng)
-        values = np.array([transfer(budget, pushed, trained).value for budget in np.linspace(0, 1, 41)])
+        values = np.array([worst_case(budget, pushed, trained).value for budget in np.linspace(0, 1, 41)])
         assert (np.diff(values) >= -1e-12).all()
         assert (np.diff(values, n=2) <= 1e-12).all()
 
 
-def test_negative_risks_and_infinite_masses_are_refused():
+def test_negative_risks_and_infinite_masses_raise():
     law = np.array([0.5, 0.5])
-    with pytest.raises(SettingError, match=r"risk of -0\.1 with losses up to 1"):
-        transfer(-0.1, law, law)
+    with pytest.raises(SettingError, match=r"risk -0\.1 with losses up to 1"):
+        worst_case(-0.1, law, law)
     with pytest.raises(SettingError, match="negative or infinite"):
-        transfer(0.1, np.array([np.inf, 0.5]), law)
+        worst_case(0.1, np.array([np.inf, 0.5]), law)
 
 
 def random_chain(rng, values):
-    """Also chains whose steps are nearly forbidden, so that they run in circles."""
+    """Sample a chain; some have nearly forbidden steps and therefore nearly periodic blocks."""
     scale = 10 ** rng.uniform(-2, 2)
     between = rng.exponential(scale, size=(values, values)) * rng.integers(0, 2, size=(values, values))
     return GapChain(
@@ -95,61 +95,61 @@ def random_chain(rng, values):
     )
 
 
-def test_the_mean_over_a_gap_is_the_sum_over_all_its_contents(rng):
+def test_the_mean_over_a_gap_is_the_sum_over_all_block_values(rng):
     for _ in range(20):
         chain = random_chain(rng, 3)
-        found = chain.log_means(5)
+        log_means = chain.log_means(5)
         for blocks in (1, 2, 5):
             total = 0.0
             for values in product(range(3), repeat=blocks):
                 cost = chain.left[values[0]] + chain.right[values[-1]] + sum(chain.inside[value] for value in values)
                 cost += sum(chain.between[pair] for pair in pairwise(values))
                 total += np.prod(chain.probability[list(values)]) * np.exp(-cost)
-            assert np.exp(found[blocks - 1]) == pytest.approx(total, rel=1e-12)
+            assert np.exp(log_means[blocks - 1]) == pytest.approx(total, rel=1e-12)
 
 
-def gap_lemma_holds(rng, number):
+def tightest_gap_lemma(rng, number):
     tightest = 0.0
     for _ in range(number):
-        kept = int(rng.integers(1, 9))
+        n0 = int(rng.integers(1, 9))
         sides = gap_sides(
             random_chain(rng, int(rng.integers(1, 6))),
-            kept,
-            2 * kept + 2 + int(rng.integers(0, 6)),
+            n0,
+            2 * n0 + 2 + int(rng.integers(0, 6)),
             rng.uniform(0.05, 0.95),
         )
-        assert sides.shortened >= sides.kept - 1e-12
-        assert sides.mean <= sides.split + 1e-12
-        tightest = max(tightest, sides.kept / sides.shortened if sides.shortened > 0 else 0.0)
+        assert sides.shortened >= sides.lower - 1e-12
+        assert sides.mean <= sides.upper + 1e-12
+        tightest = max(tightest, sides.lower / sides.shortened if sides.shortened > 0 else 0.0)
     return tightest
 
 
-def test_shorter_gaps_are_worse_on_average_than_the_long_one_up_to_a_small_loss(rng):
-    assert gap_lemma_holds(rng, 400) > 0.3
+def test_the_gap_lemma_holds_for_random_chains(rng):
+    assert tightest_gap_lemma(rng, 400) > 0.3
 
 
 @pytest.mark.slow
-def test_shorter_gaps_are_worse_on_average_in_ten_thousand_chains(rng):
-    assert gap_lemma_holds(rng, 10_000) > 0.5
+def test_the_gap_lemma_holds_for_ten_thousand_random_chains(rng):
+    assert tightest_gap_lemma(rng, 10_000) > 0.5
 
 
-def test_a_gap_that_is_never_free_counts_as_nothing():
+def test_a_gap_of_infinite_cost_has_mean_0():
     forbidden = np.full((1, 1), np.inf)
     zero = np.zeros(1)
     chain = GapChain(probability=np.ones(1), inside=zero, between=forbidden, left=zero, right=zero)
-    sides = gap_sides(chain, kept=1, blocks=4)
-    assert (sides.mean, sides.shortened, sides.kept) == (0.0, 0.0, 0.0)
+    sides = gap_sides(chain, n0=1, blocks=4)
+    assert (sides.mean, sides.shortened, sides.lower) == (0.0, 0.0, 0.0)
 
 
-def test_a_gap_too_short_to_shorten_is_refused(rng):
-    with pytest.raises(SettingError, match=r"5 blocks, 2 kept on each side"):
-        gap_sides(random_chain(rng, 2), kept=2, blocks=5)
+def test_gaps_too_short_and_invalid_chains_raise(rng):
+    with pytest.raises(SettingError, match=r"5 blocks, n0 2"):
+        gap_sides(random_chain(rng, 2), n0=2, blocks=5)
     free = GapChain(
         probability=np.ones(1), inside=np.zeros(1), between=np.zeros((1, 1)), left=np.zeros(1), right=np.zeros(1)
     )
     with pytest.raises(SettingError, match="gap of 0 blocks"):
         free.log_means(0)
-    with pytest.raises(SettingError, match="cost in 'inside' is below 0"):
+    with pytest.raises(SettingError, match="cost in 'inside' is negative"):
         replace(free, inside=-np.ones(1))
-    with pytest.raises(SettingError, match="make no law"):
+    with pytest.raises(SettingError, match="invalid block probabilities"):
         replace(free, probability=np.full(1, 0.5))

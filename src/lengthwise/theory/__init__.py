@@ -1,1 +1,1 @@
-"""The theory as code: planted correlations, sparse functional attention, exact risks, bounds, counterexamples."""
+"""Theory of length generalization (Golowich et al. 2025): sparse attention, exact risks, bounds, counterexamples."""

@@ -1,4 +1,4 @@
-"""A task and the conditions of proposition 4.4: what its answers depend on, measured on examples, and a verdict."""
+"""Certificate of a task: the conditions of proposition 4.4, measured on examples of its answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
-from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.law_certificate import Assumption, check_longer
 from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
-# Examples that a task is looked at on, per length.
-LOOKED_AT = 64
+# Examples per length.
+NUM_EXAMPLES = 64
 IN_TOKENS = "locality in token indexes"
 
 Shape = tuple[tuple[int, ...], ...]
@@ -22,11 +22,11 @@ Shape = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """The answers of a task at one length.
+    """The tokens that the answers of a task depend on, at one length.
 
-    ``k`` and ``reach`` are the number and the span in token indexes of the tokens that an answer depends on and the
-    one before it, where it is predicted. ``id_reach`` is the span of the tokens that it depends on in coupled IDs, on
-    the level where it is largest, None without coupling; ``num_ids`` is how many IDs there are.
+    ``k`` and ``reach`` are the number and the span of these tokens and the token before the answer. ``id_reach`` is the
+    span of these tokens in coupled IDs, on the level where it is largest; None without coupling. ``num_ids`` is the
+    number of IDs.
     """
 
     length: int
@@ -42,7 +42,7 @@ class Structure:
 class TaskCertificate:
     """The conditions of proposition 4.4 on a task, its structure by length, and a verdict in words.
 
-    No bound is stated: examples refute conditions and cannot prove them. A planted law has exact probabilities and
+    There is no bound: examples can refute conditions but not prove them. A planted law has exact probabilities and
     bounds.
     """
 
@@ -54,58 +54,57 @@ class TaskCertificate:
 
 @check_arguments
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
-    """Look at examples of every length; ``SettingError`` for a task that does not say what its answers depend on."""
-    short = [length for length in lengths if length <= trained]
-    if short or not lengths:
-        raise SettingError(
-            f"length {short[0] if short else 'none'} is no longer than the {trained} of training; use --lengths above "
-            f"{trained}"
-        )
-    tested = sorted({trained, *lengths})
-    found = tuple(structure(task, length, seed) for length in tested)
-    at, *longer = found
-    held = (
-        _bounded("sparsity", "C1", "tokens per answer", [(each.length, each.k) for each in found]),
-        _bounded(IN_TOKENS, "C2a", "tokens", [(each.length, each.reach) for each in found]),
-        _bounded("locality in coupled IDs", "C2a", "IDs", [(each.length, each.id_reach) for each in found]),
-        _regular(at, longer),
+    """Measure examples of the longest training length ``trained`` and of longer ``lengths``.
+
+    ``SettingError`` for a task without ``support``.
+    """
+    check_longer(trained, lengths)
+    structures = tuple(structure(task, length, seed) for length in sorted({trained, *lengths}))
+    at_training, *longer = structures
+    assumptions = (
+        _constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
+        _constant(IN_TOKENS, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
+        _constant(
+            "locality in coupled IDs", "growing gap", "IDs", [(each.length, each.id_reach) for each in structures]
+        ),
+        _regular(at_training, longer),
         *coupled_conditions(task, seed),
     )
-    return TaskCertificate(trained=trained, assumptions=held, structures=found, verdict=_verdict(task, held))
+    return TaskCertificate(
+        trained=trained, assumptions=assumptions, structures=structures, verdict=_verdict(task, assumptions)
+    )
 
 
-def _verdict(task: Task, held: Sequence[Assumption]) -> str:
-    # Proposition 4.4 is there for sets that are not local in token indexes.
-    needed = [each for each in held if each.name != IN_TOKENS]
-    failed = [each.name for each in needed if each.holds is False]
+def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
+    # Proposition 4.4 does not need locality in token indexes.
+    failed = [each.name for each in assumptions if each.name != IN_TOKENS and each.holds is False]
     if failed:
         return (
-            f"Nothing is promised of {task.name} beyond training: the data do not meet the conditions of proposition "
-            f"4.4 ({'; '.join(failed)}). Measure trained runs with evaluate."
+            f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
+            f"({'; '.join(failed)}). Measure trained runs with evaluate."
         )
     return (
-        f"Nothing is promised of {task.name} beyond training: no condition of proposition 4.4 was refuted, but "
-        "examples "
-        "cannot prove them. Write the data as a planted law in a FILE.json to get bounds."
+        f"Nothing is guaranteed for {task.name} beyond training: no condition of proposition 4.4 was refuted, but "
+        "examples cannot prove them. Write the data as a planted law in a FILE.json to get bounds."
     )
 
 
 def structure(task: Task, length: int, seed: int) -> Structure:
-    """The sets of all answers of some examples."""
-    examples = task.sample(length=length, size=LOOKED_AT, rng=stream(seed, "structure", length))
+    """Measure the answers of examples of one length; ``SettingError`` for a task without ``support``."""
+    examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
-            f"task {task.name} does not say which tokens its answers depend on (support), so nothing can be certified "
-            "of it; use a task that does, or a planted law"
+            f"task {task.name} does not declare which tokens its answers depend on (support); use a task that does, or "
+            "a planted law"
         )
     shapes: Counter[Shape] = Counter()
     k = reach = 0
-    for row, index in np.argwhere(examples.is_answer).tolist():
-        needed = examples.support[row, index]
-        needed = np.unique(np.append(needed[needed >= 0], index - 1))
+    for example, index in np.argwhere(examples.is_answer).tolist():
+        support = examples.support[example, index]
+        needed = np.unique(np.append(support[support >= 0], index - 1))
         k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
         if examples.coupling is not None:
-            ids = examples.coupling[:, row, planted_tokens(examples.support[row, index], index)]
+            ids = examples.coupling[:, example, planted_tokens(support, index)]
             shapes[tuple(tuple(sorted(set((level - level.min()).tolist()))) for level in ids)] += 1
     return Structure(
         length=length,
@@ -118,25 +117,29 @@ def structure(task: Task, length: int, seed: int) -> Structure:
     )
 
 
-def _bounded(name: str, counterexample: str, unit: str, found: Sequence[tuple[int, int | None]]) -> Assumption:
-    """That a number is the same at every length."""
-    numbers = {number for _, number in found}
+def _constant(name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]) -> Assumption:
+    """Return the assumption that a number is the same at every length."""
+    numbers = {number for _, number in by_length}
+    holds = len(numbers) == 1 and None not in numbers
     if None in numbers:
-        return Assumption(name=name, holds=False, found="no coupling", counterexample=counterexample)
-    told = ", ".join(f"{number} at {length}" for length, number in found)
-    same = len(numbers) == 1
+        found = "no coupling"
+    elif holds:
+        found = f"{numbers.pop()} {unit} at every length"
+    else:
+        found = f"{unit}: " + ", ".join(f"{number} at {length}" for length, number in by_length)
+    return Assumption(name=name, holds=holds, found=found, counterexample=counterexample)
+
+
+def _regular(at_training: Structure, longer: Sequence[Structure]) -> Assumption:
+    """Return the assumption that longer lengths have no set of coupled IDs that training lacks."""
+    new = {shape for each in longer for shape in each.shapes} - set(at_training.shapes)
+    if not at_training.shapes:
+        found = "no coupling"
+    else:
+        found = f"{len(new)} of the sets at longer lengths do not occur in training" if new else "no new set"
     return Assumption(
-        name=name,
-        holds=same,
-        found=f"{numbers.pop()} {unit} at every length" if same else f"{unit}: {told}",
-        counterexample=counterexample,
+        name="regularity in coupled IDs",
+        holds=bool(at_training.shapes) and not new,
+        found=found,
+        counterexample="rare shape",
     )
-
-
-def _regular(at: Structure, longer: Sequence[Structure]) -> Assumption:
-    """That longer texts have no set that training does not have, in coupled IDs."""
-    if not at.shapes:
-        return Assumption(name="regularity in coupled IDs", holds=False, found="no coupling", counterexample="C3")
-    unseen = {shape for each in longer for shape in each.shapes} - set(at.shapes)
-    told = f"{len(unseen)} of the sets at longer lengths are not in training" if unseen else "no new set"
-    return Assumption(name="regularity in coupled IDs", holds=not unseen, found=told, counterexample="C3")

@@ -53,7 +53,9 @@ def measure_assumptions(
     yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=found, counterexample="growing gap")
     found = f"accuracy {fidelity.whole:.3f}; on a half of the tokens {fidelity.half:.3f}, on a quarter "
     found += f"{fidelity.quarter:.3f}"
-    yield Assumption(name="deletion", holds=fidelity.difference <= TOLERANCE, found=found, counterexample="unbounded reach")
+    yield Assumption(
+        name="deletion", holds=fidelity.difference <= TOLERANCE, found=found, counterexample="unbounded reach"
+    )
     yield _id_coverage(model, max_length)
     yield _relativity(model, queries)
     yield _token_frequencies(model, queries, max_length)
@@ -123,4 +125,6 @@ def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) ->
 
     drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
     found = f"at length {max_length} they differ by {drift:.3f} (total variation; at most {MAX_DRIFT} is allowed)"
-    return Assumption(name="same token frequencies", holds=drift <= MAX_DRIFT, found=found, counterexample="new background token")
+    return Assumption(
+        name="same token frequencies", holds=drift <= MAX_DRIFT, found=found, counterexample="new background token"
+    )

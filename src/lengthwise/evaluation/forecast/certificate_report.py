@@ -21,7 +21,7 @@ _FAILURES = {
     "growing k": "short lengths do not determine longer ones",
     "growing gap": "scores of gaps outside training are arbitrary",
     "unbounded reach": "scores of sets outside short sequences are arbitrary",
-    "rare shape": "rare tokens of training become frequent",
+    "rare shape": "shapes that are rare in training become frequent",
     "absolute positions": "scores of IDs beyond training are arbitrary",
     "new background token": "a token outside training attracts all attention",
     "canceling errors": "errors cancel at the training length",

@@ -1,4 +1,4 @@
-"""Position coupling: tokens with one ID make one super-token, and what is far apart in tokens may be near in IDs."""
+"""Position coupling: tokens with the same ID form a super-token, so tokens at a large distance can share an ID."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,53 +11,41 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import Local, Placement, ShapeLaw, check_fits
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.tabular import TabularAttention, normalized
+from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores, weighted_mean
 
-# The ID of every token of a sequence of a length; IDs count from 0 without a hole.
+# Maps a length to the ID of every token; IDs count from 0 without gaps.
 Coupling = Callable[[int], Int[np.ndarray, " length"]]
 
-# How far two probabilities of one thing may differ by rounding.
+# Tolerance for two probabilities of the same event.
 ROUNDING = 1e-9
 
 
-def folded(length: int) -> Int[np.ndarray, " length"]:
-    """The coupling ``psi(i) = i mod length / 2``: a token of the first half and its like in the second share an ID."""
+def couple_halves(length: int) -> Int[np.ndarray, " length"]:
+    """Return the coupling ``psi(i) = i mod length / 2``: token i of each half has ID i."""
     return np.arange(length) % max(length // 2, 1)
 
 
-def blocks(length: int) -> Int[np.ndarray, " length"]:
-    """The coupling of neighbours: tokens 0 and 1 share an ID, tokens 2 and 3, and so on."""
+def couple_neighbors(length: int) -> Int[np.ndarray, " length"]:
+    """Return the coupling of neighbors: tokens 0 and 1 share an ID, tokens 2 and 3, and so on."""
     return np.arange(length) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
-    """The placement of two tokens half the length apart, at a uniform place: no span holds them at all lengths."""
+    """Placement of two tokens half the length apart, with a uniform start; the span grows with the length."""
 
     name: ClassVar[str] = "halves"
-    summary: ClassVar[str] = "two tokens half the length apart, at a uniform place"
-
-    @property
-    def k(self) -> int:
-        """Two."""
-        return 2
-
-    @property
-    def span(self) -> int | None:
-        """None: it grows with the length."""
-        return None
-
-    @property
-    def min_length(self) -> int:
-        """Room for both."""
-        return 2
+    summary: ClassVar[str] = "two tokens half the length apart, with a uniform start"
+    k: ClassVar[int] = 2
+    span: ClassVar[None] = None
+    min_length: ClassVar[int] = 2
 
     def law(self, length: int) -> ShapeLaw:
-        """One shape, uniform among the places where it fits."""
+        """Return the distribution of the one shape, uniform over its starts."""
         return self._at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Draw the first token."""
+        """Sample planted sets as token indexes."""
         return self._at(length).sample(length, size, rng)
 
     def _at(self, length: int) -> Local:
@@ -67,9 +55,9 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoupledPlacement:
-    """Which super-tokens hold what is planted: the IDs of the sets of another placement.
+    """Placement of planted super-tokens: the IDs of the sets of another placement.
 
-    A length is here a number of super-tokens, each of ``fibre`` tokens; ``k`` is how many different IDs a set has.
+    Lengths count super-tokens of ``fibre`` tokens each; ``k`` is the number of different IDs of a set.
     """
 
     placement: Placement
@@ -82,24 +70,24 @@ class CoupledPlacement:
 
     @property
     def span(self) -> int | None:
-        """Known for single IDs alone."""
+        """The span in IDs, known for k = 1 only."""
         return 1 if self.k == 1 else None
 
     @property
     def min_length(self) -> int:
-        """Super-tokens for the shortest sequence that has a set."""
+        """The number of super-tokens of the shortest sequence with a planted set."""
         return -(-self.placement.min_length // self.fibre)
 
     def law(self, length: int) -> ShapeLaw:
-        """Sets with the same IDs count together."""
+        """Return the distribution of the IDs of a planted set."""
         sets, probability = self.placement.law(length * self.fibre).sets()
-        rows: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
+        by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, share in zip(self._ids(length, sets), probability, strict=True):
-            rows.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += share
-        return ShapeLaw(shapes=np.array(list(rows)), probability=np.array(list(rows.values())))
+            by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += share
+        return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """The IDs of drawn sets."""
+        """Sample planted sets as IDs."""
         return self._ids(length, self.placement.sample(length * self.fibre, size, rng))
 
     def _ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
@@ -109,12 +97,11 @@ class CoupledPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CoupledAttention:
-    """``f(x) = sum_S g(psi(S), x_S) h(psi(S), x_S) / sum_S g(psi(S), x_S)`` over all sets of k tokens, near or far.
+    """Attention ``f(x) = sum_S g(psi(S), x_S) h(psi(S), x_S) / sum_S g(psi(S), x_S)`` over all sets of k tokens.
 
-    Only differences of IDs matter: a row of ``offsets`` holds the IDs of a set, in the order of its tokens, minus the
-    smallest of them. They may repeat and fall. IDs of no row have score 0. The tables are those of
-    ``TabularAttention``. Golowich et al. 2025 (arXiv 2502.16792), definition 3.3 and proposition 4.4; the form is
-    reconstructed.
+    Only differences of IDs matter: each of ``offsets`` holds the IDs of a set in token order, minus the smallest ID.
+    They may repeat and fall; sets with other offsets have score 0. The tables are those of ``TabularAttention``.
+    Golowich et al. 2025 (arXiv 2502.16792), definition 3.3 and proposition 4.4; the form is reconstructed.
     """
 
     num_tokens: int
@@ -125,11 +112,11 @@ class CoupledAttention:
     default: Float[np.ndarray, " outputs"]
 
     def __post_init__(self) -> None:
-        rows = [tuple(row) for row in self.offsets.tolist()]
-        for row in rows:
-            if min(row) != 0 or rows.count(row) > 1:
-                raise SettingError(f"IDs {row} are there twice or do not start at 0; write each difference once")
-        # The same tables over single tokens: what is wrong with them is said there.
+        offsets = [tuple(each) for each in self.offsets.tolist()]
+        for each in offsets:
+            if min(each) != 0 or offsets.count(each) > 1:
+                raise SettingError(f"offsets {each} occur twice or have a minimum above 0; list each once, from 0")
+        # Checks the shapes and numbers of the tables.
         TabularAttention(
             num_tokens=self.num_tokens,
             shapes=self.offsets,
@@ -139,15 +126,13 @@ class CoupledAttention:
         )
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """The weighted mean of the values; the default where no set has any weight. Cost: all C(length, k) sets."""
-        log_scores, values = self.scored(tokens, self.coupling(tokens.shape[1]))
-        weights, total = normalized(log_scores)
-        return np.where(total[:, None] > 0, np.einsum("bs,bso->bo", weights, values), self.default)
+        """Return the weighted mean of the values, or the default if no set has weight, from all C(length, k) sets."""
+        return weighted_mean(*self.score_sets(tokens, self.coupling(tokens.shape[1])), self.default)
 
-    def scored(
+    def score_sets(
         self, tokens: Int[np.ndarray, "batch length"], ids: Int[np.ndarray, " length"]
     ) -> tuple[Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """The log score and the value of each set whose IDs have a row."""
+        """Return the log score and the value of each set with one of the ``offsets``."""
         k = self.offsets.shape[1]
         sets = np.array(list(combinations(range(len(ids)), k))).reshape(-1, k)
         differences = ids[sets] - ids[sets].min(axis=1, keepdims=True)
@@ -156,46 +141,45 @@ class CoupledAttention:
         return self.log_scores[shape, codes], self.values[shape, codes]
 
 
-def places_of_ids(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids fibre"]:
-    """The tokens of each ID, in order; ``SettingError`` unless all IDs have equally many."""
+def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids fibre"]:
+    """Return the token indexes of each ID in order; ``SettingError`` unless all IDs have the same number of tokens."""
     if len(ids) == 0 or ids.min() < 0:
-        raise SettingError("a coupling gives no ID or a negative one; count IDs from 0")
+        raise SettingError("the coupling returned no ID or a negative one; count IDs from 0")
     count = np.bincount(ids)
     if count.min() < count.max():
         raise SettingError(
             f"ID {count.argmin()} has {count.min()} tokens and ID {count.argmax()} has {count.max()}; "
-            "couple equally many tokens everywhere, such as two at every even length"
+            "give every ID the same number of tokens"
         )
     return np.argsort(ids, kind="stable").reshape(len(count), -1)
 
 
-def super_tokens(
+def to_super_tokens(
     tokens: Int[np.ndarray, "batch length"], coupling: Coupling, num_tokens: int
 ) -> Int[np.ndarray, "batch ids"]:
-    """One number for the tokens that share an ID, read in their order, the first leading."""
-    places = places_of_ids(coupling(tokens.shape[1]))
+    """Encode the tokens of each ID as one number, the first token leading."""
+    places = group_by_id(coupling(tokens.shape[1]))
     return np.asarray(tokens[:, places] @ num_tokens ** np.arange(places.shape[1] - 1, -1, -1))
 
 
-def super_attention(attention: CoupledAttention, length: int) -> TabularAttention:
-    """The same function, of super-tokens: relative and local in IDs, whatever the distances between tokens.
+def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
+    """Return the same function of super-tokens: relative and local in IDs, for any distance between tokens.
 
-    Its ``predict(super_tokens(x, ...))`` is ``attention.predict(x)``. ``length`` is one at which all offsets fit; that
-    the tokens of neighbouring IDs interleave alike wherever they stand is checked there. ``SettingError`` where they
-    do not, or where some sets have more different IDs than others. Derived here (the proposition on coupling in
-    ``docs/theory.md``).
+    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length``, at which
+    the order of the tokens of neighboring IDs is checked. ``SettingError`` if that order changes along the sequence, or
+    if sets have different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
-    places = places_of_ids(attention.coupling(length))
+    places = group_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
-    shapes = sorted({tuple(_distinct(row, k).tolist()) for row in attention.offsets})
-    digits = _digits(attention.num_tokens, places.shape[1] * k)
+    shapes = sorted({tuple(_distinct(each, k).tolist()) for each in attention.offsets})
+    tuples = _all_tuples(attention.num_tokens, places.shape[1] * k)
     tables = []
     for shape in shapes:
         order = _order(places, shape)
-        # Which of the set's own IDs each token has, in the order of the tokens.
+        # The ID of each token within the set, in token order.
         ids = np.repeat(np.array(shape), places.shape[1])[order]
-        log_scores, values = attention.scored(digits[:, order], ids)
-        weights, _ = normalized(log_scores)
+        log_scores, values = attention.score_sets(tuples[:, order], ids)
+        weights, _ = normalize_scores(log_scores)
         tables.append((np.logaddexp.reduce(log_scores, axis=1), np.einsum("bs,bso->bo", weights, values)))
     return TabularAttention(
         num_tokens=attention.num_tokens ** places.shape[1],
@@ -206,78 +190,80 @@ def super_attention(attention: CoupledAttention, length: int) -> TabularAttentio
     )
 
 
-def super_law(law: Planted, coupling: Coupling, length: int) -> Planted:
-    """The planted law of the super-tokens: the same probabilities, with IDs in place of token indexes.
+def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
+    """Return the planted law of the super-tokens: the same probabilities, with IDs in place of token indexes.
 
-    ``SettingError`` where it is none: unequal fibres, sets with more different IDs than others, or planted super-tokens
-    whose law is not the same wherever they stand; all looked at for sequences of ``length`` tokens. Derived here.
+    Checked at ``length`` tokens. ``SettingError`` if IDs have different numbers of tokens, sets different numbers of
+    IDs, or planted super-tokens a distribution that depends on their IDs. Derived here.
     """
-    k, joint = _planted_law(law, coupling, length)
+    k, joint = _planted_super_tokens(law, coupling, length)
     share = joint.sum(axis=1)
-    drawn = np.flatnonzero(share)
-    fibre = places_of_ids(coupling(length)).shape[1]
+    possible = np.flatnonzero(share)
+    fibre = group_by_id(coupling(length)).shape[1]
     count = law.num_tokens**fibre
     base = count ** np.arange(k - 1, -1, -1)
     mu = np.array(law.background)
     return Planted(
-        background=tuple(mu[_digits(law.num_tokens, fibre)].prod(axis=1).tolist()),
-        tuples=tuple(tuple((code // base % count).tolist()) for code in drawn),
-        probabilities=tuple(share[drawn].tolist()),
-        labels=tuple(tuple(row) for row in (joint[drawn] / share[drawn, None]).tolist()),
+        background=tuple(mu[_all_tuples(law.num_tokens, fibre)].prod(axis=1).tolist()),
+        tuples=tuple(tuple((code // base % count).tolist()) for code in possible),
+        probabilities=tuple(share[possible].tolist()),
+        labels=tuple(tuple(each) for each in (joint[possible] / share[possible, None]).tolist()),
         placement=CoupledPlacement(placement=law.placement, coupling=coupling, fibre=fibre, k=k),
     )
 
 
-def _planted_law(law: Planted, coupling: Coupling, length: int) -> tuple[int, Float[np.ndarray, "codes labels"]]:
-    """How many super-tokens hold what is planted, and their joint law with the label, the same for all IDs."""
-    ids, places = coupling(length), places_of_ids(coupling(length))
+def _planted_super_tokens(
+    law: Planted, coupling: Coupling, length: int
+) -> tuple[int, Float[np.ndarray, "codes labels"]]:
+    """Return the number of planted super-tokens and their joint distribution with the label."""
+    ids, places = coupling(length), group_by_id(coupling(length))
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
-    digits = _digits(law.num_tokens, k * places.shape[1])
-    mu, zero = np.array(law.background), np.zeros((len(digits), law.num_labels))
+    tuples = _all_tuples(law.num_tokens, k * places.shape[1])
+    mu, zero = np.array(law.background), np.zeros((len(tuples), law.num_labels))
     tables: dict[tuple[int, ...], np.ndarray] = {}
     for planted, share in zip(sets, probability, strict=True):
         group = _distinct(ids[planted], k)
         columns = (places[group].ravel() == planted[:, None]).argmax(axis=1)
-        codes = law.codes(digits[:, columns])
-        around = mu[np.delete(digits, columns, axis=1)].prod(axis=1)
-        table = (law.tuple_law[codes] * around)[:, None] * law.label_law[codes]
-        named = tuple(int(each) for each in group)
-        tables[named] = tables.get(named, zero) + share * table
+        codes = law.codes(tuples[:, columns])
+        background = mu[np.delete(tuples, columns, axis=1)].prod(axis=1)
+        table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
+        key = tuple(int(each) for each in group)
+        tables[key] = tables.get(key, zero) + share * table
     first = next(iter(tables))
-    for named, table in tables.items():
+    for key, table in tables.items():
         if np.abs(table / table.sum() - tables[first] / tables[first].sum()).max() > ROUNDING:
             raise SettingError(
-                f"what is planted at IDs {named} has another law than at IDs {first}; choose a coupling "
-                "that puts the planted tokens at the same places of their super-tokens everywhere"
+                f"planted super-tokens at IDs {key} and {first} differ in distribution; choose a coupling that puts "
+                "planted tokens at the same index of their super-tokens"
             )
     return k, tables[first] / tables[first].sum()
 
 
 def _distinct(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " k"]:
-    found = np.unique(ids)
-    if len(found) != count:
+    distinct = np.unique(ids)
+    if len(distinct) != count:
         raise SettingError(
-            f"a set has {len(found)} different IDs and another {count}; couple so that all have equally many"
+            f"one set has {len(distinct)} different IDs and another {count}; use a coupling with equal numbers"
         )
-    return found
+    return distinct
 
 
 def _order(places: Int[np.ndarray, "ids fibre"], shape: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-    """How the tokens of IDs ``c + shape``, listed ID by ID, lie in the sequence; the same for every c."""
-    room = len(places) - shape[-1]
-    if room < 1:
+    """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must not depend on c."""
+    num_starts = len(places) - shape[-1]
+    if num_starts < 1:
         raise SettingError(f"IDs {tuple(shape)} do not fit the {len(places)} IDs of this length; use a longer one")
-    orders = [np.argsort(places[start + np.array(shape)].ravel()) for start in range(room)]
+    orders = [np.argsort(places[start + np.array(shape)].ravel()) for start in range(num_starts)]
     for order in orders:
         if not np.array_equal(order, orders[0]):
             raise SettingError(
-                f"tokens with IDs {tuple(shape)} apart change their order along the sequence; choose a coupling that "
-                "interleaves them alike everywhere"
+                f"tokens of IDs {tuple(shape)} change their order along the sequence; choose a coupling that "
+                "interleaves them in the same order everywhere"
             )
     return orders[0]
 
 
-def _digits(base: int, count: int) -> Int[np.ndarray, "tuples count"]:
-    """All tuples, in the order of their codes."""
-    return np.array(list(product(range(base), repeat=count)))
+def _all_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:
+    """Return all tuples of k tokens in the order of their codes."""
+    return np.array(list(product(range(num_tokens), repeat=k)))

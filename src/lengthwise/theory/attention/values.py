@@ -1,4 +1,4 @@
-"""Values of sets of tokens, read token by token, and the sequences that all sums over sets read."""
+"""Trainable values of sets of tokens, evaluated token by token, and the input that all sums over sets share."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,21 +12,19 @@ from torch.nn import functional
 
 from lengthwise.core.errors import SettingError
 
-# The log of a weight that counts as zero: finite, because minus infinity makes gradients that are no numbers.
-NEVER = -1e30
-
-# Scores and values are listed for at most so many tuples of tokens.
-MOST_ROWS = 1 << 24
-
-# How far the first scores and values are from all alike.
-FIRST_SPREAD = 0.1
+# The log of a weight that counts as zero; finite, because minus infinity gives NaN gradients.
+LOG_ZERO = -1e30
+# The largest number of entries of a table of scores or values.
+MAX_TABLE_ENTRIES = 1 << 24
+# The standard deviation of initial log scores and value logits.
+INIT_STD = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """What is read, and what the sequence adds to scores: ``starts`` by the first token of a set, then a ``power``.
+    """Token sequences, the log score added by the first token of a set, and the power applied to all scores.
 
-    ``position_ids`` are those of a position coupling, None where each token's ID is its index.
+    ``position_ids`` come from a position coupling; None if the ID of each token is its index.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -37,16 +35,18 @@ class Sequences:
 
 @runtime_checkable
 class Values(Protocol):
-    """``h``: a distribution over the outputs for every tuple of k tokens."""
+    """The value ``h``: a distribution over the outputs for every tuple of k tokens."""
 
     def read(
         self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq offsets after"]:
-        """Carry log sums over tuples on by one token; behind the last slot the states are the outputs."""
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Extend log sums over tuples by one token; after the last slot the states are the outputs."""
         ...
 
-    def of(self, codes: Int[Tensor, "*many"], shape: Int[Tensor, "*many"]) -> Float[Tensor, "*many outputs"]:
-        """``log h`` of tuples by their codes, in sets of the given shapes."""
+    def log_values(
+        self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape outputs"]:
+        """Return ``log h`` by tuple code and by the index of the shape of the set."""
         ...
 
 
@@ -55,81 +55,98 @@ class TableValues(nn.Module):
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_shapes: int = 1) -> None:
         super().__init__()
-        check_rows(num_shapes * num_tokens**k, f"values of {k} of {num_tokens} tokens in {num_shapes} shapes")
+        check_table_size(num_shapes * num_tokens**k, f"values of {k} of {num_tokens} tokens in {num_shapes} shapes")
         self.num_tokens = num_tokens
         self.k = k
-        self.logits = nn.Parameter(FIRST_SPREAD * torch.randn(num_shapes, num_tokens**k, num_outputs))
+        self.logits = nn.Parameter(INIT_STD * torch.randn(num_shapes, num_tokens**k, num_outputs))
 
     def read(
         self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq offsets after"]:
-        """The states are words: a word grows by the token at hand, and a whole one is worth its value.
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Append the token to the prefix of the tuple, which is the state; the last token reads the value.
 
-        The last token needs no state of its own, so k tokens cost ``|V|^(k - 1)`` states.
+        The last token needs no state, so k tokens cost ``|V|^(k - 1)`` states.
         """
-        assert len(self.logits) == 1, "values by shape are looked up, not read"
+        assert len(self.logits) == 1, "values by shape are looked up, not read token by token"
         if slot < self.k - 1:
-            here = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
-            return torch.where(here, sums[..., None], NEVER).flatten(-2)
-        worth = rearrange(self.logits[0].log_softmax(-1), "(words v) outputs -> v (words outputs)", v=self.num_tokens)
-        return contracted(sums, functional.embedding(tokens, worth))
+            is_token = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
+            return torch.where(is_token, sums[..., None], LOG_ZERO).flatten(-2)
+        by_token = rearrange(
+            self.logits[0].log_softmax(-1), "(prefixes v) outputs -> v (prefixes outputs)", v=self.num_tokens
+        )
+        return log_matmul(sums, functional.embedding(tokens, by_token))
 
-    def of(self, codes: Int[Tensor, "*many"], shape: Int[Tensor, "*many"]) -> Float[Tensor, "*many outputs"]:
-        """Look them up."""
-        rows = codes if len(self.logits) == 1 else shape * self.logits.shape[1] + codes
-        return functional.embedding(rows, self.logits.log_softmax(-1).flatten(0, 1))
+    def log_values(
+        self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape outputs"]:
+        """Look up ``log h`` in the table."""
+        entries = codes if len(self.logits) == 1 else shapes * self.logits.shape[1] + codes
+        return functional.embedding(entries, self.logits.log_softmax(-1).flatten(0, 1))
 
 
 class AutomatonValues(nn.Module):
-    """A stochastic automaton reads the k tokens in order; its last step goes to the outputs.
+    """A stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
 
-    One table of steps per slot, logits over the next state by token and state: any value that is a tensor train of
-    rank ``num_states`` and has positive factors. With k = 1 this is a table.
+    Each slot has a table of transition logits by token and state. This represents every value that is a tensor train
+    of rank ``num_states`` with positive factors. With k = 1 it is a table.
     """
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_states: int = 2) -> None:
         super().__init__()
         if num_states < 1:
-            raise SettingError(f"an automaton of {num_states} states reads nothing; use num_states of at least 1")
+            raise SettingError(f"invalid automaton of {num_states} states; use num_states of at least 1")
         sizes = (1, *(num_states,) * (k - 1), num_outputs)
         self.num_tokens = num_tokens
         self.steps = nn.ParameterList([torch.randn(num_tokens, before, after) for before, after in pairwise(sizes)])
 
     def read(
         self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq offsets after"]:
-        """One step."""
-        return contracted(sums, functional.embedding(tokens, self.steps[slot].log_softmax(-1).flatten(1)))
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Apply one transition of the automaton."""
+        return log_matmul(sums, functional.embedding(tokens, self.steps[slot].log_softmax(-1).flatten(1)))
 
-    def of(self, codes: Int[Tensor, "*many"], shape: Int[Tensor, "*many"]) -> Float[Tensor, "*many outputs"]:
-        """Read each tuple; shapes do not matter."""
-        tuples = digits(codes.reshape(1, -1), self.num_tokens, len(self.steps))
+    def log_values(
+        self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape outputs"]:
+        """Run the automaton on each tuple; shapes have no effect."""
+        tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
         sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
         for slot in range(len(self.steps)):
             sums = self.read(slot, sums, tuples[..., slot])
         return sums.view(*codes.shape, sums.shape[-1])
 
 
-def contracted(
+def log_matmul(
     sums: Float[Tensor, "batch seq offsets states"], steps: Float[Tensor, "batch seq steps"]
-) -> Float[Tensor, "batch seq offsets after"]:
-    """``log sum_state exp(sums[state] + steps[state, after])``; ``steps`` are the two axes in one."""
+) -> Float[Tensor, "batch seq offsets next_states"]:
+    """Return ``log sum_state exp(sums[state] + steps[state, next])``; ``steps`` flattens both state axes into one."""
     by_state = rearrange(steps, "b s (states after) -> b s 1 states after", states=sums.shape[-1])
     if sums.shape[-1] == 1:
         return sums + by_state[..., 0, :]
     return (sums[..., None] + by_state).logsumexp(dim=-2)
 
 
-def digits(codes: Int[Tensor, "*many"], num_tokens: int, k: int) -> Int[Tensor, "*many k"]:
-    """The tuples of codes: the first token is the leading digit."""
+def log_sum_by_bin(
+    log: Float[Tensor, "batch sets outputs"], bins: Int[Tensor, "batch sets"], size: int
+) -> Float[Tensor, "batch size outputs"]:
+    """Return the log of the sum of ``exp(log)`` in each bin, and ``LOG_ZERO`` for empty bins."""
+    batch, _, outputs = log.shape
+    index = bins[..., None].expand_as(log)
+    top = log.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(1, index, log.detach(), "amax")
+    total = log.new_zeros(batch, size, outputs).scatter_add(1, index, (log - top.gather(1, index)).exp())
+    return torch.where(total == 0, LOG_ZERO, top + total.clamp(min=1).log())
+
+
+def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
+    """Return the k tokens of each code; the first token is the leading digit."""
     places = num_tokens ** torch.arange(k - 1, -1, -1, device=codes.device)
     return codes[..., None] // places % num_tokens
 
 
-def check_rows(rows: int, what: str) -> None:
-    """Refuse tables that are too large to list."""
-    if rows > MOST_ROWS:
+def check_table_size(entries: int, what: str) -> None:
+    """Raise ``SettingError`` if a table is too large to hold in memory."""
+    if entries > MAX_TABLE_ENTRIES:
         raise SettingError(
-            f"{what} make {rows:,} entries, more than the {MOST_ROWS:,} that are listed; use fewer, or score "
+            f"{what} make {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; use fewer, or score "
             "'chain' or 'product' with value 'automaton'"
         )

@@ -1,4 +1,4 @@
-"""What a bound is computed of: a planted law, a predictor, the two lengths, and risks at the trained one."""
+"""Extrapolation from a training length to a test length: the inputs of all bounds, and predictions from curves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ from lengthwise.theory.bounds.conditions import (
     JointWeight,
     check_room,
     joint_weight,
-    on_shapes,
-    support,
+    planted_shapes,
+    shape_probabilities,
     uniformity,
 )
 from lengthwise.theory.risk.exact_risk import (
-    Conditional,
+    ConditionalRisk,
     Distance,
     Leakage,
     Loss,
@@ -29,191 +29,186 @@ from lengthwise.theory.risk.exact_risk import (
     TotalVariation,
     enumerated_risk,
 )
-from lengthwise.theory.risk.growth_curves import FAR, fit_odds, limit_risk, secant
+from lengthwise.theory.risk.growth_curves import FAR_LENGTH, fit_odds, limit_risk, secant
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 
-NO_RISK = 1e-12
-
-# How far the constant of uniform places may be from 1 by rounding.
+MIN_LIMIT = 1e-12
+# Tolerance of the constant of uniform starts, which is 1.
 ROUNDING = 1e-9
 
-RiskOf = Callable[[Planted, Predictor, int, Loss], Conditional]
-
-MeanOf = Callable[[Planted, Predictor, int, Loss], float]
+ConditionalRiskFunction = Callable[[Planted, Predictor, int, Loss], ConditionalRisk]
+MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extrapolation:
-    """Everything that bounds ask for, computed when first asked; ``conditional`` gives exact risks by planted set.
+    """Lazily computed inputs of the bounds; ``conditional_risk`` gives exact risks by planted set.
 
-    ``risk``, where given, finds their mean at less cost. A risk at ``tested`` is never computed: that is what bounds
-    are for.
+    ``mean_risk``, if set, computes the mean of these risks at lower cost. The risk at ``test_length`` is never used.
     """
 
     law: Planted
     predictor: Predictor
-    trained: int
-    tested: int
+    train_length: int
+    test_length: int
     loss: Loss = field(default_factory=TotalVariation)
-    conditional: RiskOf = enumerated_risk
-    risk: MeanOf | None = None
+    conditional_risk: ConditionalRiskFunction = enumerated_risk
+    mean_risk: MeanRiskFunction | None = None
 
     def __post_init__(self) -> None:
-        # A tuple that is never planted has no risk, and its score must not decide kappa.
+        # A tuple that is never planted has no risk, and its score must not affect kappa.
         object.__setattr__(self, "law", self.law.possible)
 
     @property
-    def relative(self) -> TabularAttention | PositionFreeAttention:
-        """The predictor, if where a set stands cannot matter to it; ``BoundError`` otherwise.
+    def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
+        """The predictor, if relative by construction; otherwise ``BoundError``.
 
-        ``SettingError`` where it reads other tokens, or more or fewer of them, than the law plants.
+        ``SettingError`` if it reads tokens or sets of a size other than those of the law.
         """
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
-                f"{type(self.predictor).__name__} is not relative by construction (counterexample C4); use a "
-                "TabularAttention"
+                f"{type(self.predictor).__name__} is not relative by construction; use a TabularAttention (see "
+                "counterexample 'absolute positions')"
             )
-        read = self.predictor.num_tokens, self.predictor.k
-        if read != (self.law.num_tokens, self.law.k):
+        size = self.predictor.num_tokens, self.predictor.k
+        if size != (self.law.num_tokens, self.law.k):
             raise SettingError(
-                f"the predictor reads sets of {read[1]} out of {read[0]} tokens, the law plants {self.law.k} out of "
+                f"the predictor reads sets of {size[1]} out of {size[0]} tokens, the law plants {self.law.k} out of "
                 f"{self.law.num_tokens}; use the same numbers for both"
             )
         return self.predictor
 
     @property
     def attention(self) -> TabularAttention:
-        """The predictor, if it is also local by construction; ``BoundError`` otherwise."""
-        if isinstance(self.relative, PositionFreeAttention):
+        """The predictor, if relative and local by construction; otherwise ``BoundError``."""
+        if isinstance(self.relative_predictor, PositionFreeAttention):
             raise BoundError(
-                "the class is not local: it reads sets however far apart (counterexample C2b); use a "
-                "TabularAttention, or the bounds "
-                "for classes without positions"
+                "the class is not local: it reads sets at any distance; use a TabularAttention, or the bound for a "
+                "class without positions (see counterexample 'unbounded reach')"
             )
-        return self.relative
+        return self.relative_predictor
 
     @cached_property
     def span(self) -> int:
-        """How many tokens a planted set or a set of the class reaches over; ``BoundError`` where nothing limits it."""
-        self.check_sparse()
+        """The span in tokens of planted sets and of sets of the class; ``BoundError`` if it is unlimited."""
+        self.check_sparsity()
         if self.law.placement.span is None:
             raise BoundError(
-                f"planted sets of '{self.law.placement.name}' are not local (counterexample C2a); use a placement with "
-                "a span"
+                f"planted sets of '{self.law.placement.name}' are not local; use a placement with a span (see "
+                "counterexample 'growing gap')"
             )
-        scored = (self.attention.log_scores > -np.inf).any(axis=1)
-        reach = self.attention.shapes[scored, -1].max(initial=0)
+        has_score = (self.attention.log_scores > -np.inf).any(axis=1)
+        reach = self.attention.shapes[has_score, -1].max(initial=0)
         return max(self.law.placement.span, int(reach) + 1)
 
-    def check_sparse(self) -> None:
-        """Refuse a placement that plants more tokens at another length."""
-        for length in (self.trained, self.tested):
-            planted = self.law.placement.law(length).shapes.shape[1]
-            if planted != self.law.k:
+    def check_sparsity(self) -> None:
+        """Raise ``BoundError`` if the number of planted tokens depends on the length."""
+        for length in (self.train_length, self.test_length):
+            k = self.law.placement.law(length).shapes.shape[1]
+            if k != self.law.k:
                 raise BoundError(
-                    f"length {length} plants {planted} tokens and not {self.law.k} (counterexample C1: sparsity that "
-                    "grows with the "
-                    "length); plant as many at all lengths"
+                    f"length {length} plants {k} tokens instead of {self.law.k}; plant the same number at all lengths "
+                    "(see counterexample 'growing k')"
                 )
 
     def check_linear(self) -> None:
-        """Refuse a loss in which errors of two sets may cancel, and answers that are no probabilities."""
+        """Raise ``BoundError`` for a loss whose errors may cancel, and for outputs that are not probabilities."""
         if not isinstance(self.loss, (TotalVariation, Leakage)):
             raise BoundError(
-                f"loss '{self.loss.name}' is not linear: errors may cancel at the trained length (counterexample C6); "
-                "use 'tv' or "
-                "'leakage', or the bounds for the norm loss"
+                f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use 'tv' or "
+                "'leakage', or a bound for the norm loss (see counterexample 'canceling errors')"
             )
         if isinstance(self.loss, TotalVariation):
             self.check_probabilities()
 
-    def check_known(self) -> None:
-        """Refuse a loss that is neither linear nor a distance."""
+    def check_loss(self) -> None:
+        """Raise ``BoundError`` for a loss that is neither linear nor a distance."""
         if not isinstance(self.loss, Distance):
             self.check_linear()
 
     def check_probabilities(self) -> None:
-        """Refuse values outside 0 to 1, with which a loss could be negative."""
-        for name, values in (("value", self.relative.values), ("default", self.relative.default)):
+        """Raise ``BoundError`` for values outside [0, 1], which can make a loss negative."""
+        predictor = self.relative_predictor
+        for name, values in (("value", predictor.values), ("default", predictor.default)):
             if not ((values >= 0) & (values <= 1)).all():
                 raise BoundError(
-                    f"a {name} of the predictor lies outside 0 to 1, so that losses may cancel (counterexample C6); "
-                    "give probabilities"
+                    f"a {name} of the predictor lies outside 0 to 1, so losses may cancel; use probabilities (see "
+                    "counterexample 'canceling errors')"
                 )
 
     def check_room(self, spans: int) -> int:
-        """The span, where the trained length holds it so many times."""
-        check_room(self.trained, self.tested, self.span, spans)
+        """Return the span; ``BoundError`` if the training length is below ``spans`` spans."""
+        check_room(self.train_length, self.test_length, self.span, spans)
         return self.span
 
     @property
-    def lengths(self) -> range:
-        """The lengths of training: from half of the longest on."""
-        return range((self.trained + 1) // 2, self.trained + 1)
+    def train_lengths(self) -> range:
+        """The training lengths, from half the longest, rounded up, to the longest."""
+        return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @cached_property
     def shapes(self) -> Int[np.ndarray, "shapes k"]:
-        """The shapes that are planted at the tested length."""
-        return support(self.law.placement, [self.tested])
+        """The shapes of the planted sets at the test length."""
+        return planted_shapes(self.law.placement, [self.test_length])
 
     @cached_property
-    def tuples(self) -> Float[np.ndarray, " tuples"]:
+    def tuple_probabilities(self) -> Float[np.ndarray, " tuples"]:
         """The probabilities of the planted tuples."""
         return np.array(self.law.probabilities)
 
     def probability(self, length: int) -> Float[np.ndarray, "shapes length tuples"]:
-        """Of each of the shapes, at each start, with each planted tuple."""
-        return on_shapes(self.law.placement, self.shapes, length)[:, :, None] * self.tuples
+        """Return the probability of each shape, start and planted tuple."""
+        return shape_probabilities(self.law.placement, self.shapes, length)[:, :, None] * self.tuple_probabilities
 
     @cached_property
     def joint_weight(self) -> JointWeight:
-        """What can cross a joint, for the shapes that are planted at the tested length."""
+        """Bounds on the weight across joints, for the shapes at the test length."""
         return joint_weight(self.law, self.attention, self.shapes)
 
     @cached_property
-    def mean(self) -> Callable[[int], float]:
-        """The risk at a length."""
-        # A risk of 0 may come out just below it, and bounds multiply by large numbers.
-        return cache(lambda length: max(self._mean(length), 0.0))
+    def risk(self) -> Callable[[int], float]:
+        """The function from a length to its risk."""
+        # Rounding may give a risk just below 0, and bounds multiply it by large numbers.
+        return cache(lambda length: max(self._risk(length), 0.0))
 
-    def _mean(self, length: int) -> float:
-        if self.risk is not None:
-            return self.risk(self.law, self.predictor, length, self.loss)
-        return self.conditional(self.law, self.predictor, length, self.loss).mean
-
-    @cached_property
-    def average(self) -> float:
-        """The mean risk over the lengths of training: what fitting them all together makes small."""
-        return float(np.mean([self.mean(length) for length in self.lengths]))
+    def _risk(self, length: int) -> float:
+        if self.mean_risk is not None:
+            return self.mean_risk(self.law, self.predictor, length, self.loss)
+        return self.conditional_risk(self.law, self.predictor, length, self.loss).mean
 
     @cached_property
-    def worst(self) -> float:
-        """The largest risk of any length of training."""
-        return max(self.mean(length) for length in self.lengths)
+    def average_risk(self) -> float:
+        """The mean risk over the training lengths, the training objective of the paper."""
+        return float(np.mean([self.risk(length) for length in self.train_lengths]))
 
     @cached_property
-    def table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
-        """The risk at a length given the shape, the start and the tuple, also of sets that are not planted there."""
-        return cache(self._table)
+    def largest_risk(self) -> float:
+        """The largest risk over the training lengths."""
+        return max(self.risk(length) for length in self.train_lengths)
 
-    def _table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
+    @cached_property
+    def risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
+        """The function from a length and a loss to the risk by shape, start and tuple, for all sets that fit."""
+        return cache(self._risk_table)
+
+    def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
         shapes = tuple(map(tuple, self.shapes.tolist()))
         everywhere = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
-        found = np.zeros((len(shapes), length, len(self.tuples)))
-        planted = on_shapes(everywhere, self.shapes, length) > 0
+        table = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
+        fits = shape_probabilities(everywhere, self.shapes, length) > 0
         for index, (each, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
-            one = replace(self.law, tuples=(each,), probabilities=(1.0,), labels=(labels,), placement=everywhere)
-            risks = self.conditional(one, self.predictor, length, loss)
-            # Sets are listed shape by shape, by their start.
-            found[planted, index] = np.maximum(risks.risk, 0.0)
-        return found
+            one_tuple = replace(self.law, tuples=(each,), probabilities=(1.0,), labels=(labels,), placement=everywhere)
+            risks = self.conditional_risk(one_tuple, self.predictor, length, loss)
+            # Sets are sorted by shape, then by start.
+            table[fits, index] = np.maximum(risks.risk, 0.0)
+        return table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The risk at a length as trained lengths alone predict it, or why they do not.
+    """The risk at a length as predicted from training lengths, or the reason for no prediction in ``refused``.
 
-    ``low`` and ``high`` come from the residuals of the fit alone: too narrow where the true curve is no odds law.
+    ``low`` and ``high`` come from the residuals of the fit; they are too narrow if the true curve is not an odds law.
     """
 
     length: int
@@ -224,28 +219,28 @@ class Prediction:
     refused: str | None = None
 
 
-def predict(law: Planted, predictor: Predictor, trained: int, length: int, loss: Loss) -> Prediction:
-    """Continue the exact risks of the trained lengths at which sets are planted as they are at ``length``."""
+def predict(law: Planted, predictor: Predictor, train_length: int, length: int, loss: Loss) -> Prediction:
+    """Extrapolate the exact risks at the training lengths that have the shapes and starts of ``length``."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None:
-        return Prediction(length=length, refused="the risks at trained lengths are not exact: sets have no span")
-    halves = range((trained + 1) // 2, trained + 1)
-    known = [each for each in halves if each >= law.min_length and _alike(law.placement, each, length)]
-    if len(known) < 2:
+        return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
+    halves = range((train_length + 1) // 2, train_length + 1)
+    usable = [each for each in halves if each >= law.min_length and _same_placement(law.placement, each, length)]
+    if len(usable) < 2:
         return Prediction(
             length=length,
-            refused=f"{len(known)} of the trained lengths {halves.start} to {trained} have the shapes and places of "
-            f"length {length}, and a curve needs 2",
+            refused=f"only {len(usable)} of the training lengths {halves.start} to {train_length} have the shapes and "
+            f"starts of length {length}; a curve needs 2",
         )
     try:
-        risks = laplace_risks(law, predictor, known, loss)
+        risks = laplace_risks(law, predictor, usable, loss)
     except SettingError as error:
         return Prediction(length=length, refused=str(error))
-    # A head without any risk has no limit above 0, which the law of odds needs.
-    odds = fit_odds(known, risks, max(limit_risk(law, predictor), NO_RISK))
+    # The limit is 0 for a head without risk, and an odds law needs a positive limit.
+    odds = fit_odds(usable, risks, max(limit_risk(law, predictor), MIN_LIMIT))
     low, high = odds.interval(length)
-    return Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(known, risks, length))
+    return Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(usable, risks, length))
 
 
-def _alike(placement: Placement, trained: int, length: int) -> bool:
-    """Whether both lengths, and very long ones, have the same law of shapes at uniform places."""
-    return uniformity(placement, [trained, length, FAR]).rho0 <= 1 + ROUNDING
+def _same_placement(placement: Placement, train_length: int, length: int) -> bool:
+    """Return True if both lengths, and very long ones, have the same shape distribution and uniform starts."""
+    return uniformity(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + ROUNDING

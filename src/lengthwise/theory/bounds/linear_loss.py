@@ -1,7 +1,7 @@
-"""Bounds for linear losses, total variation and leakage: one trained length is enough. All derived here.
+"""Bounds for linear losses (total variation and leakage), which need one training length only. Derived here.
 
-Pointwise, the error of the whole is at most the sum of the errors of the pieces of a cover, each times the kappa of its
-joints: scores of sets are added, never subtracted.
+For every sequence, the error of the whole is at most the sum over the pieces of a cover of their errors times the kappa
+of their joints: scores are added, never subtracted.
 """
 
 from dataclasses import dataclass
@@ -13,293 +13,272 @@ from jaxtyping import Float
 
 from lengthwise.tasks.planted.placement import Subsets
 from lengthwise.theory.attention.tabular import PositionFreeAttention
-from lengthwise.theory.bounds.conditions import BoundError, Joints, check_room, finite, uniformity
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.sequence_cover import (
-    Cover,
-    GridCover,
-    ProportionalCover,
-    eta_push,
-    push_forward,
-    transfer,
+from lengthwise.theory.bounds.conditions import (
+    BoundError,
+    Joints,
+    check_room,
+    require_finite,
+    safe_ratio,
+    uniformity,
 )
+from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, ProportionalCover, push_forward, worst_case
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
-KAPPA = "no finite kappa: weight across a joint has no bound; score every planted tuple, and no crossing one, above 0"
-REGULAR = "the trained length lacks a set that is planted later; use a placement that is regular"
+FINITE_KAPPA = "no finite kappa: a set across a joint can outweigh a planted set; score every planted tuple above 0"
+REGULARITY = "the training length lacks a set that is planted at the test length; use a regular placement"
+
+CoverType = type[GridCover] | type[ProportionalCover]
 
 
 @runtime_checkable
 class Bound(Protocol):
-    """An upper bound of the risk at the tested length that checks its own conditions.
+    """An upper bound on the risk at the test length that checks its own conditions.
 
-    ``title`` labels its rows; ``provenance`` is "paper", "reconstructed" or "derived here"; ``needs`` lists its inputs.
+    ``name`` is shown in tables; ``provenance`` is "paper", "reconstructed" or "derived here".
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
     provenance: ClassVar[str]
-    needs: ClassVar[str]
 
     def value(self, case: Extrapolation) -> float:
-        """The bound, in the unit of the loss and perhaps above 1; ``BoundError`` where a condition fails."""
+        """Return the bound in the unit of the loss, possibly above 1; ``BoundError`` if a condition fails."""
         ...
 
 
-def one_joint(case: Extrapolation) -> float:
-    """The largest kappa of a single joint, over planted shapes, tuples and sides; ``BoundError`` where infinite."""
-    factors = case.joint_weight.by_joints()
-    return finite(float(max(factors[True, False].max(), factors[False, True].max())), KAPPA, "C8")
+def one_joint_kappa(case: Extrapolation) -> float:
+    """Return the largest kappa of a single joint over shapes, tuples and sides; ``BoundError`` if infinite."""
+    kappas = case.joint_weight.by_joints()
+    largest = float(max(kappas[True, False].max(), kappas[False, True].max()))
+    return require_finite(largest, FINITE_KAPPA, "heavy joints")
 
 
-def rho0(case: Extrapolation, lengths: range) -> float:
-    """The constant of a placement that is about uniform at these lengths and the tested one."""
-    return finite(uniformity(case.law.placement, [*lengths, case.tested]).rho0, REGULAR, "C3")
+def uniform_constant(case: Extrapolation, lengths: range) -> float:
+    """Return rho0 of the placement over these lengths and the test length; ``BoundError`` if infinite."""
+    rho0 = uniformity(case.law.placement, [*lengths, case.test_length]).rho0
+    return require_finite(rho0, REGULARITY, "rare shape")
 
 
-def pushed_by(
+def pushed_mass(
     case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
-) -> Float[np.ndarray, "shapes trained tuples"]:
-    """The mass of each planted set and tuple in the pieces of a cover, all of the trained length."""
-    weighted = {joints: each * case.tuples for joints, each in factor.items()}
-    return push_forward(case.probability(case.tested).sum(axis=2), cover, weighted)[case.trained]
+) -> Float[np.ndarray, "shapes length tuples"]:
+    """Return the mass of each planted set and tuple in the pieces of a cover of the training length."""
+    weighted = {joints: each * case.tuple_probabilities for joints, each in factor.items()}
+    return push_forward(case.probability(case.test_length).sum(axis=2), cover, weighted)[case.train_length]
 
 
-def kappa_weighted(
-    case: Extrapolation, kind: type[GridCover] | type[ProportionalCover]
-) -> Float[np.ndarray, "shapes trained tuples"]:
-    """``pushed_by`` with kappa by shape, tuple and joints; ``BoundError`` where a condition of all covers fails."""
+def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.ndarray, "shapes length tuples"]:
+    """Return ``pushed_mass`` with kappa as the factor; ``BoundError`` if a condition of the cover bounds fails."""
     case.check_linear()
-    cover = kind(tested=case.tested, trained=case.trained, span=case.span)
-    factor = case.joint_weight.by_joints()
-    finite(float(factor[True, True].max()), KAPPA, "C8")
-    return pushed_by(case, cover, factor)
+    cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
+    kappas = case.joint_weight.by_joints()
+    require_finite(float(kappas[True, True].max()), FINITE_KAPPA, "heavy joints")
+    return pushed_mass(case, cover, kappas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionalRisks:
-    """``sum_S Q_N(S) sum_J kappa_J r_L(place of S in J)``, over the pieces J of a cover of windows on a grid."""
+class WindowCover:
+    """``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the pieces J of a cover by windows on a grid."""
 
-    name: ClassVar[str] = "B"
-    title: ClassVar[str] = "window cover, risks by planted set"
+    name: ClassVar[str] = "window cover"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, risks at the trained length by planted set and tuple"
 
     def value(self, case: Extrapolation) -> float:
-        """Also where training never plants a set: its risk is asked for, not its probability."""
-        return float((kappa_weighted(case, GridCover) * case.table(case.trained, case.loss)).sum())
+        """Use the risks of all sets that fit, including sets that training never plants."""
+        return float((kappa_weighted_mass(case, GridCover) * case.risk_table(case.train_length, case.loss)).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProportionalRisks:
-    """The same sum over the pieces of a proportional cover: fewer pieces, but most of them with two joints."""
+class ProportionalWindowCover:
+    """``WindowCover`` with a proportional cover: fewer pieces, but most of them with two joints."""
 
-    name: ClassVar[str] = "B4"
-    title: ClassVar[str] = "proportional cover, risks by planted set"
+    name: ClassVar[str] = "proportional cover"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, risks at the trained length by planted set and tuple"
 
     def value(self, case: Extrapolation) -> float:
-        """As ``ConditionalRisks``."""
-        return float((kappa_weighted(case, ProportionalCover) * case.table(case.trained, case.loss)).sum())
+        """Use the risks of all sets that fit, as ``WindowCover``."""
+        mass = kappa_weighted_mass(case, ProportionalCover)
+        return float((mass * case.risk_table(case.train_length, case.loss)).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorstTransfer:
-    """``Phi(R_L; kappa-weighted push-forward, Q_L)``: the same with the worst risks that have the trained mean."""
+class WorstRisks:
+    """``WindowCover`` with the worst risks by planted set that have the mean risk of the training length."""
 
-    cover: type[GridCover] | type[ProportionalCover] = GridCover
+    cover: CoverType = GridCover
 
-    name: ClassVar[str] = "B_transfer"
-    title: ClassVar[str] = "window cover, worst risks with the trained mean"
+    name: ClassVar[str] = "window cover, worst risks"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, both laws of the planted set, risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """Finite also where training lacks a set: there the loss counts as 1."""
-        pushed = kappa_weighted(case, self.cover)
-        return transfer(case.mean(case.trained), pushed.ravel(), case.probability(case.trained).ravel()).value
+        """Return a finite value even if training lacks a set, whose loss then counts as 1."""
+        mass = kappa_weighted_mass(case, self.cover)
+        return worst_case(case.risk(case.train_length), mass.ravel(), case.probability(case.train_length).ravel()).value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRatio:
-    """``max(kappa-weighted push-forward / Q_L) R_L``."""
+    """The largest ratio of kappa-weighted mass in the pieces to training probability, times ``R_L``."""
 
-    cover: type[GridCover] | type[ProportionalCover] = GridCover
+    cover: CoverType = GridCover
 
-    name: ClassVar[str] = "B_push"
-    title: ClassVar[str] = "window cover, largest ratio of probabilities"
+    name: ClassVar[str] = "window cover, largest ratio"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, both laws of the planted set (eta finite), risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """At least the worst transfer."""
-        ratio = eta_push(kappa_weighted(case, self.cover), case.probability(case.trained))
-        return finite(ratio, REGULAR, "C3") * case.mean(case.trained)
+        """Return a value of at least ``WorstRisks``."""
+        mass, probability = kappa_weighted_mass(case, self.cover), case.probability(case.train_length)
+        ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
+        return require_finite(ratio, REGULARITY, "rare shape") * case.risk(case.train_length)
 
 
-def check_single(case: Extrapolation) -> None:
-    """Refuse what is no bag of single tokens under a linear loss."""
+def _check_single_tokens(case: Extrapolation) -> None:
     case.check_linear()
-    case.check_sparse()
-    check_room(case.trained, case.tested, 1, 2)
+    case.check_sparsity()
+    check_room(case.train_length, case.test_length, 1, 2)
     if case.law.k != 1:
-        raise BoundError(
-            f"{case.law.k} planted tokens: this bound is for single ones (counterexample C1); use one for any k"
-        )
+        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use a bound for any k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
-    """``(N - 1) / (L - 1) R_L`` for k = 1, whatever the law of places: each other token is in one piece on average."""
+    """``(N - 1) / (L - 1) R_L`` for k = 1 and any placement: each other token is in one piece on average."""
 
-    name: ClassVar[str] = "B1"
-    title: ClassVar[str] = "single tokens, factor (N - 1) / (L - 1)"
+    name: ClassVar[str] = "single tokens"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "k = 1, risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """No kappa, no regularity."""
-        check_single(case)
-        return (case.tested - 1) / (case.trained - 1) * case.mean(case.trained)
+        """Need neither kappa nor regularity."""
+        _check_single_tokens(case)
+        return (case.test_length - 1) / (case.train_length - 1) * case.risk(case.train_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SingleTokensPower:
-    """``1 - (1 - R_L)^T`` with ``T = (N - 1) / (L - 1)``, for k = 1: never above 1, nor above ``T R_L``."""
+class SingleTokenGroups:
+    """``1 - (1 - R_L)^T`` with an integer ``T = (N - 1) / (L - 1)``, for k = 1: at most 1 and at most ``T R_L``."""
 
-    name: ClassVar[str] = "B1_power"
-    title: ClassVar[str] = "single tokens, independent groups"
+    name: ClassVar[str] = "single tokens, independent groups"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "k = 1, T a whole number, risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """Odds of error add up over T disjoint groups of tokens, which are independent given the planted one."""
-        check_single(case)
-        times, rest = divmod(case.tested - 1, case.trained - 1)
+        """Add the odds of T disjoint groups of tokens, which are independent given the planted one."""
+        _check_single_tokens(case)
+        groups, rest = divmod(case.test_length - 1, case.train_length - 1)
         if rest:
             raise BoundError(
-                f"lengths {case.trained} and {case.tested} make no whole number of groups; test at "
-                f"{times * (case.trained - 1) + 1}, or use the factor (N - 1) / (L - 1)"
+                f"lengths {case.train_length} and {case.test_length} give no integer number of groups; test at length "
+                f"{groups * (case.train_length - 1) + 1}, or use the bound '{SingleTokens.name}'"
             )
-        return float(1 - (1 - case.mean(case.trained)) ** times)
+        return float(1 - (1 - case.risk(case.train_length)) ** groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowth:
-    """``16 kappa rho0 (N / L) R_L`` for even L with 4 spans of room; 20 in place of 16 for odd L."""
+    """``16 kappa rho0 (N / L) R_L`` for even L with room for 4 spans; 20 instead of 16 for odd L."""
 
-    name: ClassVar[str] = "B2"
-    title: ClassVar[str] = "linear in N / L"
+    name: ClassVar[str] = "linear in N / L"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, about uniform places, risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """A grid cover, counted: at most ``4 N / L`` windows times ``4 N / L`` pieces, times ``rho0 L / N``."""
+        """Count a grid cover: at most ``4 N / L`` windows times ``4 N / L`` pieces, times ``rho0 L / N``."""
         case.check_linear()
         case.check_room(4)
-        constant = 20 if case.trained % 2 else 16
-        uniform = rho0(case, range(case.trained, case.trained + 1))
-        return constant * one_joint(case) * uniform * case.tested / case.trained * case.mean(case.trained)
+        constant = 20 if case.train_length % 2 else 16
+        rho0 = uniform_constant(case, range(case.train_length, case.train_length + 1))
+        factor = constant * one_joint_kappa(case) * rho0 * case.test_length / case.train_length
+        return factor * case.risk(case.train_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AverageOfLengths:
-    """``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, with 8 spans of room."""
+class LinearGrowthOfMean:
+    """``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, with room for 8 spans."""
 
-    name: ClassVar[str] = "B3"
-    title: ClassVar[str] = "linear in N / L, from the mean over trained lengths"
+    name: ClassVar[str] = "linear in N / L, mean over training lengths"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, about uniform places, average risk of the trained lengths"
 
     def value(self, case: Extrapolation) -> float:
-        """B2 at the trained length whose risk is smallest."""
+        """Apply ``LinearGrowth`` at the training length with the smallest risk."""
         case.check_linear()
         case.check_room(8)
-        return 40 * one_joint(case) * rho0(case, case.lengths) * case.tested / case.trained * case.average
+        factor = 40 * one_joint_kappa(case) * uniform_constant(case, case.train_lengths)
+        return factor * case.test_length / case.train_length * case.average_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorCorrected:
-    """``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``: the planted set's own error e_z is not multiplied.
+    """``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``: counts the error e_z of the planted set itself once.
 
     ``A_L`` is the mean attention on the planted set. Total variation only.
     """
 
-    name: ClassVar[str] = "B5"
-    title: ClassVar[str] = "window cover, label noise counted once"
+    name: ClassVar[str] = "window cover, label noise counted once"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "span, kappa, risks and leakage at the trained length by planted set and tuple, values"
 
     def value(self, case: Extrapolation) -> float:
-        """Worth it where labels are random: what the best predictor cannot know stays once."""
-        pushed = kappa_weighted(case, GridCover)
+        """Improve on ``WindowCover`` if labels are random."""
+        mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
-            raise BoundError(
-                f"loss '{case.loss.name}' has no floor, as the planted set itself costs nothing; use another bound"
-            )
-        row = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
-        floor = np.zeros((len(case.shapes), len(case.tuples)))
+            raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set costs nothing; use another bound")
+        index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
+        floor = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
         for index, shape in enumerate(case.shapes.tolist()):
-            if tuple(shape) in row:
-                values = case.attention.values[row[tuple(shape)], case.law.codes(np.array(case.law.tuples))]
+            if tuple(shape) in index_of:
+                values = case.attention.values[index_of[tuple(shape)], case.law.codes(np.array(case.law.tuples))]
                 floor[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
-        attended = 1 - case.table(case.trained, Leakage())
-        others = case.table(case.trained, case.loss) - floor[:, None] * attended
-        planted = case.probability(case.tested).sum(axis=1)
-        return float((planted * floor).sum() + (pushed * others).sum())
+        attention_mass = 1 - case.risk_table(case.train_length, Leakage())
+        others = case.risk_table(case.train_length, case.loss) - floor[:, None] * attention_mass
+        planted = case.probability(case.test_length).sum(axis=1)
+        return float((planted * floor).sum() + (mass * others).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutPlaces:
-    """``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L``: no locality, no places, all sets as likely.
+class NoLocality:
+    """``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and a class without positions.
 
     About ``(N / L)^k``: the number of planted tokens is the exponent. Attained in the limit.
     """
 
-    name: ClassVar[str] = "B6"
-    title: ClassVar[str] = "no locality, factor about (N / L)^k"
+    name: ClassVar[str] = "no locality"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "a class without positions, uniform sets, risk at the trained length"
 
     def value(self, case: Extrapolation) -> float:
-        """The planted set with random others: a set is kept whole with about the k-th power of ``L / N``."""
+        """Average over random subsequences that hold the planted set."""
         case.check_linear()
         k = case.law.k
-        if not isinstance(case.relative, PositionFreeAttention):
+        if not isinstance(case.relative_predictor, PositionFreeAttention):
             kind = type(case.predictor).__name__
-            raise BoundError(f"this bound is for a PositionFreeAttention, not {kind}, which knows gaps")
+            raise BoundError(f"{kind} reads distances; this bound needs a PositionFreeAttention")
         if not isinstance(case.law.placement, Subsets):
             raise BoundError(
-                f"'{case.law.placement.name}' has sets that are likelier than others (counterexample C3); use Subsets"
+                f"the sets of placement '{case.law.placement.name}' are not equally likely; use Subsets (see "
+                "counterexample 'rare shape')"
             )
-        check_room(case.trained, case.tested, k, 2)
-        return perm(case.tested - k, k) / perm(case.trained - k, k) * case.mean(case.trained)
+        check_room(case.train_length, case.test_length, k, 2)
+        return perm(case.test_length - k, k) / perm(case.train_length - k, k) * case.risk(case.train_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutKappa:
+class ShortenedGaps:
     """``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, even L.
 
-    Gaps are shortened, not cut out, so that no joint arises; the second term is the price, and cannot be dropped.
+    Gaps are shortened, not removed, so no joint arises and kappa is not needed. The second term is necessary.
     """
 
-    name: ClassVar[str] = "C"
-    title: ClassVar[str] = "shortened gaps, no kappa"
+    name: ClassVar[str] = "shortened gaps"
     provenance: ClassVar[str] = "derived here"
-    needs: ClassVar[str] = "a span of 2 or more, about uniform places, largest risk of the trained lengths"
 
     def value(self, case: Extrapolation) -> float:
-        """Asks for 48 times the span less one."""
+        """Need a training length of at least 48 times the span minus one."""
         case.check_linear()
         span = case.check_room(4)
         if span < 2:
-            raise BoundError(f"sets of span {span} cross no joint; use the bounds with kappa, which is 1")
-        kept = case.trained // (16 * (span - 1)) - 2
-        if kept < 1 or case.trained % 2:
+            raise BoundError(f"sets of span {span} cross no joint; use a bound with kappa, which is 1")
+        num_blocks = case.train_length // (16 * (span - 1)) - 2
+        if num_blocks < 1 or case.train_length % 2:
             raise BoundError(
-                f"trained length {case.trained} is odd or has no room for gaps at span {span} (counterexample C8); "
-                f"train at {48 * (span - 1)} or a longer even length"
+                f"training length {case.train_length} is odd or has no room for gaps at span {span}; train at an even "
+                f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
             )
-        growth = case.tested / case.trained
-        return 32 * rho0(case, case.lengths) * growth * case.worst + 4 * growth * exp(-kept / 2)
+        growth = case.test_length / case.train_length
+        rho0 = uniform_constant(case, case.train_lengths)
+        return 32 * rho0 * growth * case.largest_risk + 4 * growth * exp(-num_blocks / 2)

@@ -1,7 +1,7 @@
-"""What breaks without each assumption: laws with heads that do well on short sequences, and fail on longer ones.
+"""Counterexamples by name: without one assumption, a head fits short sequences and fails on longer ones.
 
-Each shows that the conclusion fails for some class, not that it always fails. Golowich et al. 2025 (arXiv 2502.16792),
-appendix C.2, asks the same; these constructions are reconstructed, not the paper's; C7 and C8 are derived here.
+Each shows a failure for some class, not for all. Golowich et al. 2025 (arXiv 2502.16792), appendix C.2, has the same
+aim; these constructions are reconstructed, 'small leak' and 'heavy joints' are derived here.
 """
 
 from itertools import product
@@ -18,18 +18,17 @@ from lengthwise.theory.counterexamples.counterexample import (
     Counterexample,
     FirstTokens,
     WholeParity,
-    attention_of,
-    marked,
+    attention_from_scores,
     pair_attention,
     pair_law,
+    score_bit_pairs,
     single_attention,
 )
 from lengthwise.theory.risk.exact_risk import Distance
 
 ADJACENT = Local(shapes=((0, 1),), weights=(1.0,))
-
-# The one planted token of C6 and C7: always there, and the label is always the same.
-LONE = Planted(
+# One planted token that is always the same, with a constant label.
+CONSTANT = Planted(
     background=(1.0, 0.0),
     tuples=((1,),),
     probabilities=(1.0,),
@@ -38,7 +37,7 @@ LONE = Planted(
 )
 
 
-def _dense(length: int) -> Case:
+def _growing_k(length: int) -> Case:
     tuples = tuple(product((0, 1), repeat=length))
     law = Planted(
         background=(0.5, 0.5),
@@ -47,21 +46,22 @@ def _dense(length: int) -> Case:
         labels=tuple((1.0, 0.0) if sum(bits) % 2 == 0 else (0.0, 1.0) for bits in tuples),
         placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
-    # A value function for each k: what the one for k = 7 says is in no training example.
+    # Each k has its own value function, and no training example determines the one for k = 7.
     return Case(law=law, learned=FirstTokens(predictor=WholeParity(), number=6), witness=WholeParity())
 
 
-def _halves(length: int) -> Case:
-    gaps, near = range(1, max(length, 2)), marked(range(1, 5))
+def _growing_gap(length: int) -> Case:
+    gaps, near = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
 
     def score(gap: int, first: int, second: int) -> float:
         return near(gap, first, second) + (gap >= 8 and first == second == FILLER)
 
-    return Case(law=pair_law(Halves()), learned=pair_attention(score, gaps), witness=pair_attention(marked(gaps), gaps))
+    law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
+    return Case(law=law, learned=pair_attention(score, gaps), witness=witness)
 
 
-def _far_sight(length: int) -> Case:
-    gaps, near = range(1, max(length, 2)), marked([1])
+def _unbounded_reach(length: int) -> Case:
+    gaps, near = range(1, max(length, 2)), score_bit_pairs([1])
 
     def score(gap: int, first: int, second: int) -> float:
         return near(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
@@ -69,76 +69,77 @@ def _far_sight(length: int) -> Case:
     return Case(law=pair_law(ADJACENT), learned=pair_attention(score, gaps), witness=pair_attention(near, gaps))
 
 
-def _token_indexes(length: int) -> Case:
-    adjacent = pair_attention(marked([1]), [1])
+def _absolute_positions(length: int) -> Case:
+    adjacent = pair_attention(score_bit_pairs([1]), [1])
     return Case(law=pair_law(ADJACENT), learned=FirstTokens(predictor=adjacent, number=6), witness=adjacent)
 
 
-def _distractor(length: int) -> Case:
-    near, rare = marked([1]), 0.0 if length <= 6 else 0.3
+def _new_background_token(length: int) -> Case:
+    near, share = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
 
     def score(gap: int, first: int, second: int) -> float:
         return near(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
 
     return Case(
-        law=pair_law(ADJACENT, background=(1 - rare, 0.0, 0.0, rare)),
+        law=pair_law(ADJACENT, background=(1 - share, 0.0, 0.0, share)),
         learned=pair_attention(score, [1], num_tokens=4),
         witness=pair_attention(near, [1], num_tokens=4),
     )
 
 
-def _cancelling(length: int) -> Case:
-    # Five times the answer, in the mean of five tokens.
+def _canceling_errors(length: int) -> Case:
+    # The planted value is five times too large, so the mean over five tokens is right.
     learned = single_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
-    return Case(law=LONE, learned=learned, witness=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0))))
+    return Case(law=CONSTANT, learned=learned, witness=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0))))
 
 
 def rare_shape(share: float = 0.01) -> Counterexample:
-    """C3: gap 2 has this share in training and all later; the head reads gap 1 alone."""
+    """Build the failure without regularity: gap 2 has this share in training and 1 later; the head reads gap 1."""
     short = Local(shapes=((0, 1), (0, 2)), weights=(1 - share, share))
     law = pair_law(ByLength(until=(6,), laws=(short, Local(shapes=((0, 2),), weights=(1.0,)))))
-    case = Case(law=law, learned=pair_attention(marked([1]), [1, 2]), witness=pair_attention(marked([1, 2]), [1, 2]))
+    learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
+    case = Case(law=law, learned=learned, witness=witness)
     return Counterexample(
-        name="C3",
+        name="rare shape",
         assumption="regularity: no shape has much more mass in long sequences",
-        moral="An error on a rare shape costs little in training and grows by exactly the ratio of its masses.",
-        trained=(3, 4, 5, 6),
-        tested=(7, 8, 9),
+        train_lengths=(3, 4, 5, 6),
+        test_lengths=(7, 8, 9),
         case=lambda length: case,
     )
 
 
 def small_leak(score: float = 1e-6) -> Counterexample:
-    """C7: every filler has this score beside the planted token's 1."""
+    """Build the example of linear growth: every filler has this score, and the planted token has score 1."""
     values = ((1.0, 0.0), (0.0, 1.0))
-    case = Case(law=LONE, learned=single_attention((score, 1.0), values), witness=single_attention((0.0, 1.0), values))
+    learned, witness = (single_attention((filler, 1.0), values) for filler in (score, 0.0))
+    case = Case(law=CONSTANT, learned=learned, witness=witness)
     return Counterexample(
-        name="C7",
+        name="small leak",
         assumption="none: all hold, and the risk still grows",
-        moral="A little attention on each filler adds up: the risk grows by (N - 1) / (L - 1).",
-        trained=(2, 3, 4, 5),
-        tested=(10, 25),
+        train_lengths=(2, 3, 4, 5),
+        test_lengths=(10, 25),
         case=lambda length: case,
     )
 
 
 def heavy_joints(digits: int = 3, heavy: float = 1e9) -> Counterexample:
-    """C8: tokens are a star, x and some digits; a star followed by the first digit is planted, the label never changes.
+    """Build the failure without kappa: tokens are a star, x and some digits, and only one word is misleading.
 
-    Only the pair of the last digit and x says something wrong, and every pair that is neither this one, the planted one
-    nor two digits counting up outweighs it by ``heavy``. So one word misleads: star, all digits in order, x.
+    The planted pair is the star and the first digit; the label is constant. Only the pair of the last digit and x has a
+    wrong value. All pairs except these two and two digits that count up outweigh it by ``heavy``. So the one misleading
+    word is the star, all digits in order, and x.
     """
     star, x, first, last = 0, 1, 2, digits + 1
     num_tokens = digits + 2
     scores = np.full((num_tokens, num_tokens), heavy)
     scores[np.arange(first, last), np.arange(first + 1, last + 1)] = 1e-9
     scores[star, first] = scores[last, x] = 1.0
-    says = np.tile([1.0, 0.0], (num_tokens, num_tokens, 1))
-    says[last, x] = [0.0, 1.0]
+    values = np.tile([1.0, 0.0], (num_tokens, num_tokens, 1))
+    values[last, x] = [0.0, 1.0]
     planted = np.zeros((num_tokens, num_tokens))
     planted[star, first] = 1.0
-    # Nearly right at all lengths, and so beaten by what is exactly right on short ones.
-    nearly = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
+    # Almost right at all lengths, so slightly worse than the learned head on short sequences.
+    almost_right = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
     law = Planted(
         background=(1 / num_tokens,) * num_tokens,
         tuples=((star, first),),
@@ -148,70 +149,63 @@ def heavy_joints(digits: int = 3, heavy: float = 1e9) -> Counterexample:
     )
     case = Case(
         law=law,
-        learned=attention_of([(0, 1)], scores.reshape(1, -1), says.reshape(-1, 2), num_tokens),
-        witness=attention_of([(0, 1)], planted.reshape(1, -1), nearly, num_tokens),
+        learned=attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens),
+        witness=attention_from_scores([(0, 1)], planted.reshape(1, -1), almost_right, num_tokens),
     )
     return Counterexample(
-        name="C8",
+        name="heavy joints",
         assumption="light joints: what crosses a cut weighs little beside the rest",
-        moral="Every shorter sequence made of pieces of a long one may be harmless though the long one is not.",
-        trained=tuple(range(2, digits + 2)),
-        tested=(digits + 2,),
+        train_lengths=tuple(range(2, digits + 2)),
+        test_lengths=(digits + 2,),
         case=lambda length: case,
     )
 
 
 COUNTEREXAMPLES: dict[str, Counterexample] = {
-    made.name: made
-    for made in (
+    example.name: example
+    for example in (
         Counterexample(
-            name="C1",
+            name="growing k",
             assumption="sparsity: k does not grow with the length",
-            moral="Where every token counts, short sequences say nothing about the function of a longer one.",
-            trained=(1, 2, 3, 4, 5, 6),
-            tested=(7, 8, 9),
-            case=_dense,
+            train_lengths=(1, 2, 3, 4, 5, 6),
+            test_lengths=(7, 8, 9),
+            case=_growing_k,
         ),
         Counterexample(
-            name="C2a",
+            name="growing gap",
             assumption="locality of the data: what is planted lies within a span",
-            moral="A pair whose gap grows with the length has, in longer sequences, gaps that training never showed.",
-            trained=(2, 3, 4, 5, 6, 7, 8),
-            tested=(9, 10),
-            case=_halves,
+            train_lengths=(2, 3, 4, 5, 6, 7, 8),
+            test_lengths=(9, 10),
+            case=_growing_gap,
         ),
         Counterexample(
-            name="C2b",
+            name="unbounded reach",
             assumption="locality of the class: a set beyond the span has score 0",
-            moral="Local data do not make a local head: scores at gaps beyond all training lengths are free.",
-            trained=(2, 3, 4, 5, 6),
-            tested=(7, 8, 9),
-            case=_far_sight,
+            train_lengths=(2, 3, 4, 5, 6),
+            test_lengths=(7, 8, 9),
+            case=_unbounded_reach,
         ),
         rare_shape(),
         Counterexample(
-            name="C4",
+            name="absolute positions",
             assumption="relativity: a shift of all IDs changes no score",
-            moral="Scores of token indexes that only long sequences have are free.",
-            trained=(2, 3, 4, 5, 6),
-            tested=(7, 8, 9),
-            case=_token_indexes,
+            train_lengths=(2, 3, 4, 5, 6),
+            test_lengths=(7, 8, 9),
+            case=_absolute_positions,
         ),
         Counterexample(
-            name="C5",
+            name="new background token",
             assumption="one background law for all lengths",
-            moral="The score of a token that training never shows is free.",
-            trained=(2, 3, 4, 5, 6),
-            tested=(7,),
-            case=_distractor,
+            train_lengths=(2, 3, 4, 5, 6),
+            test_lengths=(7,),
+            case=_new_background_token,
         ),
         Counterexample(
-            name="C6",
+            name="canceling errors",
             assumption="several training lengths, or a loss in which errors cannot cancel",
-            moral="Under a norm loss wrong values may add up to the right answer, but at one length only.",
-            trained=(5,),
-            tested=(4, 6, 10),
-            case=_cancelling,
+            train_lengths=(5,),
+            test_lengths=(4, 6, 10),
+            case=_canceling_errors,
             loss=Distance(),
         ),
         small_leak(),

@@ -1,4 +1,4 @@
-"""A counterexample: a law, what was learned of its short sequences, and a better head of the same class."""
+"""Building blocks of counterexamples: a planted law, a learned head, and a better head of the same class."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,28 +12,28 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Loss, Predictor, TotalVariation, enumerated_risk
 
-# Tokens of most counterexamples: a filler, the two bits that are planted as pairs, and something that distracts.
+# Tokens of most counterexamples: a filler, the two bits that are planted in pairs, and a distractor.
 FILLER, BITS, DISTRACTOR = 0, (1, 2), 3
-MARKED = tuple(product(BITS, BITS))
+BIT_PAIRS = tuple(product(BITS, BITS))
 UNDECIDED = (0.5, 0.5)
 
-# What a pair of tokens scores, by their gap, the first and the second.
+# The score of a pair of tokens by gap, first token and second token.
 Score = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Exact risks at one length: of what was learned, and of a witness, another member of the class."""
+class LengthRisks:
+    """Exact risks of the learned head and of the witness at one length; ``in_training`` for training lengths."""
 
     length: int
-    trained: bool
+    in_training: bool
     learned: float
     witness: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
-    """One length: the law of its sequences, what was learned, and the witness that does well at all lengths."""
+    """The planted law at one length, the learned head, and a witness with a small risk at all lengths."""
 
     law: Planted
     learned: Predictor
@@ -42,69 +42,61 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counterexample:
-    """One assumption left out.
+    """A failure without one assumption; ``case`` maps a length to the law and both heads.
 
-    ``trained`` are the lengths that were trained on, ``tested`` the others that are worth a look. On the trained ones
-    what was learned does as well as the witness, or as nearly as the moral says.
+    At ``train_lengths``, the learned head is as good as the witness, or almost; at ``test_lengths`` it fails.
     """
 
     name: str
     assumption: str
-    moral: str
-    trained: tuple[int, ...]
-    tested: tuple[int, ...]
+    train_lengths: tuple[int, ...]
+    test_lengths: tuple[int, ...]
     case: Callable[[int], Case]
     loss: Loss = field(default_factory=TotalVariation)
 
-    def run(self, lengths: Iterable[int] | None = None) -> list[Row]:
-        """The exact risks at these lengths, the shortest first; by default at all that were trained or tested.
+    def run(self, lengths: Iterable[int] | None = None) -> list[LengthRisks]:
+        """Return the exact risks at these lengths in increasing order; by default at all training and test lengths.
 
-        ``SettingError`` at a length that has no sequence, or too many to enumerate.
+        ``SettingError`` for a length without sequences, or with too many to enumerate.
         """
-        asked = (*self.trained, *self.tested) if lengths is None else lengths
-        return [self._row(length) for length in sorted(set(asked))]
+        lengths = (*self.train_lengths, *self.test_lengths) if lengths is None else lengths
+        return [self._risks(length) for length in sorted(set(lengths))]
 
-    def _row(self, length: int) -> Row:
+    def _risks(self, length: int) -> LengthRisks:
         case = self.case(length)
         heads = (case.learned, case.witness)
         learned, witness = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
-        return Row(length=length, trained=length in self.trained, learned=learned, witness=witness)
-
-
-def columns(rows: Iterable[Row]) -> dict[str, np.ndarray]:
-    """The rows as one array for each of their fields: what a plot takes."""
-    listed = list(rows)
-    return {name: np.array([getattr(row, name) for row in listed]) for name in Row.__slots__}
+        return LengthRisks(length=length, in_training=length in self.train_lengths, learned=learned, witness=witness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstTokens:
-    """A predictor that reads the first ``number`` tokens alone: it knows token indexes, so it is not relative."""
+    """A predictor that reads only the first ``number`` tokens, so it is not relative."""
 
     predictor: Predictor
     number: int
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """What the predictor says of them."""
+        """Return the outputs for the first tokens."""
         return self.predictor.predict(tokens[:, : self.number])
 
 
 @dataclass(frozen=True, slots=True)
 class WholeParity:
-    """The attention whose one set is all tokens, and whose value is their parity: k is the length."""
+    """An attention with one set of all tokens and their parity as its value, so k equals the length."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """All probability on the parity."""
+        """Return probability 1 for the parity."""
         return np.asarray(np.eye(2)[tokens.sum(axis=1) % 2])
 
 
-def attention_of(
+def attention_from_scores(
     shapes: Iterable[tuple[int, ...]],
     scores: Float[np.ndarray, "shapes codes"],
     values: Float[np.ndarray, "codes outputs"],
     num_tokens: int,
 ) -> TabularAttention:
-    """Scores as they are, not their logarithms, and values that do not depend on the shape."""
+    """Build an attention from scores (not log scores) and from values that do not depend on the shape."""
     positive: Bool[np.ndarray, "shapes codes"] = scores > 0
     return TabularAttention(
         num_tokens=num_tokens,
@@ -116,30 +108,30 @@ def attention_of(
 
 
 def pair_attention(score: Score, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
-    """A marked pair says its first bit, any other pair that has a score says one half each."""
+    """Build an attention over pairs; the value of a pair of bits is its first bit, that of other pairs undecided."""
     listed, pairs = list(gaps), list(product(range(num_tokens), repeat=2))
     scores = np.array([[score(gap, *pair) for pair in pairs] for gap in listed], dtype=float)
-    says = np.array([np.eye(2)[pair[0] - 1] if pair in MARKED else UNDECIDED for pair in pairs])
-    return attention_of([(0, gap) for gap in listed], scores, says, num_tokens)
+    values = np.array([np.eye(2)[pair[0] - 1] if pair in BIT_PAIRS else UNDECIDED for pair in pairs])
+    return attention_from_scores([(0, gap) for gap in listed], scores, values, num_tokens)
 
 
-def marked(gaps: Iterable[int]) -> Score:
-    """Score 1 for pairs of bits at these gaps, 0 for all else."""
+def score_bit_pairs(gaps: Iterable[int]) -> Score:
+    """Return a score of 1 for pairs of bits at these gaps and 0 otherwise."""
     listed = set(gaps)
-    return lambda gap, first, second: float((first, second) in MARKED and gap in listed)
+    return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in listed)
 
 
 def single_attention(scores: tuple[float, float], values: tuple[tuple[float, float], ...]) -> TabularAttention:
-    """Of one filler and one planted token, each by itself."""
-    return attention_of([(0,)], np.array([scores]), np.array(values), num_tokens=2)
+    """Build an attention over single tokens: the filler and the planted token."""
+    return attention_from_scores([(0,)], np.array([scores]), np.array(values), num_tokens=2)
 
 
 def pair_law(placement: Placement, background: tuple[float, ...] = (1.0, 0.0, 0.0)) -> Planted:
-    """Pairs of bits among fillers; the label is the first of them."""
+    """Build the law of a planted pair of bits among fillers; the label is the first bit."""
     return Planted(
         background=background,
-        tuples=MARKED,
+        tuples=BIT_PAIRS,
         probabilities=(0.25,) * 4,
-        labels=tuple((1.0, 0.0) if first == BITS[0] else (0.0, 1.0) for first, _ in MARKED),
+        labels=tuple((1.0, 0.0) if first == BITS[0] else (0.0, 1.0) for first, _ in BIT_PAIRS),
         placement=placement,
     )

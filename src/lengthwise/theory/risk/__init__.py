@@ -1,1 +1,1 @@
-"""Exact, estimated and Bayes risks of sparse functional attention on planted distributions."""
+"""Risks of sparse functional attention on planted laws: exact, sampled, limiting, and that of the Bayes predictor."""

@@ -1,4 +1,4 @@
-"""Exact risks by enumeration: every sequence of a length, every planted set, with its probability."""
+"""Losses, and exact risks by enumeration of all sequences of a length with their probabilities."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,110 +9,110 @@ from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.tabular import normalized
+from lengthwise.theory.attention.tabular import normalize_scores
 
-# Sequences that are enumerated at most, and how many are looked at in one go.
-MOST_SEQUENCES = 1 << 24
+# The largest number of sequences to enumerate, and the number per block.
+MAX_SEQUENCES = 1 << 24
 BLOCK = 1 << 14
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """What has a risk: a row of outputs for every sequence of tokens."""
+    """A function from token sequences to outputs."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """The outputs after the whole sequence."""
+        """Return the outputs after each whole sequence."""
         ...
 
 
 @runtime_checkable
-class Attends(Predictor, Protocol):
-    """A predictor that says which sets it looked at."""
+class AttentionPredictor(Predictor, Protocol):
+    """A predictor that exposes the scores and values of sets."""
 
-    def scored(
+    def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """All sets, with the log score and the value of each."""
+        """Return all sets, with the log score and the value of each."""
         ...
 
 
 @runtime_checkable
 class Loss(Protocol):
-    """What a prediction costs where the planted set and the label law are known."""
+    """A loss of predictions, given the planted set and the label probabilities."""
 
     name: ClassVar[str]
 
-    def of(
+    def evaluate(
         self,
         predictor: Predictor,
         tokens: Int[np.ndarray, "batch length"],
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """The expected loss of each row; ``labels`` are the probabilities of the labels given the planted tuple."""
+        """Return the expected loss of each sequence; ``labels`` are the label probabilities of the planted tuple."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TotalVariation:
-    """One minus the probability that the prediction gives to the label: linear, in [0, 1]. Outputs are probabilities.
+    """One minus the predicted probability of the label: linear, in [0, 1], for outputs that are probabilities.
 
-    At most twice this is the share of wrong answers; the square root of half the log loss bounds it from above.
+    The share of wrong answers is at most twice this loss, and this loss is at most the root of half the log loss.
     """
 
     name: ClassVar[str] = "tv"
 
-    def of(
+    def evaluate(
         self,
         predictor: Predictor,
         tokens: Int[np.ndarray, "batch length"],
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """``sum_y K(y | z) (1 - f_y(x))``."""
+        """Return ``sum_y K(y | z) (1 - f_y(x))`` per sequence."""
         return np.asarray(1 - (predictor.predict(tokens) * labels).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Half the 1-norm between prediction and label law: the norm loss, in which errors of two sets may cancel."""
+    """Half the 1-norm between outputs and label probabilities; the errors of two sets may cancel."""
 
     name: ClassVar[str] = "norm"
 
-    def of(
+    def evaluate(
         self,
         predictor: Predictor,
         tokens: Int[np.ndarray, "batch length"],
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """``|f(x) - K(. | z)|_1 / 2``."""
+        """Return ``|f(x) - K(. | z)|_1 / 2`` per sequence."""
         return np.asarray(np.abs(predictor.predict(tokens) - labels).sum(axis=1) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """One minus the attention weight of the planted set: linear, in [0, 1]; 1 where no set has any weight."""
+    """One minus the attention weight of the planted set: linear, in [0, 1]; 1 if no set has weight."""
 
     name: ClassVar[str] = "leakage"
 
-    def of(
+    def evaluate(
         self,
         predictor: Predictor,
         tokens: Int[np.ndarray, "batch length"],
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """The weight of all other sets."""
-        assert isinstance(predictor, Attends)
-        sets, log_scores, _ = predictor.scored(tokens)
-        weights, _ = normalized(log_scores)
-        same = (sets[None] == planted[:, None]).all(axis=2)
-        return np.asarray(1 - (weights * same).sum(axis=1))
+        """Return the attention weight of all other sets per sequence."""
+        assert isinstance(predictor, AttentionPredictor)
+        sets, log_scores, _ = predictor.score_sets(tokens)
+        weights, _ = normalize_scores(log_scores)
+        is_planted = (sets[None] == planted[:, None]).all(axis=2)
+        return np.asarray(1 - (weights * is_planted).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conditional:
+class ConditionalRisk:
     """The risk given each planted set, at one length."""
 
     sets: Int[np.ndarray, "sets k"]
@@ -125,43 +125,42 @@ class Conditional:
         return float(self.probability @ self.risk)
 
 
-def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> Conditional:
-    """The exact expected loss given each planted set.
+def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
+    """Return the exact expected loss given each planted set.
 
-    Cost: every background of every planted tuple of every set, ``sets * tuples * |V|^(length - k)`` predictions;
-    ``SettingError`` above ``MOST_SEQUENCES``.
+    The cost is ``sets * tuples * |V|^(length - k)`` predictions; ``SettingError`` above ``MAX_SEQUENCES``.
     """
     sets, probability = law.placement.law(length).sets()
     number = len(sets) * num_sequences(law, length)
-    if number > MOST_SEQUENCES:
+    if number > MAX_SEQUENCES:
         raise SettingError(
-            f"length {length} has {number:,} sequences, more than the {MOST_SEQUENCES:,} "
-            "that are enumerated; use a shorter length, laplace_risk or sampled_risk"
+            f"length {length} has {number:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a shorter length, "
+            "laplace_risk or sampled_risk"
         )
     risk = np.zeros(len(sets))
-    for place, planted in enumerate(sets):
+    for index, planted in enumerate(sets):
         for tokens, labels, weight in _sequences(law, planted, length):
-            rows = np.broadcast_to(planted, (len(tokens), law.k))
-            risk[place] += weight @ loss.of(predictor, tokens, rows, labels)
-    return Conditional(sets=sets, probability=probability, risk=risk)
+            repeated = np.broadcast_to(planted, (len(tokens), law.k))
+            risk[index] += weight @ loss.evaluate(predictor, tokens, repeated, labels)
+    return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
 def num_sequences(law: Planted, length: int) -> int:
-    """How many sequences a planted set has: the backgrounds of every planted tuple."""
+    """Return the number of sequences with a given planted set."""
     return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
 
 
 def _sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """Blocks of sequences with this planted set, the label law and the probability of each."""
+    """Yield blocks of all sequences with this planted set, with label probabilities and probability of each."""
     mu = np.array(law.background)
-    drawn = np.flatnonzero(mu)
+    possible = np.flatnonzero(mu)
     free = np.setdiff1d(np.arange(length), planted)
-    number = len(drawn) ** len(free)
+    number = len(possible) ** len(free)
     for first in range(0, number, BLOCK):
         count = np.arange(first, min(first + BLOCK, number))
-        digits = count[:, None] // len(drawn) ** np.arange(len(free) - 1, -1, -1) % len(drawn)
+        digits = count[:, None] // len(possible) ** np.arange(len(free) - 1, -1, -1) % len(possible)
         tokens = np.zeros((len(count), length), dtype=np.int64)
-        tokens[:, free] = drawn[digits]
+        tokens[:, free] = possible[digits]
         weight = mu[tokens[:, free]].prod(axis=1)
         for each, share, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             tokens[:, planted] = each

@@ -1,4 +1,4 @@
-"""Risks at any length: exact where possible, sampled elsewhere, with intervals that hold for every sample size."""
+"""Risks at any length by the best available method: exact if possible, otherwise sampled with valid intervals."""
 
 import math
 from collections.abc import Callable
@@ -13,21 +13,19 @@ from lengthwise.core.intervals import t_critical_value
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import Conditional, Distance, Loss, Predictor, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risk, placed_risks
+from lengthwise.theory.risk.exact_risk import ConditionalRisk, Distance, Loss, Predictor, enumerated_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risk, placement_risks
 
-# How many tokens are looked at in one go, and by how much rounding may carry a loss beyond its bounds.
+# Tokens per block, and the tolerance for losses outside [0, 1].
 BLOCK = 1 << 18
-
 ROUNDING = 1e-9
-
-# Sequences that are drawn where a risk is neither enumerated nor transformed.
-DRAWN = 4096
+# Sequences to sample if no exact method applies.
+NUM_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRisk:
-    """The losses of drawn sequences; the label is not drawn, a loss is its expectation over the label."""
+    """The losses of sampled sequences, each the expectation over the label."""
 
     losses: Float[np.ndarray, " size"]
 
@@ -38,19 +36,19 @@ class SampledRisk:
 
     @property
     def standard_error(self) -> float:
-        """That of the mean; of a single sequence, ``SettingError``."""
+        """The standard error of the mean; ``SettingError`` for a single sequence."""
         return math.sqrt(_variance(self.losses) / len(self.losses))
 
     def bernstein(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The interval that is narrow where losses are alike; for losses in [0, 1]."""
+        """Return the empirical Bernstein interval for losses in [0, 1], narrow for a small variance."""
         return empirical_bernstein(self.losses, confidence)
 
     def hoeffding(self, confidence: float = 0.95) -> tuple[float, float]:
-        """The interval that asks nothing of the losses but to lie in [0, 1]."""
+        """Return the Hoeffding interval for losses in [0, 1]."""
         return hoeffding(self.losses, confidence)
 
     def student(self) -> tuple[float, float]:
-        """The 95% interval of many draws, for losses without a bound such as the log loss: no guarantee."""
+        """Return the approximate 95% interval for unbounded losses such as the log loss."""
         half = t_critical_value(len(self.losses) - 1) * self.standard_error
         return self.mean - half, self.mean + half
 
@@ -58,53 +56,53 @@ class SampledRisk:
 def sampled_risk(
     law: Planted, predictor: Predictor, length: int, loss: Loss, size: int, rng: np.random.Generator
 ) -> SampledRisk:
-    """Draw so many sequences and take their losses; the cost is that of as many predictions."""
+    """Sample ``size`` sequences and evaluate their losses, at the cost of as many predictions."""
     if size < 1:
-        raise SettingError(f"a sample of {size} sequences shows nothing; draw at least 1")
-    at_once = max(1, BLOCK // length)
+        raise SettingError(f"invalid sample size {size}; use at least 1")
+    block = max(1, BLOCK // length)
     losses = []
-    for first in range(0, size, at_once):
-        tokens, sets, _ = law.draw(length, min(at_once, size - first), rng)
+    for first in range(0, size, block):
+        tokens, sets, _ = law.draw(length, min(block, size - first), rng)
         labels = law.label_law[law.codes(np.take_along_axis(tokens, sets, axis=1))]
-        losses.append(loss.of(predictor, tokens, sets, labels))
+        losses.append(loss.evaluate(predictor, tokens, sets, labels))
     return SampledRisk(np.concatenate(losses))
 
 
 def empirical_bernstein(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the mean of independent values in [0, 1], valid at every size (Maurer and Pontil 2009)."""
+    """Return an interval of the mean of independent values in [0, 1], valid at every size (Maurer and Pontil 2009)."""
     _check(values, confidence)
     size, log_odds = len(values), math.log(4 / (1 - confidence))
     half = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
-    return _within(float(values.mean()), half)
+    return _clip(float(values.mean()), half)
 
 
 def hoeffding(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """An interval of the mean of independent values in [0, 1], valid at every size (Hoeffding 1963)."""
+    """Return an interval of the mean of independent values in [0, 1], valid at every size (Hoeffding 1963)."""
     _check(values, confidence)
-    return _within(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
+    return _clip(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
 
 def _variance(values: Float[np.ndarray, " size"]) -> float:
     if len(values) < 2:
-        raise SettingError(f"{len(values)} value has no spread; draw at least 2, or use hoeffding")
+        raise SettingError(f"{len(values)} value has no variance; sample at least 2, or use hoeffding")
     return float(values.var(ddof=1))
 
 
-def _within(mean: float, half: float) -> tuple[float, float]:
+def _clip(mean: float, half: float) -> tuple[float, float]:
     return max(0.0, mean - half), min(1.0, mean + half)
 
 
 def _check(values: Float[np.ndarray, " size"], confidence: float) -> None:
     if not 0 < confidence < 1:
-        raise SettingError(f"confidence {confidence} is no probability below 1; use one such as 0.95")
+        raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
     low, high = float(values.min()), float(values.max())
     if not (low >= -ROUNDING and high <= 1 + ROUNDING):
-        raise SettingError(f"losses from {low:.3g} to {high:.3g} leave [0, 1], which the interval needs; use student()")
+        raise SettingError(f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use student() instead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A risk, its 95% interval (of no width where it is exact), and how it was found."""
+class RiskEstimate:
+    """A risk, its 95% interval (of width 0 if exact), and the method in ``how``."""
 
     risk: float
     low: float
@@ -112,36 +110,38 @@ class Found:
     how: str
 
 
-def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> Conditional:
-    """The exact risk given each planted set, whatever the length where the law has a span."""
+def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
+    """Return the exact risk given each planted set, at any length if the law has a span."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None or isinstance(loss, Distance):
         return enumerated_risk(law, predictor, length, loss)
-    placed = law.placement.law(length)
-    sets, probability = placed.sets()
-    pinned = [
-        ShapeLaw(shapes=placed.shapes[[shape]], probability=np.eye(1, length, start))
-        for shape, start in np.argwhere(placed.probability).tolist()
+    placement = law.placement.law(length)
+    sets, probability = placement.sets()
+    one_set_each = [
+        ShapeLaw(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
+        for shape, start in np.argwhere(placement.probability).tolist()
     ]
-    return Conditional(sets=sets, probability=probability, risk=placed_risks(law, predictor, pinned, loss))
+    return ConditionalRisk(sets=sets, probability=probability, risk=placement_risks(law, predictor, one_set_each, loss))
 
 
 def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:
-    """The exact risk, by transform or by enumeration; ``SettingError`` where neither can."""
+    """Return the exact risk by Laplace transform or enumeration; ``SettingError`` if neither applies."""
     if isinstance(predictor, TabularAttention) and law.placement.span is not None and not isinstance(loss, Distance):
         return laplace_risk(law, predictor, length, loss)
     return enumerated_risk(law, predictor, length, loss).mean
 
 
-def risk_at(law: Planted, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator) -> Found:
-    """The risk at a length, exactly where that is possible, else from ``DRAWN`` sequences."""
-    exact: list[Callable[[], float]] = [lambda: enumerated_risk(law, predictor, length, loss).mean]
+def estimate_risk(
+    law: Planted, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator
+) -> RiskEstimate:
+    """Return the exact risk at a length if possible, otherwise an estimate from ``NUM_SAMPLES`` sequences."""
+    methods: list[Callable[[], float]] = [lambda: enumerated_risk(law, predictor, length, loss).mean]
     if isinstance(predictor, TabularAttention):
-        exact.insert(0, lambda: laplace_risk(law, predictor, length, loss))
-    for way in exact:
-        # Refused: no span, too many states, or too many sequences.
+        methods.insert(0, lambda: laplace_risk(law, predictor, length, loss))
+    for method in methods:
+        # Raised for no span, too many states, or too many sequences.
         with suppress(SettingError):
-            risk = way()
-            return Found(risk=risk, low=risk, high=risk, how="exact")
-    sampled = sampled_risk(law, predictor, length, loss, DRAWN, rng)
-    low, high = sampled.bernstein()
-    return Found(risk=sampled.mean, low=low, high=high, how=f"{DRAWN} samples")
+            risk = method()
+            return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")
+    sample = sampled_risk(law, predictor, length, loss, NUM_SAMPLES, rng)
+    low, high = sample.bernstein()
+    return RiskEstimate(risk=sample.mean, low=low, high=high, how=f"{NUM_SAMPLES} samples")
