@@ -525,5 +525,5 @@ def test_invalid_task_files_exit_with_status_2_and_write_nothing(tmp_path, capsy
     flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
     assert "has no records of length 20; use one of 1-2" in error_of(["compare", *flags, "--out", "both"], capsys)
     certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
-    assert "does not say which tokens its answers depend on" in error_of(certify, capsys)
+    assert "does not declare which tokens its answers depend on" in error_of(certify, capsys)
     assert tree(tmp_path) == before
