@@ -33,7 +33,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     """Export a finished run to a folder with a tokenizer, which ``AutoModelForCausalLM.from_pretrained`` loads.
 
     ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``, as in ``load_run``. ``RunFolderError`` if
-    there is no run, or if ``out`` is not empty.
+    the run is missing, or if ``out`` is not empty.
     """
     # Importing `transformers` takes seconds.
     from lengthwise.hf.lengthwise_config import build_config  # noqa: PLC0415
