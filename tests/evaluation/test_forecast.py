@@ -1,4 +1,4 @@
-"""Forecasts from thinned sequences: what stays, what it weighs, and what is said of a decoder."""
+"""Subsamples of sequences, predictions from them, and certificates of decoders."""
 
 import json
 from dataclasses import fields, replace
@@ -15,10 +15,17 @@ from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
 from lengthwise.evaluation.forecast.certificate import certify_decoder, run_verdict
-from lengthwise.evaluation.forecast.prediction import CannotTellError, Forecast, knowable_accuracy, predict
-from lengthwise.evaluation.forecast.probed_model import Fidelity, Subject
-from lengthwise.evaluation.forecast.sparse_queries import Asked, Questions, ask, draw_questions
-from lengthwise.evaluation.forecast.subsampling import NEIGHBOURS, STRETCH, Thinned, crowd, split, thin
+from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, attainable_accuracy, predict
+from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.sparse_queries import Queries, QueryResult, query_decoder, sample_queries
+from lengthwise.evaluation.forecast.subsampling import (
+    BLOCK_SIZE,
+    NUM_NEIGHBORS,
+    Subsample,
+    split_into_pieces,
+    subsample,
+    upweight_distractors,
+)
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
@@ -33,101 +40,100 @@ from lengthwise.tasks.planted.placement import Local
 from lengthwise.theory.law_certificate import Assumption
 
 
-def whole(questions: Questions) -> Thinned:
-    """Nothing is left out."""
-    return thin(questions.needed, questions.answer - 1, 10_000, np.random.default_rng(0))
+def all_tokens(queries: Queries) -> Subsample:
+    return subsample(queries.support, queries.last_index, 10_000, np.random.default_rng(0))
 
 
-def test_what_is_needed_stays_with_its_neighbours_and_the_last_token(rng):
-    needed = [np.array([3, 40]), np.array([199])]
-    thinned = thin(needed, np.array([120, 300]), 43, rng)
-    for row, (tokens, end) in enumerate(zip(needed, (120, 300), strict=True)):
-        kept = thinned.kept[row, : thinned.last[row] + 1]
-        assert (np.diff(kept) > 0).all()
-        assert kept[-1] == end
-        near = (np.append(tokens, end)[:, None] + np.arange(-NEIGHBOURS, NEIGHBOURS + 1)).clip(0, end)
-        assert set(near.ravel()) <= set(kept)
-        assert (thinned.stands_for[row, np.isin(thinned.kept[row], near)] == 1).all()
-        assert len(kept) <= 43 + STRETCH
-        assert (thinned.kept[row, thinned.last[row] :] == end).all()
+def test_a_subsample_contains_the_support_with_its_neighbors_and_the_last_token(rng):
+    support = [np.array([3, 40]), np.array([199])]
+    sampled = subsample(support, np.array([120, 300]), 43, rng)
+    for row, (tokens, end) in enumerate(zip(support, (120, 300), strict=True)):
+        indices = sampled.indices[row, : sampled.last[row] + 1]
+        assert (np.diff(indices) > 0).all()
+        assert indices[-1] == end
+        near = (np.append(tokens, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
+        assert set(near.ravel()) <= set(indices)
+        assert (sampled.weights[row, np.isin(sampled.indices[row], near)] == 1).all()
+        assert len(indices) <= 43 + BLOCK_SIZE
+        assert (sampled.indices[row, sampled.last[row] :] == end).all()
 
 
-def test_a_sum_over_what_stays_has_the_sum_over_all_tokens_as_its_mean(rng):
-    draws = 4000
+def test_the_mean_weighted_sum_over_subsamples_is_the_sum_over_all_tokens(rng):
+    repeats = 4000
     values = rng.normal(size=101) ** 2
-    thinned = thin([np.array([7, 50])] * draws, np.full(draws, 100), 30, rng)
-    inside = np.arange(thinned.kept.shape[1]) <= thinned.last[:, None]
-    sums = (values[thinned.kept] * thinned.stands_for * inside).sum(axis=1)
-    assert sums.mean() == pytest.approx(values.sum(), abs=4 * sums.std() / np.sqrt(draws))
+    sampled = subsample([np.array([7, 50])] * repeats, np.full(repeats, 100), 30, rng)
+    inside = np.arange(sampled.indices.shape[1]) <= sampled.last[:, None]
+    sums = (values[sampled.indices] * sampled.weights * inside).sum(axis=1)
+    assert sums.mean() == pytest.approx(values.sum(), abs=4 * sums.std() / np.sqrt(repeats))
     assert sums.std() > 1
 
 
-@pytest.mark.parametrize("room", [60, 30, 22, 10])
-def test_from_every_token_that_stays_as_many_are_seen_as_there_are(room, rng):
-    """From one of a run that was drawn, from one that had to stay, and from the last; its own run counts once."""
-    draws = 3000
-    thinned = thin([np.array([7, 50])] * draws, np.full(draws, 100), room, rng)
-    inside = np.arange(thinned.kept.shape[1]) <= thinned.last[:, None]
-    seen = np.zeros((draws, 101))
-    for row in range(0, draws, 1000):
+@pytest.mark.parametrize("budget", [60, 30, 22, 10])
+def test_the_mean_weight_visible_to_a_token_is_the_number_of_tokens_up_to_it(budget, rng):
+    """Tested for tokens of sampled blocks, for tokens near the support, and for the last token."""
+    repeats = 3000
+    sampled = subsample([np.array([7, 50])] * repeats, np.full(repeats, 100), budget, rng)
+    inside = np.arange(sampled.indices.shape[1]) <= sampled.last[:, None]
+    visible = np.zeros((repeats, 101))
+    for row in range(0, repeats, 1000):
         part = slice(row, row + 1000)
-        some = Thinned(**{each.name: getattr(thinned, each.name)[part] for each in fields(Thinned)})
-        weight = np.exp(some.added_scores()) * inside[part, None, :]
-        before = some.kept[:, None, :] <= some.kept[:, :, None]
-        np.put_along_axis(seen[part], some.kept, (weight * before).sum(axis=-1), axis=1)
+        some = Subsample(**{field.name: getattr(sampled, field.name)[part] for field in fields(Subsample)})
+        weight = np.exp(some.score_bias()) * inside[part, None, :]
+        before = some.indices[:, None, :] <= some.indices[:, :, None]
+        np.put_along_axis(visible[part], some.indices, (weight * before).sum(axis=-1), axis=1)
     for token in (50, 60, 80, 100):
-        found = seen[seen[:, token] > 0, token]
-        assert found.mean() == pytest.approx(token + 1, abs=4 * found.std() / np.sqrt(len(found)) + 1e-9)
-    assert (thinned.counted == thinned.kept + 1).all()
+        counts = visible[visible[:, token] > 0, token]
+        assert counts.mean() == pytest.approx(token + 1, abs=4 * counts.std() / np.sqrt(len(counts)) + 1e-9)
+    assert (sampled.visible_counts == sampled.indices + 1).all()
 
 
-def test_a_sequence_with_room_stays_whole(rng):
-    thinned = thin([np.array([1])], np.array([9]), 10, rng)
-    assert thinned.kept.tolist() == [list(range(10))]
-    assert (thinned.stands_for == 1).all()
-    assert (thinned.added_scores() == 0).all()
+def test_a_sequence_within_the_budget_keeps_all_tokens(rng):
+    sampled = subsample([np.array([1])], np.array([9]), 10, rng)
+    assert sampled.indices.tolist() == [list(range(10))]
+    assert (sampled.weights == 1).all()
+    assert (sampled.score_bias() == 0).all()
 
 
-def test_of_its_own_run_a_token_sees_each_once_and_of_others_as_many_as_they_stand_for():
-    thinned = Thinned(
-        kept=np.array([[0, 1, 8]]),
-        stands_for=np.array([[5.0, 5.0, 1.0]]),
-        among=np.array([[4.0, 4.0, 1.0]]),
-        counted=np.array([[1.0, 2.0, 9.0]]),
-        stretch=np.array([[0, 0, 2]]),
+def test_keys_have_weight_one_within_a_block_and_their_own_weight_otherwise():
+    sampled = Subsample(
+        indices=np.array([[0, 1, 8]]),
+        weights=np.array([[5.0, 5.0, 1.0]]),
+        conditional_weights=np.array([[4.0, 4.0, 1.0]]),
+        visible_counts=np.array([[1.0, 2.0, 9.0]]),
+        blocks=np.array([[0, 0, 2]]),
         last=np.array([2]),
     )
     five = np.log(5)
-    np.testing.assert_allclose(thinned.added_scores(), [[[0, 0, 0], [0, 0, 0], [five, five, 0]]])
-    assert (thinned.alone().added_scores() == 0).all()
-    assert thinned.alone().counted.tolist() == [[1.0, 2.0, 3.0]]
+    np.testing.assert_allclose(sampled.score_bias(), [[[0, 0, 0], [0, 0, 0], [five, five, 0]]])
+    assert (sampled.unweighted().score_bias() == 0).all()
+    assert sampled.unweighted().visible_counts.tolist() == [[1.0, 2.0, 3.0]]
 
 
 @pytest.mark.parametrize("scheme", ["sequential", "coupled", "predicted", "multilevel"])
 @pytest.mark.parametrize("task", [Parity(), Addition(), Recall(num_queries=2)], ids=lambda task: task.name)
-def test_of_whole_sequences_it_finds_what_grading_finds(scheme, task):
+def test_queries_on_full_sequences_agree_with_grading(scheme, task):
     ids = 256 if scheme == "predicted" else None
     decoder = small_decoder("rotary", task, num_predicted_ids=ids)
-    questions = draw_questions(task, small_scheme(scheme), 5, 256, seed=0)
-    asked = ask(decoder, questions, whole(questions))
-    graded = grade(decoder, questions.batch, end=task.vocabulary.index("end"), decode="forced")
-    right = graded.token_correct & (graded.id_correct | ~graded.id_scored)
-    first = int(questions.batch.prompt_length.min())
-    expected = right[torch.arange(256), torch.from_numpy(questions.answer) - first]
-    assert asked.right.tolist() == expected.tolist()
-    assert asked.single[:, 0].tolist() == expected.tolist()
+    queries = sample_queries(task, small_scheme(scheme), 5, 256, seed=0)
+    result = query_decoder(decoder, queries, all_tokens(queries))
+    grades = grade(decoder, queries.batch, end=task.vocabulary.index("end"), decode="forced")
+    correct = grades.token_correct & (grades.id_correct | ~grades.id_scored)
+    first = int(queries.batch.prompt_length.min())
+    expected = correct[torch.arange(256), torch.from_numpy(queries.answer) - first]
+    assert result.correct.tolist() == expected.tolist()
+    assert result.correct_each[:, 0].tolist() == expected.tolist()
     assert not expected.all()
-    # Random weights hit tokens and IDs, if hardly both at once.
-    assert graded.token_correct.any()
-    assert graded.id_correct.any()
-    assert asked.leakage.shape == (2, 2)
-    assert (asked.leakage > 0).all()
-    assert (asked.leakage < 1).all()
+    # Random weights predict some tokens and some IDs, but rarely both.
+    assert grades.token_correct.any()
+    assert grades.id_correct.any()
+    assert result.leakage.shape == (2, 2)
+    assert (result.leakage > 0).all()
+    assert (result.leakage < 1).all()
 
 
 @pytest.mark.parametrize("scaling", ["none", "learned"])
 @torch.no_grad()
-def test_a_token_that_stands_for_three_weighs_as_much_as_three(scaling):
+def test_a_token_of_weight_three_equals_three_copies(scaling):
     settings = DecoderSettings(num_layers=1, d_model=16, num_heads=2, length_scaling=scaling, segments=False)
     torch.manual_seed(0)
     decoder = Decoder(settings, NoPE(), vocabulary_size=4).eval()
@@ -135,74 +141,71 @@ def test_a_token_that_stands_for_three_weighs_as_much_as_three(scaling):
         parameter.add_(0.3 * torch.randn(parameter.shape))
     long = torch.tensor([[0, 1, 1, 1, 2]])
     expected = decoder(long, torch.arange(5)[None])[0][:, -1]
-    stands_for = torch.tensor([[1.0, 3.0, 1.0]])
-    hooks = AttentionHooks(
-        score_bias=stands_for.log()[:, None].expand(1, 3, 3), visible_counts=stands_for.cumsum(dim=1)
-    )
-    kept = torch.tensor([[0, 1, 4]])
-    found = decoder(long, torch.arange(5)[None], hooks=hooks, keep_indices=kept)[0][:, -1]
+    weights = torch.tensor([[1.0, 3.0, 1.0]])
+    hooks = AttentionHooks(score_bias=weights.log()[:, None].expand(1, 3, 3), visible_counts=weights.cumsum(dim=1))
+    indices = torch.tensor([[0, 1, 4]])
+    found = decoder(long, torch.arange(5)[None], hooks=hooks, keep_indices=indices)[0][:, -1]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()
-def test_kept_tokens_have_the_embeddings_and_ids_of_the_whole_sequence():
+def test_selected_tokens_have_the_embeddings_and_ids_of_the_full_sequence():
     task = Parity()
     decoder = small_decoder("rotary", task, previous_token_mix=True)
-    questions = draw_questions(task, Sequential(), 6, 3, seed=1)
-    tokens, ids = questions.batch.tokens, questions.batch.position_ids
-    kept = torch.tensor([[0, 4, 7]] * 6)
-    found, grown = decoder(tokens, ids, keep_indices=kept)
+    queries = sample_queries(task, Sequential(), 6, 3, seed=1)
+    tokens, ids = queries.batch.tokens, queries.batch.position_ids
+    indices = torch.tensor([[0, 4, 7]] * 6)
+    found, grown = decoder(tokens, ids, keep_indices=indices)
     hidden = torch.full((1, tokens.shape[1], tokens.shape[1]), -torch.inf)
     hidden[:, :, [0, 4, 7]] = 0
     hidden.diagonal(dim1=1, dim2=2).zero_()
-    counted = torch.zeros(3, tokens.shape[1])
-    counted[:, [0, 4, 7]] = torch.tensor([1.0, 2.0, 3.0])
-    expected, _ = decoder(tokens, ids, hooks=AttentionHooks(score_bias=hidden, visible_counts=counted))
+    visible_counts = torch.zeros(3, tokens.shape[1])
+    visible_counts[:, [0, 4, 7]] = torch.tensor([1.0, 2.0, 3.0])
+    expected, _ = decoder(tokens, ids, hooks=AttentionHooks(score_bias=hidden, visible_counts=visible_counts))
     torch.testing.assert_close(found[::2], expected[:, [0, 4, 7]], atol=1e-5, rtol=0)
     torch.testing.assert_close(found[::2], found[1::2], atol=1e-6, rtol=0)
-    assert grown.position_ids[0].tolist() == kept.tolist()
+    assert grown.position_ids[0].tolist() == indices.tolist()
 
 
-def test_in_a_crowd_nothing_is_left_out_and_the_rest_weighs_more():
-    crowded = crowd([np.array([2]), np.array([2])], np.array([15, 9]), 3.0)
-    assert crowded.kept[0].tolist() == list(range(16))
-    assert crowded.kept[1].tolist() == [*range(10), *[9] * 6]
-    # Runs of four; what is needed and the last token stay with two neighbours on both sides. 16 tokens stand for 48.
-    assert crowded.stands_for[0].tolist() == [1.0] * 8 + [9.0] * 4 + [1.0] * 4
-    assert crowded.stands_for[0].sum() == 48
-    # Here nothing else is there.
-    assert (crowded.stands_for[1, :10] == 1).all()
-    assert crowded.last.tolist() == [15, 9]
+def test_upweighting_keeps_all_tokens_and_weights_those_outside_the_support():
+    upweighted = upweight_distractors([np.array([2]), np.array([2])], np.array([15, 9]), 3.0)
+    assert upweighted.indices[0].tolist() == list(range(16))
+    assert upweighted.indices[1].tolist() == [*range(10), *[9] * 6]
+    # In blocks of four, the support and the last token have weight 1 with two neighbors on both sides.
+    assert upweighted.weights[0].tolist() == [1.0] * 8 + [9.0] * 4 + [1.0] * 4
+    assert upweighted.weights[0].sum() == 48
+    # Here all tokens are near the support or the last token.
+    assert (upweighted.weights[1, :10] == 1).all()
+    assert upweighted.last.tolist() == [15, 9]
 
 
 @pytest.mark.parametrize(("pair", "k", "reach"), [((2, 5), 2, 7), ((7,), 1, 2), ((), 0, 1)])
-def test_the_probe_finds_how_many_tokens_an_answer_needs(pair, k, reach, monkeypatch):
+def test_the_probe_returns_the_number_of_tokens_that_an_answer_requires(pair, k, reach, monkeypatch):
     def probability(decoder, tokens, position_ids, hidden, target):
         return np.where(hidden[:, list(pair)].any(axis=1), 0.2, 0.95) - 0.001 * hidden.sum(axis=1)
 
     monkeypatch.setattr(probes, "_probabilities", probability)
     task = SparseParity()
-    questions = draw_questions(task, Sequential(), 8, 20, seed=0)
-    questions = replace(questions, answer=np.full(20, 9))
-    found = probes.probe(small_decoder("nope", task), questions)
+    queries = sample_queries(task, Sequential(), 8, 20, seed=0)
+    queries = replace(queries, answer=np.full(20, 9))
+    found = probes.probe(small_decoder("nope", task), queries)
     assert (found.k, found.reach, found.id_reach) == (k, reach, reach)
 
 
-def test_the_probe_says_when_no_few_tokens_are_enough(monkeypatch):
-    monkeypatch.setattr(probes, "_probabilities", lambda *asked: 1.0 - 0.2 * asked[3].sum(axis=1))
-    monkeypatch.setattr(probes, "MOST", 4)
+def test_the_probe_returns_none_if_a_few_tokens_are_not_sufficient(monkeypatch):
+    monkeypatch.setattr(probes, "_probabilities", lambda *arguments: 1.0 - 0.2 * arguments[3].sum(axis=1))
+    monkeypatch.setattr(probes, "MAX_TOKENS", 4)
     task = SparseParity()
-    found = probes.probe(small_decoder("nope", task), draw_questions(task, Sequential(), 20, 8, seed=0))
+    found = probes.probe(small_decoder("nope", task), sample_queries(task, Sequential(), 20, 8, seed=0))
     assert found.k is None
 
 
 @torch.no_grad()
-def test_hidden_tokens_change_nothing_where_they_have_no_weight():
-    """Against the decoder without them; counted as if they were there."""
+def test_a_decoder_with_hidden_tokens_equals_a_decoder_without_them():
     task = SparseParity()
     decoder = small_decoder("rotary", task, length_scaling="none", previous_token_mix=False)
-    questions = draw_questions(task, Sequential(), 8, 1, seed=0)
-    tokens, ids = questions.batch.tokens[:, :9], questions.batch.position_ids[:, :, :9]
+    queries = sample_queries(task, Sequential(), 8, 1, seed=0)
+    tokens, ids = queries.batch.tokens[:, :9], queries.batch.position_ids[:, :, :9]
     hidden = np.zeros((2, 9), dtype=bool)
     hidden[1, [1, 4]] = True
     found = probes._probabilities(decoder, tokens, ids, hidden, 1)
@@ -212,135 +215,139 @@ def test_hidden_tokens_change_nothing_where_they_have_no_weight():
         assert found[row] == pytest.approx(float(expected), abs=1e-5)
 
 
-def subject(task, decoder, encoding=None, scheme=None) -> Subject:
-    return Subject(
+def probed_model(task, decoder, encoding=None, scheme=None) -> ProbedModel:
+    return ProbedModel(
         decoder=decoder,
         task=task,
         scheme=scheme or Sequential(),
         encoding=encoding or Rotary(),
-        trained=(1, 6),
+        train_lengths=(1, 6),
         id_range=(0, 14),
     )
 
 
-def test_of_a_decoder_that_does_not_fit_nothing_is_said_but_that():
+def test_a_decoder_that_does_not_fit_gets_no_prediction():
     task = Parity()
-    found = certify_decoder(subject(task, small_decoder("rotary", task)), [12, 24])
+    found = certify_decoder(probed_model(task, small_decoder("rotary", task)), [12, 24])
     assert found.forecasts == ()
     assert found.horizon is None
     assert found.needs is None
-    assert [each.name for each in found.assumptions] == ["fits the trained lengths"]
-    assert run_verdict(found).startswith("Nothing is predicted: the run does not fit its training: 0.")
+    assert [each.name for each in found.assumptions] == ["fits the training lengths"]
+    assert run_verdict(found).startswith("Nothing is predicted: the run does not fit its training lengths (0.")
 
 
 def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
-    """Nineteen of twenty tokens right leave a third of examples exact."""
-    few = replace(subject(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
-    found = assumptions.fits_training(few, Fidelity(whole=0.95, half=0.95, quarter=0.95))
+    few = replace(probed_model(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
+    found = assumptions.check_fit(few, Fidelity(whole=0.95, half=0.95, quarter=0.95))
     assert not found.holds
-    assert found.found == "exact match 0.300; 0.950 of the answer tokens at length 6, the end token aside"
+    assert found.found == "exact match 0.300; 0.950 of the answer tokens right at length 6, without the end token"
 
 
-def assumed(task, scheme, **known) -> dict[str, Assumption]:
-    asked = replace(subject(task, small_decoder("rotary", task), scheme=scheme), **known)
+def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
+    model = replace(probed_model(task, small_decoder("rotary", task), scheme=scheme), **known)
     needs, fidelity = probes.Needs(k=1, reach=2, id_reach=2.0), Fidelity(whole=1.0, half=1.0, quarter=1.0)
-    found = assumptions.measured_assumptions(asked, asked.questions(6, 32), needs, fidelity, 24)
+    found = assumptions.measure_assumptions(model, model.queries(6, 32), needs, fidelity, 24)
     return {each.name: each for each in found}
 
 
 @pytest.mark.parametrize(("task", "k"), [(Parity(), 2), (Recall(), 4), (SparseParity(), 5), (Addition(), 5)], ids=str)
-def test_sparsity_is_that_of_the_task_whatever_the_decoder_hides(task, k):
-    found = assumed(task, Sequential())["sparsity"]
-    assert found.found.startswith(f"an answer depends on up to {k} tokens, the one before it included (by the task)")
+def test_sparsity_is_a_property_of_the_task(task, k):
+    found = assumptions_of(task, Sequential())["sparsity"]
+    assert found.found.startswith(
+        f"an answer depends on up to {k} tokens, including the one before it (declared by the task)"
+    )
 
 
-def test_ids_are_met_only_if_their_distances_are():
-    """Random starts show every ID up to 999, and no distance beyond the trained length."""
+def test_ids_count_as_met_only_if_their_distances_were_in_training():
+    """Random starts use all IDs up to 999, but no distance beyond the training length."""
     known = {"id_range": (0, 999), "trained_distance": 14}
-    found = assumed(Parity(), RandomStart(num_position_ids=1000), **known)["IDs and distances met in training"]
+    found = assumptions_of(Parity(), RandomStart(num_position_ids=1000), **known)["IDs and distances met in training"]
     assert not found.holds
-    assert found.found == "0 to 50 at 24, 0 to 999 in training; distances up to 50, 14 in training"
+    assert found.found == "IDs 0 to 50 at length 24, 0 to 999 in training; distances up to 50, 14 in training"
     known["trained_distance"] = 50
-    assert assumed(Parity(), RandomStart(num_position_ids=1000), **known)[found.name].holds
+    assert assumptions_of(Parity(), RandomStart(num_position_ids=1000), **known)[found.name].holds
 
 
-def test_a_decoder_without_positions_meets_no_new_ids():
-    asked = subject(Parity(), small_decoder("nope", Parity()), encoding=NoPE())
-    found = assumptions._met(replace(asked, trained_distance=14), 24)
-    assert (found.holds, found.found) == (True, "the encoding nope reads no IDs")
+def test_a_decoder_that_reads_no_ids_meets_no_new_ids():
+    model = probed_model(Parity(), small_decoder("nope", Parity()), encoding=NoPE())
+    found = assumptions._id_coverage(replace(model, trained_distance=14), 24)
+    assert (found.holds, found.found) == (True, "encoding nope reads no IDs")
 
 
-def test_pieces_cover_a_sequence_and_each_has_what_the_answer_needs(rng):
-    needed = [np.array([3, 40]), np.array([30])]
-    pieces = split(needed, np.array([100, 60]), 30, rng, 64)
-    assert pieces.covered == 1.0
-    kept = pieces.thinned.kept.reshape(2, pieces.number, -1)
-    for row, (tokens, end) in enumerate(zip(needed, (100, 60), strict=True)):
-        assert set(kept[row].ravel()) == set(range(end + 1))
-        assert all({*tokens, end} <= set(piece) for piece in kept[row])
-    # A long sequence needs more pieces than are allowed.
-    few = split(needed, np.array([100, 60]), 30, rng, 2)
-    assert few.number == 2
-    assert few.covered == pytest.approx(2 / pieces.number, abs=0.05)
+def test_pieces_cover_a_sequence_and_each_contains_the_support(rng):
+    support = [np.array([3, 40]), np.array([30])]
+    pieces, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 64)
+    assert coverage == 1.0
+    number = len(pieces.last) // 2
+    indices = pieces.indices.reshape(2, number, -1)
+    for row, (tokens, end) in enumerate(zip(support, (100, 60), strict=True)):
+        assert set(indices[row].ravel()) == set(range(end + 1))
+        assert all({*tokens, end} <= set(piece) for piece in indices[row])
+    few, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 2)
+    assert len(few.last) == 2 * 2
+    assert coverage == pytest.approx(2 / number, abs=0.05)
 
 
-def fake_reading(misled: float):
-    """Right by the mean of the pieces; some questions are wrong in the one piece that has the last but tenth token."""
+def misleading_query(fraction: float):
+    """Right by the mean of the pieces; a fraction of the queries is wrong in the piece with one misleading token."""
 
-    def ask(self, questions, thinned):
-        size = len(questions.answer)
-        fatal = np.where(np.arange(size) < misled * size, questions.answer - 10, -1)
-        single = (thinned.kept.reshape(size, -1, thinned.kept.shape[1]) != fatal[:, None, None]).all(axis=2)
-        return Asked(right=np.ones(size, dtype=bool), single=single, leakage=np.zeros((1, 1)))
+    def query(self, queries, sampled):
+        size = len(queries.answer)
+        misleading = np.where(np.arange(size) < fraction * size, queries.answer - 10, -1)
+        indices = sampled.indices.reshape(size, -1, sampled.indices.shape[1])
+        each = (indices != misleading[:, None, None]).all(axis=2)
+        return QueryResult(correct=np.ones(size, dtype=bool), correct_each=each, leakage=np.zeros((1, 1)))
 
-    return ask
+    return query
 
 
-def few_questions(self, length, number=32):
-    return draw_questions(self.task, self.scheme, length, min(number, 32), self.seed)
+def few_queries(self, length, number=32):
+    return sample_queries(self.task, self.scheme, length, min(number, 32), self.seed)
 
 
 @pytest.fixture
 def fitted(monkeypatch):
-    monkeypatch.setattr(Subject, "questions", few_questions)
+    monkeypatch.setattr(ProbedModel, "queries", few_queries)
     task = SparseParity()
-    asked = subject(task, small_decoder("nope", task))
-    home = asked.questions(6)
-    return asked, home, home.batch.tokens.shape[1], Fidelity(whole=1.0, half=1.0, quarter=1.0)
+    model = probed_model(task, small_decoder("nope", task))
+    train_queries = model.queries(6)
+    return model, train_queries, train_queries.batch.tokens.shape[1], Fidelity(whole=1.0, half=1.0, quarter=1.0)
 
 
-def test_a_token_that_misleads_in_one_piece_counts(fitted, monkeypatch):
-    monkeypatch.setattr(Subject, "ask", fake_reading(0.25))
+def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypatch):
+    monkeypatch.setattr(ProbedModel, "query", misleading_query(0.25))
     found = predict(*fitted, 60)
-    assert (found.mean, found.every) == (1.0, 0.75)
+    assert (found.mean, found.every_piece) == (1.0, 0.75)
     assert found.low < 0.75 < found.accuracy < found.high
-    assert certificate._limit(found).startswith("single tokens that mislead it (at 60:")
+    assert certificate._limit(found).startswith("single misleading tokens (at length 60:")
 
 
-def test_where_pieces_disagree_the_answer_is_that_it_cannot_be_told(fitted, monkeypatch):
-    monkeypatch.setattr(Subject, "ask", fake_reading(0.625))
-    with pytest.raises(CannotTellError, match=r"cannot tell: 1\.00 .* by the mean of \d+ pieces, 0\.38 in every piece"):
+def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
+    monkeypatch.setattr(ProbedModel, "query", misleading_query(0.625))
+    with pytest.raises(
+        InconclusiveError, match=r"cannot tell: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
+    ):
         predict(*fitted, 60)
 
 
-def test_where_coverage_ends_nothing_is_predicted(fitted, monkeypatch):
-    monkeypatch.setattr(prediction, "MOST_PIECES", 4)
-    with pytest.raises(CannotTellError, match=r"cannot tell: 4 pieces .* cover 0\.\d\d of one"):
+def test_low_coverage_is_inconclusive(fitted, monkeypatch):
+    monkeypatch.setattr(prediction, "MAX_PIECES", 4)
+    with pytest.raises(InconclusiveError, match=r"cannot tell: 4 pieces .* cover 0\.\d\d of one"):
         predict(*fitted, 60)
 
 
-def test_exact_match_needs_every_token_and_the_end(fitted, monkeypatch):
-    monkeypatch.setattr(Subject, "ask", fake_reading(0.0))
+def test_exact_match_requires_all_tokens_and_the_end(fitted, monkeypatch):
+    monkeypatch.setattr(ProbedModel, "query", misleading_query(0.0))
     single = predict(*fitted, 60)
-    assert (single.answers, single.ends) == (1, 1.0)
+    assert (single.num_answers, single.end_accuracy) == (1, 1.0)
     assert (single.exact_low, single.exact_high) == (pytest.approx(single.low), single.high)
-    monkeypatch.setattr(prediction, "_ends", lambda *asked: 0.5)
-    monkeypatch.setattr(Questions, "most_answers", lambda *asked: 2)
+    monkeypatch.setattr(prediction, "_end_accuracy", lambda *arguments: 0.5)
+    monkeypatch.setattr(Queries, "max_answers", lambda *arguments: 2)
     assert predict(*fitted, 60).exact_low == pytest.approx(1 - 2 * (1 - single.low) - 0.5)
 
 
 def test_no_prediction_exceeds_the_best_predictor_of_a_planted_law():
-    """One of four labels is planted as a token that the background draws too: one in 2,000, each."""
+    """The background contains each planted token with probability 1 / 2,000."""
     labels = tuple(tuple(float(row == label) for label in range(4)) for row in range(4))
     law = Planted(
         background=(0.2495,) * 4 + (0.0005,) * 4,
@@ -349,127 +356,131 @@ def test_no_prediction_exceeds_the_best_predictor_of_a_planted_law():
         labels=labels,
         placement=Local(shapes=((0,),), weights=(1.0,)),
     )
-    questions = draw_questions(law, Sequential(), 512, 256, seed=0)
-    assert 0.7 < knowable_accuracy(law, questions) < 0.85
-    assert knowable_accuracy(SparseParity(), questions) == 1.0
+    queries = sample_queries(law, Sequential(), 512, 256, seed=0)
+    assert 0.7 < attainable_accuracy(law, queries) < 0.85
+    assert attainable_accuracy(SparseParity(), queries) == 1.0
 
 
-def test_the_end_token_is_no_question():
+def test_the_end_token_is_never_queried():
     task = SparseParity()
-    questions = draw_questions(task, Sequential(), 8, 50, seed=0)
-    assert (questions.answer == 9).all()
+    queries = sample_queries(task, Sequential(), 8, 50, seed=0)
+    assert (queries.answer == 9).all()
 
 
-def foretold(length, accuracy, positions=1.0, crowd=1.0, **changed) -> Forecast:
-    found = Forecast(
+def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
+    return Forecast(
         length=length,
         accuracy=accuracy,
         low=accuracy,
         high=1.0,
         mean=accuracy,
-        every=accuracy,
-        half=accuracy,
-        pieces=1,
-        covered=1.0,
-        positions=positions,
-        crowd=crowd,
+        every_piece=accuracy,
+        half_budget=accuracy,
+        num_pieces=1,
+        coverage=1.0,
+        ids_only=ids_only,
+        token_count_only=token_count_only,
         leakage=0.0,
-        answers=1,
-        ends=1.0,
+        num_answers=1,
+        end_accuracy=1.0,
         exact_low=accuracy,
         exact_high=1.0,
     )
-    return replace(found, **changed)
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "tested", "horizon", "told"),
+    ("accuracy", "test_lengths", "horizon", "limit"),
     [
-        ({}, [10], 6 << 4, "96 is the longest length looked at"),
-        # What fails between two doublings counts.
-        ({18: 0.5}, [18], 12, "at 18: 0.50 by its IDs alone, 1.00 by its number of tokens alone"),
-        ({18: 0.5}, [], 6 << 4, "the longest length looked at"),
-        ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances that training did not show (at 24"),
+        ({}, [10], 6 << 4, "96 is the longest length tested"),
+        # A failure between two doublings counts only at a test length.
+        ({18: 0.5}, [18], 12, "at length 18: 0.50 with its IDs only, 1.00 with its number of tokens only"),
+        ({18: 0.5}, [], 6 << 4, "the longest length tested"),
+        ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances that training did not show (at length 24"),
     ],
 )
-def test_the_horizon_is_reached_at_every_length_that_is_looked_at(accuracy, tested, horizon, told):
-    def look(length):
-        share = accuracy.get(length, 1.0)
-        return foretold(length, share, positions=share)
+def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_lengths, horizon, limit):
+    def predict_length(length):
+        value = accuracy.get(length, 1.0)
+        return forecast(length, value, ids_only=value)
 
-    found = certificate._horizon(subject(Parity(), small_decoder("rotary", Parity())), look, tested)
+    model = probed_model(Parity(), small_decoder("rotary", Parity()))
+    found = certificate._horizon(model, predict_length, test_lengths)
     assert (found.tokens, found.exact) == (horizon, horizon)
-    assert told in found.limited_by
+    assert limit in found.limited_by
 
 
 @pytest.mark.parametrize(
-    ("positions", "crowded", "told"),
+    ("ids_only", "token_count_only", "limit"),
     [
-        (0.5, 1.0, "IDs or distances that training did not show (at 12: 0.50 by its IDs alone, 1.00 by"),
-        (1.0, 0.4, "attention diluted by more tokens (at 12: 1.00 by its IDs alone, 0.40 by"),
-        (1.0, 1.0, "IDs and number of tokens together (at 12"),
-        (0.5, None, "IDs or distances that training did not show (at 12: 0.50 by its IDs alone)"),
+        (0.5, 1.0, "IDs or distances that training did not show (at length 12: 0.50 with its IDs only, 1.00 with"),
+        (1.0, 0.4, "attention diluted by more tokens (at length 12: 1.00 with its IDs only, 0.40 with"),
+        (1.0, 1.0, "IDs and number of tokens together (at length 12"),
+        (0.5, None, "IDs or distances that training did not show (at length 12: 0.50 with its IDs only)"),
     ],
 )
-def test_what_limits_is_what_does_worse_alone(positions, crowded, told):
-    assert certificate._limit(foretold(12, 0.4, positions, crowded)).startswith(told)
+def test_the_limit_is_the_change_with_the_lower_accuracy(ids_only, token_count_only, limit):
+    assert certificate._limit(forecast(12, 0.4, ids_only, token_count_only)).startswith(limit)
 
 
-def test_a_length_beyond_an_encoding_loses_no_other(monkeypatch):
-    """Learned embeddings of 40 IDs: 36 tokens are read, 72 are not."""
-    monkeypatch.setattr(Subject, "questions", few_questions)
-    fits = Assumption(name="fits", holds=True, found="", counterexample="C6")
-    monkeypatch.setattr(certificate, "fits_training", lambda *asked: fits)
+def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch):
+    monkeypatch.setattr(ProbedModel, "queries", few_queries)
+    fits = Assumption(name="fits", holds=True, found="", counterexample="canceling errors")
+    monkeypatch.setattr(certificate, "check_fit", lambda *arguments: fits)
     monkeypatch.setattr(certificate, "_refusal", lambda fidelity: None)
-    monkeypatch.setattr(prediction, "WIDEST", 2.0)
+    monkeypatch.setattr(prediction, "MAX_WIDTH", 2.0)
     task = SparseParity()
     encoding = Learned(num_position_ids=40)
-    found = certify_decoder(subject(task, small_decoder(encoding, task), encoding), [33, 72])
+    found = certify_decoder(probed_model(task, small_decoder(encoding, task), encoding), [33, 72])
     assert [each.length for each in found.forecasts] == [33]
-    assert list(found.beyond) == [72]
-    assert "40" in found.beyond[72]
+    assert list(found.abstentions) == [72]
+    assert "40" in found.abstentions[72]
     assert found.horizon is not None
     assert found.horizon.tokens == 6
 
 
 @pytest.mark.parametrize(
-    ("half", "quarter", "told"),
-    [(0.95, 0.8, "gives 0.80 of the answers right and all of them 1.00"), (0.95, 0.92, None)],
+    ("half", "quarter", "reason"),
+    [(0.95, 0.8, "1.00 of the answers are right on all tokens and 0.80 on some of them"), (0.95, 0.92, None)],
 )
-def test_where_thinning_is_off_at_the_trained_length_nothing_is_foretold(half, quarter, told):
-    refused = certificate._refusal(Fidelity(whole=1.0, half=half, quarter=quarter))
-    assert refused is None if told is None else refused is not None and told in refused
+def test_low_fidelity_of_subsampling_prevents_predictions(half, quarter, reason):
+    refusal = certificate._refusal(Fidelity(whole=1.0, half=half, quarter=quarter))
+    assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 
 @pytest.mark.parametrize(
     ("task", "settings", "encoding", "message"),
     [
-        (Addition(order="most"), {}, "rotary", r"task addition does not say which tokens .* use a task that does"),
-        (Parity(), {"weights": "entmax"}, "rotary", r"weights 'entmax' are no softmax, .*; train with 'softmax'"),
+        (
+            Addition(order="most"),
+            {},
+            "rotary",
+            r"task addition does not declare which tokens .* use a task with support",
+        ),
         (
             Parity(),
-            {},
-            "dape_v2",
-            r"the encoding dape_v2 looks at neighbouring tokens .*; use one that reads IDs alone",
+            {"weights": "entmax"},
+            "rotary",
+            r"attention weights 'entmax' do not allow subsampling; train with weights 'softmax'",
         ),
+        (Parity(), {}, "dape_v2", r"encoding dape_v2 reads neighboring tokens .* use an encoding that reads only IDs"),
     ],
 )
-def test_what_cannot_be_thinned_is_refused(task, settings, encoding, message):
+def test_models_that_do_not_allow_subsampling_raise_an_error(task, settings, encoding, message):
     decoder = small_decoder(encoding, task, **settings)
     with pytest.raises(SettingError, match=message):
-        certify_decoder(subject(task, decoder, encoding=ENCODINGS[encoding]()), [12])
+        certify_decoder(probed_model(task, decoder, encoding=ENCODINGS[encoding]()), [12])
 
 
-def test_the_verb_says_of_a_run_what_it_keeps_and_why_nothing_is_foretold(tmp_path, capsys):
+def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys):
     train(small_experiment(), tmp_path / "run")
     flags = ["certify", str(tmp_path / "run"), "--lengths", "8,6"]
     cli.main([*flags, "--json", "--out", str(tmp_path / "out")])
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["task"] == "parity"
-    assert shown["trained"] == [1, 4]
-    assert shown["forecasts"] == []
-    assert [each["name"] for each in shown["assumptions"]] == ["fits the trained lengths"]
-    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["refused"] == shown["refused"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["task"] == "parity"
+    assert printed["train_lengths"] == [1, 4]
+    assert printed["forecasts"] == []
+    assert [each["name"] for each in printed["assumptions"]] == ["fits the training lengths"]
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["refusal"] == printed["refusal"]
     assert (tmp_path / "out" / "figure.png").stat().st_size > 0
     cli.main(flags)
     assert "Nothing is predicted: the run does not fit its training" in " ".join(capsys.readouterr().out.split())
@@ -478,23 +489,26 @@ def test_the_verb_says_of_a_run_what_it_keeps_and_why_nothing_is_foretold(tmp_pa
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--lengths", "4"], "length 4 is no longer than the 4 of training; use larger ones, or lengthwise evaluate"),
-        (["--train-lengths", "1:8"], "--train-lengths is for tasks; a run was trained on its own"),
+        (["--lengths", "4"], "length 4 is not beyond the longest training length 4; use larger lengths, or lengthwise"),
+        (
+            ["--train-lengths", "1:8"],
+            "--train-lengths needs a task; a run has its own training lengths, so leave it out",
+        ),
     ],
 )
-def test_what_a_run_cannot_be_asked_is_one_line(flags, line, tmp_path, capsys):
+def test_invalid_arguments_for_a_run_print_one_line(flags, line, tmp_path, capsys):
     train(small_experiment(), tmp_path)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         cli.main(["certify", str(tmp_path), *flags])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert line in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_a_run_that_reaches_far_is_predicted_to_and_of_one_that_fails_nothing_is_promised(tmp_path):
-    """Parity with IDs given, on one hand; copying by token index, whose IDs end with training, on the other."""
+def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_path):
+    """Parity with coupled IDs extrapolates; copy by token index fails at IDs beyond training."""
     far = train(replace(recipe("parity_coupled"), seed=7), tmp_path / "far")
     near = train(_copy_by_index(), tmp_path / "near")
     assert far is not None
@@ -509,13 +523,12 @@ def test_a_run_that_reaches_far_is_predicted_to_and_of_one_that_fails_nothing_is
     measured = evaluate(near, EvaluationSettings(lengths=(40,), num_examples=(256,)))[0]["token_accuracy"]
     assert failed.horizon is not None
     assert failed.horizon.tokens == 20
-    # It fails at once, and pieces disagree: nothing is predicted rather than something wrong.
+    # The run fails just beyond training, and its pieces disagree.
     assert measured < 0.9
     assert not failed.forecasts
-    assert failed.beyond[40].startswith("cannot tell: ")
-    # Asked about at that length itself, and just beyond training.
+    assert failed.abstentions[40].startswith("cannot tell: ")
     for length in (24, 40):
-        assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNSHOWN}")
+        assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNTRAINED_IDS}")
 
 
 def _copy_by_index() -> Experiment:
