@@ -47,7 +47,7 @@ class SquareOfLength:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Use the span for the room only."""
+        """Return the bound; the span enters only through the required room."""
         return _published_factor(case) * case.train_length * case.test_length**2 * case.average_risk
 
 
@@ -59,7 +59,7 @@ class SquareOfSpans:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Count at most ``N / w`` windows and chunks; the factor L comes from the average."""
+        """Return the bound from at most ``N / w`` windows and chunks; the average risk costs the factor L."""
         return _published_factor(case) * case.train_length * (case.test_length / case.span) ** 2 * case.average_risk
 
 
@@ -71,7 +71,7 @@ class MinimaxSquareOfSpans:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Need a small risk at every training length."""
+        """Return the bound, which needs a small risk at every training length."""
         return _published_factor(case) * (case.test_length / case.span) ** 2 * case.largest_risk
 
 
@@ -83,7 +83,7 @@ class SquareOfRatio:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Multiply ``LinearOfLargest`` by ``N / L``: ignores that each start is less likely in a longer sequence."""
+        """Return ``LinearOfLargest`` times ``N / L``, which ignores that starts are less likely at longer lengths."""
         return LinearOfLargest().value(case) * case.test_length / case.train_length
 
 
@@ -95,7 +95,7 @@ class LinearOfLargest:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Cancel one of two factors ``N / L``, because each start is less likely in a longer sequence."""
+        """Return the bound; each start is less likely at longer lengths, which cancels one factor ``N / L``."""
         case.check_loss()
         case.check_room(4)
         length = case.train_length
@@ -119,7 +119,7 @@ class Differences:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Subtract errors, which needs several training lengths (counterexample 'canceling errors')."""
+        """Return the bound, which subtracts errors and so needs several training lengths ('canceling errors')."""
         case.check_loss()
         span = case.check_room(1)
         window = case.train_length - case.train_length // 2 if self.window is None else self.window

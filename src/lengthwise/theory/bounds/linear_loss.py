@@ -84,7 +84,7 @@ class WindowCover:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Use the risks of all sets that fit, including sets that training never plants."""
+        """Return the bound from the risks of all sets that fit, including sets that training never plants."""
         return float((kappa_weighted_mass(case, GridCover) * case.risk_table(case.train_length, case.loss)).sum())
 
 
@@ -96,7 +96,7 @@ class ProportionalWindowCover:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Use the risks of all sets that fit, as ``WindowCover``."""
+        """Return the bound from the risks of all sets that fit."""
         mass = kappa_weighted_mass(case, ProportionalCover)
         return float((mass * case.risk_table(case.train_length, case.loss)).sum())
 
@@ -111,7 +111,7 @@ class WorstRisks:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return a finite value even if training lacks a set, whose loss then counts as 1."""
+        """Return the bound, which is finite even if training lacks a set: its loss then counts as 1."""
         mass = kappa_weighted_mass(case, self.cover)
         return worst_case(case.risk(case.train_length), mass.ravel(), case.probability(case.train_length).ravel()).value
 
@@ -126,7 +126,7 @@ class LargestRatio:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return a value of at least ``WorstRisks``."""
+        """Return the bound, which is at least ``WorstRisks``."""
         mass, probability = kappa_weighted_mass(case, self.cover), case.probability(case.train_length)
         ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
         return require_finite(ratio, REGULARITY, "rare shape") * case.risk(case.train_length)
@@ -148,7 +148,7 @@ class SingleTokens:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Need neither kappa nor regularity."""
+        """Return the bound, which needs neither kappa nor regularity."""
         _check_single_tokens(case)
         return (case.test_length - 1) / (case.train_length - 1) * case.risk(case.train_length)
 
@@ -161,7 +161,7 @@ class SingleTokenGroups:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Add the odds of T disjoint groups of tokens, which are independent given the planted one."""
+        """Return the bound from the odds of T disjoint groups, which are independent given the planted token."""
         _check_single_tokens(case)
         groups, rest = divmod(case.test_length - 1, case.train_length - 1)
         if rest:
@@ -180,7 +180,7 @@ class LinearGrowth:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Count a grid cover: at most ``4 N / L`` windows times ``4 N / L`` pieces, times ``rho0 L / N``."""
+        """Return the bound from a grid cover: ``4 N / L`` windows times ``4 N / L`` pieces times ``rho0 L / N``."""
         case.check_linear()
         case.check_room(4)
         constant = 20 if case.train_length % 2 else 16
@@ -197,7 +197,7 @@ class LinearGrowthOfMean:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Apply ``LinearGrowth`` at the training length with the smallest risk."""
+        """Return a bound on ``LinearGrowth`` at the training length with the smallest risk."""
         case.check_linear()
         case.check_room(8)
         factor = 40 * one_joint_kappa(case) * uniform_constant(case, case.train_lengths)
@@ -215,7 +215,7 @@ class FloorCorrected:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Improve on ``WindowCover`` if labels are random."""
+        """Return the bound, which improves on ``WindowCover`` if labels are random."""
         mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
             raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set costs nothing; use another bound")
@@ -242,7 +242,7 @@ class NoLocality:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Average over random subsequences that hold the planted set."""
+        """Return the bound, an average over random subsequences that hold the planted set."""
         case.check_linear()
         k = case.law.k
         if not isinstance(case.relative_predictor, PositionFreeAttention):
@@ -268,7 +268,7 @@ class ShortenedGaps:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Need a training length of at least 48 times the span minus one."""
+        """Return the bound, which needs a training length of at least 48 times the span minus one."""
         case.check_linear()
         span = case.check_room(4)
         if span < 2:

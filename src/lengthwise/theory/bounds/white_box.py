@@ -165,7 +165,7 @@ class KnownScores:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Enumerate all sequences of the training length; ``SettingError`` if there are too many."""
+        """Return the bound by enumeration; ``SettingError`` for too many sequences of the training length."""
         weights, total = summands(case, self.cover), 0.0
         number = len(weights) * num_sequences(case.law, case.train_length)
         if number > MAX_SEQUENCES:
