@@ -1,10 +1,27 @@
 """What every test shares; lengthwise is not imported: its annotations are checked only if the plugin comes first."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 import torch
+from tests.support.covering import covering
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow the cases of a test marked ``covering(times)`` that a covering design leaves out."""
+    groups = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("covering")) is not None:
+            groups[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, times), cases in groups.items():
+        kept = covering([[repr(value) for value in case.callspec.params.values()] for case in cases], times)
+        for index, case in enumerate(cases):
+            if index not in kept:
+                case.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

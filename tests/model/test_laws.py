@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 import torch
 from tests.support.cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
-from tests.support.covering import covering
 
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
@@ -36,7 +35,7 @@ def is_compatible(encoding: str, scheme: str) -> bool:
 
 
 PAIRS = list(product(ENCODINGS, SCHEMES))
-over_pairs = pytest.mark.parametrize(("encoding", "scheme"), covering(pair for pair in PAIRS if is_compatible(*pair)))
+over_pairs = pytest.mark.parametrize(("encoding", "scheme"), [pair for pair in PAIRS if is_compatible(*pair)])
 over_encodings = pytest.mark.parametrize("encoding", ENCODINGS)
 over_tasks = pytest.mark.parametrize(("task", "length"), [PLAIN, TWO_LEVELS], ids=["one level", "two levels"])
 
@@ -122,6 +121,7 @@ def test_every_scheme_supports_one_of_the_tasks_and_one_scheme_supports_both():
     assert {1, 2} in levels
 
 
+@pytest.mark.covering(3)
 @over_pairs
 @torch.no_grad()
 def test_later_tokens_and_ids_never_change_earlier_hidden_states(encoding, scheme):
@@ -130,6 +130,7 @@ def test_later_tokens_and_ids_never_change_earlier_hidden_states(encoding, schem
         assert_causal(decoder, batch.tokens, batch.position_ids)
 
 
+@pytest.mark.covering(3)
 @over_pairs
 def test_training_evaluation_and_cached_decoding_have_the_same_hidden_states(encoding, scheme, monkeypatch):
     for task, batch in supported_batches(scheme):
@@ -158,9 +159,9 @@ def test_only_ids_beyond_a_table_raise_an_error(scheme):
             decoder_for(Learned(num_position_ids=largest), task, batch)(batch.tokens, batch.position_ids)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "task"), covering(product(SCHEMES, TASKS), make=lambda scheme, name: (scheme, TASKS[name]()))
-)
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 def test_cached_decoding_equals_training_for_every_task_of_a_scheme(task, scheme, monkeypatch):
     batch = batch_of(scheme, task, smallest_length(task))
     if batch is not None:
@@ -182,7 +183,9 @@ def test_causality_follows_token_indexes_when_ids_repeat_and_fall(encoding, task
     assert_causal(decoder, tokens, position_ids)
 
 
-@pytest.mark.parametrize(("weights", "encoding"), covering(product(WEIGHTS, ENCODINGS), times=1))
+@pytest.mark.covering(2)
+@over_encodings
+@pytest.mark.parametrize("weights", WEIGHTS)
 def test_prefill_in_pieces_and_query_chunks_equal_one_pass(weights, encoding, monkeypatch):
     for task, batch in supported_batches("predicted"):
         decoder = decoder_for(small_encoding(encoding, in_training=True), task, batch, weights=weights, top_k=3)

@@ -7,7 +7,6 @@ from math import comb
 import numpy as np
 import pytest
 from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
-from tests.support.covering import covering
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
@@ -37,13 +36,12 @@ def pairs(*, supported: bool, random: bool = True) -> list:
 
     Without ``random``, schemes with random evaluation IDs are left out.
     """
-    cases = [
-        (scheme, name)
+    return [
+        pytest.param(scheme, SETTINGS[name], id=f"{scheme}-{name}")
         for scheme in SCHEMES
         for name in SETTINGS
         if serves(scheme, EXAMPLES[name]) == supported and (random or not SCHEMES[scheme].random_at_evaluation)
     ]
-    return covering(cases, make=lambda scheme, name: (scheme, SETTINGS[name]))
 
 
 over_supported = pytest.mark.parametrize(("scheme", "task"), pairs(supported=True))
@@ -90,14 +88,16 @@ def two_level_examples(size: int, largest: tuple[int, int] = (4, 4)) -> Examples
     return examples_with_coupling(np.broadcast_to(groups[:, None], (2, size, groups.shape[1])))
 
 
-@over_training
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("scheme", "task"), pairs(supported=False))
+@over_training
 def test_a_scheme_rejects_an_unsupported_task_and_names_other_schemes(scheme, task, training, rng):
     examples = task.sample(length=4, size=20, rng=rng)
     with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has a coupling of) .* use the scheme"):
         small_scheme(scheme).assign(examples, rng, training=training)
 
 
+@pytest.mark.covering(2)
 @over_supported
 def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
@@ -110,6 +110,7 @@ def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng)
     assert ids.max() < RANGE
 
 
+@pytest.mark.covering(2)
 @over_deterministic
 def test_without_gaps_all_nonzero_ids_of_a_level_are_shifted_as_one_block(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
@@ -124,6 +125,7 @@ def test_without_gaps_all_nonzero_ids_of_a_level_are_shifted_as_one_block(scheme
     assert len(np.unique(highest)) > 1 or scheme == "sequential"
 
 
+@pytest.mark.covering(2)
 @over_deterministic
 def test_deterministic_evaluation_ids_equal_the_groups_and_use_no_random_numbers(scheme, task, rng):
     examples = task.sample(length=4, size=5, rng=rng)
@@ -149,6 +151,7 @@ def test_random_evaluation_ids_have_the_distribution_of_training_ids(scheme):
     assert len({tuple(ids) for ids in evaluated[0].tolist()}) == 5
 
 
+@pytest.mark.covering(2)
 @over_supported
 @over_training
 def test_every_answer_is_scored_and_every_answer_id_except_the_end_tokens(training, scheme, task, rng):

@@ -187,6 +187,7 @@ def symbols_of(task: Task, examples: Examples) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_every_sequence_matches_the_oracle_of_its_task(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)

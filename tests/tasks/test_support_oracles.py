@@ -287,6 +287,7 @@ def same_groups(task: Task, actual: list[tuple[int, ...]], expected: list[tuple[
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in (CASES | PUBLISHED).items()])
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_coupling_and_support_match_the_oracle_of_the_task(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)

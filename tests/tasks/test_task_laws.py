@@ -25,6 +25,7 @@ def test_the_same_stream_gives_the_same_examples(task):
     assert first.tokens.shape != other.tokens.shape or not np.array_equal(first.tokens, other.tokens)
 
 
+@pytest.mark.covering(2)
 @over_tasks
 @over_schemes
 def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme, task):
@@ -42,6 +43,7 @@ def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme,
     assert len(contents) == 8
 
 
+@pytest.mark.covering(2)
 @over_tasks
 @over_schemes
 def test_the_random_numbers_of_a_scheme_do_not_change_the_examples(scheme, task):
@@ -68,6 +70,7 @@ def test_training_lengths_cover_both_ends_of_their_range():
 
 
 @over_answered
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("beyond", [0, 1, 6])
 def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=60, rng=rng)
@@ -85,6 +88,7 @@ def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
 
 
 @over_answered
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_an_answer_is_a_function_of_its_support(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)

@@ -95,6 +95,7 @@ def test_another_seed_gives_other_weights(uninterrupted_runs, tmp_path):
     assert not same_tensors(weights(other), weights(uninterrupted_runs["predicted"]))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("stops", [(4,), (1, 3, 7, 11)], ids=str)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_resumed_run_ends_like_an_uninterrupted_one(uninterrupted_runs, name, stops, tmp_path):
