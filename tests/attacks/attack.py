@@ -157,12 +157,7 @@ def _wait(child: int, seconds: float) -> tuple[bool, int, Any]:
 
 
 def be_child(
-    call: Call,
-    folder: Path,
-    outputs: dict[str, Path],
-    *,
-    as_nobody: bool = False,
-    limits: dict[int, int] | None = None,
+    call: Call, folder: Path, outputs: dict[str, Path], *, as_nobody: bool = False, limits: dict[int, int] | None = None
 ) -> None:
     """Run the call in the forked child, in a new session; never returns."""
     status = 70

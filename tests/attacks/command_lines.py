@@ -177,10 +177,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "DecoderSettings": (lw.DecoderSettings, {"num_layers": 1, "d_model": 8, "num_heads": 2, "weights": "softmax"}),
         "InfluenceSettings": (lw.InfluenceSettings, {"near": 2, "far": 4, "ks": (1,), "num_targets": 3, "seed": 0}),
-        "Experiment": (
-            lw.Experiment,
-            {"task": Parity(), "scheme": Sequential(), "train_lengths": (1, 4), "seed": 0},
-        ),
+        "Experiment": (lw.Experiment, {"task": Parity(), "scheme": Sequential(), "train_lengths": (1, 4), "seed": 0}),
         "Predicted": (Predicted, {"num_position_ids": 9}),
         "Rotary": (Rotary, {"base": 100.0}),
         "Addition": (Addition, {}),

@@ -450,23 +450,14 @@ INVALID: list[tuple[list[str], str]] = [
         "scheme 'test_cli:NoDataclass' is not a dataclass, so its settings cannot be saved; add @dataclass",
     ),
     (["evaluate", "run", "--scheme", "test_cli:OwnNoPE"], "scheme 'test_cli:OwnNoPE' lacks needs, "),
-    (
-        ["compare", "--task", "copy", "--rows", "test_cli:OwnNoPE/rotary"],
-        "scheme 'test_cli:OwnNoPE' lacks needs, ",
-    ),
+    (["compare", "--task", "copy", "--rows", "test_cli:OwnNoPE/rotary"], "scheme 'test_cli:OwnNoPE' lacks needs, "),
     (["train", "--resume", "--out", "nowhere"], "nowhere does not exist; give the folder of a run"),
     (
         ["train", "--resume", "--out", "empty"],
         "empty is not a run folder (it has no experiment.json); give one written by train",
     ),
-    (
-        ["train", "--resume", "--out", "run", "--steps", "99"],
-        "run contains another run: different training.steps",
-    ),
-    (
-        ["train", "--resume", "--out", "run", "--encoding", "nope"],
-        "run contains another run: different ",
-    ),
+    (["train", "--resume", "--out", "run", "--steps", "99"], "run contains another run: different training.steps"),
+    (["train", "--resume", "--out", "run", "--encoding", "nope"], "run contains another run: different "),
     (
         ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],
         "run contains another run: different ",
@@ -531,16 +522,10 @@ INVALID: list[tuple[list[str], str]] = [
         ["compare", "which_copy", "--rows", "coupled/rotry"],
         "unknown row of which_copy 'coupled/rotry'; did you mean 'coupled",
     ),
-    (
-        ["compare", "parity", "--rows", "predicted/rotary"],
-        "recipes cannot be combined with --task and --rows; use one",
-    ),
+    (["compare", "parity", "--rows", "predicted/rotary"], "recipes cannot be combined with --task and --rows; use one"),
     (["compare", "parity", "--task", "parity"], "recipes cannot be combined with --task and --rows; use one"),
     (["compare", "--task", "parity"], "nothing to compare; name recipes (parity"),
-    (
-        ["compare", "--task", "parity", "--rows", "predicted"],
-        "invalid row 'predicted'; use scheme/encoding, such as",
-    ),
+    (["compare", "--task", "parity", "--rows", "predicted"], "invalid row 'predicted'; use scheme/encoding, such as"),
     (
         ["compare", "--task", "parity", "--rows", "predictd/rotary"],
         "unknown scheme 'predictd'; did you mean 'predicted'?",
@@ -564,10 +549,7 @@ INVALID: list[tuple[list[str], str]] = [
         ["compare", "parity", *QUICK, "--out", "run"],
         "run already contains a run; choose another --out for the comparison",
     ),
-    (
-        ["compare", "parity", *QUICK, "--out", "comparison"],
-        "comparison contains another comparison: different",
-    ),
+    (["compare", "parity", *QUICK, "--out", "comparison"], "comparison contains another comparison: different"),
     (
         ["compare", "parity", *QUICK, "--out", "file"],
         "file is a file, but a comparison needs a folder; choose another --out",
@@ -667,10 +649,7 @@ EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
         lambda text: text.replace('"steps": 20', '"steps": "x"'),
         "experiment cannot be read",
     ),
-    "an unknown task": (
-        lambda text: text.replace('"parity"', '"party"'),
-        "unknown saved task 'party'",
-    ),
+    "an unknown task": (lambda text: text.replace('"parity"', '"party"'), "unknown saved task 'party'"),
     "a class to import": (
         lambda text: text.replace('"name": "parity"', '"name": "test_cli:Uncoupled"'),
         "unknown saved task 'test_cli:Uncoupled'",

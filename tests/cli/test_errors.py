@@ -237,11 +237,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"planted tuple \(2, 3\) has 1 label probabilities; use 2 like the first tuple",
     ),
-    (
-        lambda: Planted(tuples=(), probabilities=(), labels=()),
-        SettingError,
-        r"tuples is empty; use at least one tuple",
-    ),
+    (lambda: Planted(tuples=(), probabilities=(), labels=()), SettingError, r"tuples is empty; use at least one tuple"),
     (
         lambda: Planted(probabilities=(0.5, 0.5)),
         SettingError,
@@ -304,11 +300,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"shapes .* contain a shape twice; use each once with its total weight",
     ),
-    (
-        lambda: Local(weights=(1.0,)),
-        SettingError,
-        r"2 shapes have 1 weights; use one weight per shape",
-    ),
+    (lambda: Local(weights=(1.0,)), SettingError, r"2 shapes have 1 weights; use one weight per shape"),
     (
         lambda: Local(weights=(0.5, 0.4)),
         SettingError,
@@ -373,11 +365,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         for n, first in FIRST_LENGTHS.items()
     ),
     *PLANTED_CASES,
-    (
-        lambda: Parity(coupling="nxt"),
-        SettingError,
-        r"unknown coupling 'nxt' of parity; use one of next, same, none",
-    ),
+    (lambda: Parity(coupling="nxt"), SettingError, r"unknown coupling 'nxt' of parity; use one of next, same, none"),
     (lambda: Copy(num_symbols=0), SettingError, r"num_symbols 0 is too small; use at least 1"),
     (lambda: Reverse(num_symbols=-2), SettingError, r"num_symbols -2 is too small; use at least 1"),
     (
@@ -489,11 +477,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"invalid range operands 3 to 2; use two increasing numbers from 2 on",
     ),
-    (
-        lambda: Multiplication(digits=0),
-        SettingError,
-        r"digits 0 is too small; use at least 1, or None for the length",
-    ),
+    (lambda: Multiplication(digits=0), SettingError, r"digits 0 is too small; use at least 1, or None for the length"),
     *(
         (
             lambda p=p: Multiplication().from_prompt(p),
@@ -554,17 +538,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     *(
         (lambda s=s: s(num_position_ids=0), SettingError, r"num_position_ids 0 is too small; use at least 1")
-        for s in (
-            RandomStart,
-            Skipwise,
-            Randomized,
-            RandomFloats,
-            Abacus,
-            Coupled,
-            MultiLevel,
-            Predicted,
-            Learned,
-        )
+        for s in (RandomStart, Skipwise, Randomized, RandomFloats, Abacus, Coupled, MultiLevel, Predicted, Learned)
     ),
     *(
         (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
@@ -572,11 +546,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1, fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1, fastest > 0"),
-    (
-        lambda: HardALiBi(num_masked_heads=0),
-        SettingError,
-        r"num_masked_heads 0 is too small; use at least 1",
-    ),
+    (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1"),
     *(
         (
             lambda masked_heads=masked_heads, heads=heads: HardALiBi(num_masked_heads=masked_heads).build(
@@ -763,11 +733,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         PositionIDError,
         r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole numbers; use a scheme with",
     ),
-    (
-        lambda: forward(torch.tensor([[0, -4]])),
-        PositionIDError,
-        r"position ID -4 is negative.*; IDs start at 0",
-    ),
+    (lambda: forward(torch.tensor([[0, -4]])), PositionIDError, r"position ID -4 is negative.*; IDs start at 0"),
     (
         lambda: forward(torch.tensor([[0, 5]])),
         PositionRangeError,

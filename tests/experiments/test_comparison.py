@@ -344,10 +344,7 @@ def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_traini
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [
-        ({"num_seeds": 0}, r"^invalid num_seeds 0; use at least 1$"),
-        ({"jobs": 0}, r"^invalid jobs 0; use at least 1$"),
-    ],
+    [({"num_seeds": 0}, r"^invalid num_seeds 0; use at least 1$"), ({"jobs": 0}, r"^invalid jobs 0; use at least 1$")],
 )
 def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_path):
     with pytest.raises(SettingError, match=text):

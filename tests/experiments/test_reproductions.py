@@ -18,6 +18,8 @@ from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recal
 from lengthwise.experiments.reproductions.excess_risk import Cell, growth
 from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 
+# The cheapest claim at its quick size; the others run in make slow.
+CHEAPEST = "parity_scratchpad"
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
 
 
@@ -41,7 +43,13 @@ def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
     assert result.figure is not None
 
 
-@over_claims
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(claim, id=name, marks=() if name == CHEAPEST else pytest.mark.slow)
+        for name, claim in CLAIMS.items()
+    ],
+)
 @pytest.mark.usefixtures("small_numbers")
 def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     messages = []
@@ -76,6 +84,7 @@ def test_every_size_is_a_subset_of_the_full_size_with_seeds_not_used_for_tuning(
             assert len(experiment.evaluation.num_examples) in (1, len(experiment.evaluation.lengths))
 
 
+@pytest.mark.slow
 def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
     result = reproduce(
         CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits, rotary"]

@@ -79,12 +79,7 @@ def test_evaluate_appends_rows_to_the_results_of_the_run(tmp_path):
     run = trained(tmp_path)
     rows = [*evaluate(run, SETTINGS), *evaluate(run, replace(SETTINGS, decode="free"))]
     assert [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()] == rows
-    assert [(row["length"], row["decode"]) for row in rows] == [
-        (2, "forced"),
-        (4, "forced"),
-        (2, "free"),
-        (4, "free"),
-    ]
+    assert [(row["length"], row["decode"]) for row in rows] == [(2, "forced"), (4, "forced"), (2, "free"), (4, "free")]
 
 
 @pytest.mark.parametrize(("scheme", "more"), [(Predicted(num_position_ids=48), {"head"}), (Sequential(), set())])

@@ -51,21 +51,12 @@ app = typer.Typer(
 )
 
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "list": list_,
-    "prepare": prepare,
-    "train": train_,
-    "evaluate": evaluate_,
-    "compare": compare_,
-    "generate": generate_,
-    "influence": influence,
-    "certify": certify,
-    "diagnose": diagnose,
-    "reproduce": reproduce_,
-    "export": export,
-}
-for name, command in COMMANDS.items():
-    app.command(name)(command)
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(list_, prepare, train_, evaluate_, compare_, generate_),
+    *(influence, certify, diagnose, reproduce_, export),
+)
+for command in COMMANDS:
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,6 +38,7 @@ def fraction(text: str) -> Any:
     return typer.Option(parser=_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=text)
 
 
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="Task: name, module:Name or FILE.jsonl.")]

@@ -127,10 +127,22 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     todo = [job for job in all_jobs if job.label in labels]
     workers = min(jobs if jobs is not None else cores, len(todo))
     todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
+    done: dict[Path, _Result] = {}
+
+    def finish(job: _Job, result: _Result) -> None:
+        done[job.folder] = result
+        if report is not None:
+            report(f"[{len(done)}/{len(todo)}] {job}: {_describe(result)}")
+
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
         claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
-        done = _run_serially(todo, report) if workers == 1 else _run_in_parallel(todo, workers, report)
+        if workers == 1:
+            _run_serially(todo, finish)
+        else:
+            # Longest jobs first, so that no core is idle at the end.
+            todo.sort(key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
+            run_in_processes(_run_in_worker, todo, workers, finish)
         return _summarize(out, experiments, all_jobs, done, len(done) == len(todo))
 
 
@@ -188,8 +200,7 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
         )
 
 
-def _run_serially(todo: list[_Job], report: Callable[[str], None] | None) -> dict[Path, _Result]:
-    done: dict[Path, _Result] = {}
+def _run_serially(todo: list[_Job], finish: Callable[[_Job, _Result], None]) -> None:
     threads = torch.get_num_threads()
     try:
         with catch_interrupts() as stop:
@@ -197,38 +208,20 @@ def _run_serially(todo: list[_Job], report: Callable[[str], None] | None) -> dic
                 result = None if stop() else _run(job, stop)
                 if result is None:
                     break
-                done[job.folder] = result
-                _report(report, job, result, f"{len(done)}/{len(todo)}")
+                finish(job, result)
     finally:
         torch.set_num_threads(threads)
-    return done
-
-
-def _run_in_parallel(todo: list[_Job], workers: int, report: Callable[[str], None] | None) -> dict[Path, _Result]:
-    done: dict[Path, _Result] = {}
-
-    def finish(job: _Job, result: _Result) -> None:
-        done[job.folder] = result
-        _report(report, job, result, f"{len(done)}/{len(todo)}")
-
-    # Longest jobs first, so that no core is idle at the end.
-    order = sorted(todo, key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
-    run_in_processes(_run_in_worker, order, workers, finish)
-    return done
 
 
 class _Stopped(Exception):  # noqa: N818  (no error)
     """Raised inside an evaluation to leave it after a signal."""
 
 
-def _report(report: Callable[[str], None] | None, job: _Job, result: _Result, progress: str) -> None:
-    if report is None:
-        return
-    text = result.diverged
-    if text is None:
-        last = result.rows[-1]
-        text = f"{last['steps']} steps in {last['train_s']:.0f} s, {outcome(result.rows)}"
-    report(f"[{progress}] {job}: {text}")
+def _describe(result: _Result) -> str:
+    if result.diverged is not None:
+        return result.diverged
+    last = result.rows[-1]
+    return f"{last['steps']} steps in {last['train_s']:.0f} s, {outcome(result.rows)}"
 
 
 def _run_in_worker(job: _Job) -> _Result | None:

@@ -141,12 +141,7 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
             )
 
 
-def _check_values(
-    scheme: PositionScheme,
-    ids: Real[np.ndarray, "level batch seq"],
-    *,
-    training: bool,
-) -> None:
+def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq"], *, training: bool) -> None:
     invalid = ids[~((ids >= 0) & (ids < np.inf))]
     if invalid.size:
         raise PositionIDError(f"scheme {scheme.name} returns ID {invalid[0]}; return finite IDs from 0 on")

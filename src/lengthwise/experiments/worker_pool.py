@@ -24,10 +24,7 @@ GUARD = 'put the call under `if __name__ == "__main__":` in your script, or use 
 
 
 def run_in_processes(
-    work: Callable[[Job], Result | None],
-    jobs: Sequence[Job],
-    workers: int,
-    finish: Callable[[Job, Result], None],
+    work: Callable[[Job], Result | None], jobs: Sequence[Job], workers: int, finish: Callable[[Job, Result], None]
 ) -> bool:
     """Run ``work`` on each job in ``workers`` processes and pass each result to ``finish``; False after a signal.
 

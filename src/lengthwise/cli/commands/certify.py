@@ -28,24 +28,14 @@ TRAIN_LENGTH = 20
 
 def certify(
     target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TASK|FILE.json|RUN", help="Task (name or module:Name), JSON file of a planted law, or run folder."
-        ),
+        str, typer.Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file of a planted law, or run folder.")
     ],
     lengths: Annotated[
-        str | None,
-        typer.Option(
-            help="Lengths to certify, such as 64,256.",
-            show_default="64,256; for a run, 2, 4 and 16 times its longest training length",
-        ),
+        str | None, typer.Option(help="Test lengths.", show_default="64,256; 2, 4 and 16 times those of a run")
     ] = None,
     train_lengths: Annotated[
         str | None,
-        typer.Option(
-            help="Range of training lengths, for a task or a law, such as 1:20.",
-            show_default="up to 20 for a task; up to four spans, at least 16 tokens, for a law",
-        ),
+        typer.Option(help="Training lengths of a task or law, such as 1:20.", show_default="up to 20; 4 spans"),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,

@@ -15,7 +15,7 @@ from lengthwise.tasks import task_facts
 
 
 def diagnose(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    folder: options.RunFolder,
     length: Annotated[int, options.integer("Length to diagnose, beyond the training lengths.")],
     num_examples: Annotated[int, options.integer("Examples per length.")] = EXAMPLES,
     task: options.TaskName = None,

@@ -25,8 +25,7 @@ MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 def evaluate_(
     name: Annotated[
-        str,
-        typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder, or model name on the Hugging Face Hub."),
+        str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder, or name on the Hugging Face Hub.")
     ],
     lengths: Annotated[
         str | None,
@@ -38,9 +37,7 @@ def evaluate_(
     encoding: options.EncodingName = None,
     variants: options.Variants = None,
     corpus: options.Corpus = None,
-    decode: Annotated[
-        str, typer.Option(help="Decoding: forced (teacher forcing) or free (token by token).")
-    ] = "forced",
+    decode: Annotated[str, typer.Option(help="forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
         int | None, options.integer("Examples in the prompt, for a model.", show_default=str(SHOTS))
     ] = None,
@@ -92,7 +89,7 @@ def _task_of(model: str, task: str | None) -> Task:
 
 
 def generate_(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    folder: options.RunFolder,
     prompt: Annotated[str, typer.Option(help="Prompt in the form of the task, such as 0110 or 57+68.")],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,

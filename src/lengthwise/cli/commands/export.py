@@ -1,9 +1,7 @@
 """The command export: runs and tasks in the formats of other programs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,60 +15,14 @@ from lengthwise.tasks.text_format import SHOTS
 
 # Default lengths of a task without a JSONL file.
 LENGTHS = (5, 10, 20)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """Name of the run or task, overrides of a run, settings of the examples, and output folder."""
-
-    name: str
-    overrides: Mapping[str, str | None]
-    lengths: str | None
-    num_examples: str
-    seed: int
-    shots: int
-    out: Path
-
-
-def _to_harness(request: _Request) -> Mapping[str, Any]:
-    options.reject_flags("needs a run and --format hf", **request.overrides)
-    task = load_task(request.name)
-    settings = EvaluationSettings(lengths=LENGTHS, seed=request.seed)
-    settings = options.with_evaluation(settings, request.lengths, request.num_examples, None, task=task)
-    group = export_to_harness(task, request.out, settings, shots=request.shots)
-    return {"folder": str(request.out), "use": f"lm_eval --include_path {request.out} --tasks {group}"}
-
-
-def _to_hf(request: _Request) -> Mapping[str, Any]:
-    export_hf(Path(request.name), request.out, overrides=options.parse_overrides(**request.overrides))
-    return {
-        "folder": str(request.out),
-        "use": f"import lengthwise; AutoModelForCausalLM.from_pretrained('{request.out}')",
-    }
-
-
-def _to_run(request: _Request) -> Mapping[str, Any]:
-    options.reject_flags("needs a run and --format hf", **request.overrides)
-    import_hf(Path(request.name), request.out)
-    return {"folder": str(request.out), "use": f"lengthwise evaluate {request.out}"}
-
-
-# Each format returns the folder and a line about its use.
-FORMATS: dict[str, Callable[[_Request], Mapping[str, Any]]] = {"hf": _to_hf, "run": _to_run, "lm-eval": _to_harness}
+FORMATS = ("hf", "run", "lm-eval")
 
 
 def export(
-    name: Annotated[
-        str,
-        typer.Argument(metavar="RUN|TASK", help="Run folder; for lm-eval, a task: a name, module:Name or FILE.jsonl."),
-    ],
+    name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder; for lm-eval, a task as in --task.")],
     out: options.Out,
     form: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="hf: a run for transformers; run: an hf folder as a run; lm-eval: a task for lm-evaluation-harness.",
-        ),
+        str, typer.Option("--format", help="hf (for transformers), run (from hf), or lm-eval (lm-evaluation-harness).")
     ],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
@@ -86,12 +38,21 @@ def export(
     """Convert a run or a task to the format of another program."""
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
-    overrides = {"task": task, "scheme": scheme, "encoding": encoding}
-    request = _Request(
-        name=name, overrides=overrides, lengths=lengths, num_examples=num_examples, seed=seed, shots=shots, out=out
-    )
-    result = FORMATS[form](request)
+    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    if form == "hf":
+        export_hf(Path(name), out, overrides=options.parse_overrides(**parts))
+        use = f"import lengthwise; AutoModelForCausalLM.from_pretrained('{out}')"
+    else:
+        options.reject_flags("needs a run and --format hf", **parts)
+    if form == "run":
+        import_hf(Path(name), out)
+        use = f"lengthwise evaluate {out}"
+    if form == "lm-eval":
+        source, settings = load_task(name), EvaluationSettings(lengths=LENGTHS, seed=seed)
+        settings = options.with_evaluation(settings, lengths, num_examples, None, task=source)
+        group = export_to_harness(source, out, settings, shots=shots)
+        use = f"lm_eval --include_path {out} --tasks {group}"
     if as_json:
-        print_json(dict(result))
+        print_json({"folder": str(out), "use": use})
         return
-    print_line(f"saved in {result['folder']}; {result['use']}")
+    print_line(f"saved in {out}; {use}")

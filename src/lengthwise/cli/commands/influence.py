@@ -31,75 +31,51 @@ DEFAULT = InfluenceSettings()
 
 def influence(
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="Run folder of a language model, model folder, or model name on the Hugging Face Hub."
-        ),
+        str, typer.Argument(metavar="MODEL", help="Run folder, model folder, or model name on the Hugging Face Hub.")
     ],
     texts: Annotated[
         list[str] | None,
         typer.Argument(metavar="[TEXT]...", help=f"Files, folders, {FORM}.", show_default="held-out text of the run"),
     ] = None,
-    documents: Annotated[
-        int | None, options.integer("Number of documents to read from each TEXT; streams data sets.")
-    ] = None,
-    near: Annotated[int, options.integer("Near tokens: always visible before the target.")] = 64,
+    documents: Annotated[int | None, options.integer("Documents to read per TEXT; streams data sets.")] = None,
+    near: Annotated[int, options.integer("Near tokens before the target, always visible.")] = 64,
     far: Annotated[
         int | None,
-        options.integer(
-            "Far tokens: before the near tokens.",
-            show_default=f"{DEFAULT.far}, or the number of positions of the model",
-        ),
+        options.integer("Far tokens before the near tokens.", show_default=f"{DEFAULT.far}, or the model's positions"),
     ] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of selected far tokens, ascending.")] = "1,2,4,8,16",
-    measure: Annotated[
-        str, typer.Option(help="Influence measure that selects the tokens; see lengthwise list measures.")
-    ] = "greedy",
+    measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
     prefilter: Annotated[
-        float | None,
-        typer.Option(help="Fraction of far tokens that a gradient preselects for the measure, such as 0.1."),
+        float | None, typer.Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
     mode: Annotated[
-        str,
-        typer.Option(
-            help="strict (the model reads only the selected tokens) or masked (near tokens attend only to them)."
-        ),
+        str, typer.Option(help="strict (reads only the selected tokens) or masked (near tokens attend only to them).")
     ] = "strict",
     objective: Annotated[
-        str,
-        typer.Option(
-            help="Selection objective: prediction (match the full-context prediction) or target (target loss)."
-        ),
+        str, typer.Option(help="Selection objective: prediction (with full context) or target (its loss).")
     ] = "prediction",
     controls: Annotated[
         str, typer.Option(help=f"Control selections: {', '.join(CONTROLS)} (in the same document), or none.")
     ] = "random,other",
-    rule: Annotated[
-        str, typer.Option(help="Rule for clear targets: gap, or longppl (gap over 2 nats, loss below 2 nats).")
-    ] = "gap",
+    rule: Annotated[str, typer.Option(help="Clear targets: gap, or longppl (gap over 2, loss below 2 nats).")] = "gap",
     gap: Annotated[
         float | None,
-        typer.Option(help="Minimal gain from far context for --rule gap, in nats.", show_default=f"{GapRule().gap}"),
+        typer.Option(help="Minimal gain from far context in nats, for --rule gap.", show_default=f"{GapRule().gap}"),
     ] = None,
-    background_fraction: Annotated[float, typer.Option(help="Fraction of the other targets to measure.")] = 0.1,
+    background_fraction: Annotated[float, typer.Option(help="Fraction of other targets to measure.")] = 0.1,
     targets: Annotated[str, typer.Option(help="Number of targets, or all.")] = "500",
-    max_document_tokens: Annotated[
-        int | None, options.integer("Split longer texts into pieces of this many tokens.")
-    ] = None,
-    sink: Annotated[int, options.integer("First tokens of each context to keep visible (attention sinks).")] = 0,
+    max_document_tokens: Annotated[int | None, options.integer("Split texts into pieces of this many tokens.")] = None,
+    sink: Annotated[int, options.integer("First tokens that stay visible (attention sinks).")] = 0,
     kind: Annotated[str | None, typer.Option(help="Kind of the run's held-out text.")] = None,
     compare_model: Annotated[
-        list[str] | None, typer.Option(help="Another model to measure on the same texts; repeat the flag for more.")
+        list[str] | None, typer.Option(help="Another model for the same texts; repeat for more.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's own.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer instead of that of the model.")] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="Precision of a transformers model: float32, or bfloat16 or float16 for half the memory."),
+        str | None, typer.Option(help="Precision of a transformers model: float32, bfloat16 or float16.")
     ] = None,
-    seed: Annotated[int, options.integer("Random seed of the targets and of random selections.")] = 0,
-    part: Annotated[
-        str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
-    ] = "1/1",
+    seed: Annotated[int, options.integer("Random seed of targets and random selections.")] = 0,
+    part: Annotated[str, typer.Option(metavar="I/N", help="Part for this process; the last joins all parts.")] = "1/1",
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
     resume: Annotated[
@@ -130,13 +106,13 @@ def influence(
     folders = [out] if len(names) == 1 else [out / f"{index}-{Path(name).name}" for index, name in enumerate(names)]
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(names, folders, strict=True):
-        loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
+        language_model = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(names) == 1:
-            settings = _within_positions(settings, loaded)
+            settings = _within_positions(settings, language_model)
         study = InfluenceStudy(
-            model=loaded.model,
-            codec=loaded.codec,
-            texts=_texts(loaded, texts, kind, documents),
+            model=language_model.model,
+            codec=language_model.codec,
+            texts=_texts(language_model, texts, kind, documents),
             settings=settings,
             part=process_part,
         )
@@ -156,26 +132,26 @@ def influence(
         print_line(line)
 
 
-def _within_positions(settings: InfluenceSettings, loaded: LanguageModel) -> InfluenceSettings:
+def _within_positions(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
     """Limit the default of ``far`` to the positions of the model."""
-    if loaded.model.num_positions is None:
+    if language_model.model.num_positions is None:
         return settings
-    room = loaded.model.num_positions - settings.near - settings.sink - len(loaded.codec.start)
+    room = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
     # A model without room for the largest k raises an error later.
     return replace(settings, far=max(settings.ks[-1], min(settings.far, room)))
 
 
 def _texts(
-    loaded: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
+    language_model: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
 ) -> list[TokenizedDocument]:
     if not texts:
-        return without_copies(loaded.held_out(kind)[:documents])
+        return without_copies(language_model.held_out(kind)[:documents])
     if kind is not None:
         raise SettingError(f"--kind {kind} needs the held-out text of a run; leave it out with other texts")
-    read = tokenize_documents(
-        loaded.codec, read_documents(texts, max_documents=documents), loaded.model.vocabulary_size
+    tokenized = tokenize_documents(
+        language_model.codec, read_documents(texts, max_documents=documents), language_model.model.vocabulary_size
     )
-    return without_copies(list(read))
+    return without_copies(list(tokenized))
 
 
 def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:

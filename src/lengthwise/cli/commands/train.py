@@ -25,11 +25,9 @@ def train_(
         int | None, options.integer("Examples per training step.", show_default="set by the recipe")
     ] = None,
     num_position_ids: Annotated[
-        int | None, options.integer("Number of position IDs in training: the largest ID of the longest test, plus 1.")
+        int | None, options.integer("Size of the ID range: largest ID of the longest test, plus 1.")
     ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="Head that predicts IDs: pointer, rank, increment, search or class.")
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="ID head: pointer, rank, increment, search or class.")] = None,
     corpus: options.Corpus = None,
     seed: Annotated[int | None, options.integer("Random seed of the data and the initial weights.")] = None,
     device: options.Device = "auto",
@@ -73,5 +71,5 @@ def train_(
     exact_match = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
     print_line(
         f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match}"
-        f"training IDs {smallest:,} to {largest:,}; saved in {folder}",
+        f"training IDs {smallest:,} to {largest:,}; saved in {folder}"
     )

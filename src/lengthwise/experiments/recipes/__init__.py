@@ -8,70 +8,17 @@ from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
-from lengthwise.experiments.recipes.arithmetic import (
-    addition,
-    addition_carry,
-    addition_coupled,
-    multi_addition,
-    multi_addition_given,
-    multiplication,
-    multiplication_given,
-    sort,
-    sort_given,
-)
-from lengthwise.experiments.recipes.few_tokens import planted, recall, sparse_parity, sparse_parity_8
-from lengthwise.experiments.recipes.language_model import (
-    context_length,
-    language_model,
-    language_model_large,
-    language_model_small,
-)
-from lengthwise.experiments.recipes.scratchpads import (
-    copy,
-    demo,
-    parity,
-    parity_coupled,
-    parity_id_range,
-    parity_rank,
-    reverse,
-    variable_assignment,
-    variable_assignment_coupled,
-)
-from lengthwise.experiments.recipes.which import which_addition, which_copy, which_parity
+from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scratchpads, which
+from lengthwise.experiments.recipes.scratchpads import parity
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
+MODULES = (scratchpads, arithmetic, few_tokens, language_model, which)
 RECIPES: dict[str, Callable[[], Experiment]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        parity,
-        parity_rank,
-        parity_coupled,
-        copy,
-        reverse,
-        addition,
-        addition_coupled,
-        addition_carry,
-        multi_addition,
-        multi_addition_given,
-        variable_assignment,
-        variable_assignment_coupled,
-        multiplication,
-        multiplication_given,
-        planted,
-        sparse_parity,
-        sparse_parity_8,
-        recall,
-        sort,
-        sort_given,
-        language_model,
-        language_model_small,
-        language_model_large,
-    )
+    recipe.__name__: recipe for module in MODULES for recipe in getattr(module, "RECIPES", ())
 }
 # Experiments of a comparison, by label.
 COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
-    comparison.__name__: comparison
-    for comparison in (demo, parity_id_range, which_parity, which_copy, which_addition, context_length)
+    comparison.__name__: comparison for module in MODULES for comparison in getattr(module, "COMPARISONS", ())
 }
 
 
@@ -93,8 +40,8 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     name = task if isinstance(task, str) else task.name
     base = next((each for each in (make() for make in RECIPES.values()) if each.task.name == name), None)
     if base is None or not isinstance(task, str):
-        own = load_task(task) if isinstance(task, str) else task
-        base = _with_task_lengths(replace(parity() if base is None else base, task=own))
+        custom = load_task(task) if isinstance(task, str) else task
+        base = _with_task_lengths(replace(parity() if base is None else base, task=custom))
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:

@@ -112,3 +112,16 @@ def sort() -> Experiment:
 def sort_given() -> Experiment:
     """Sorting with all IDs given: the IDs contain the order, so only copying remains."""
     return replace(sort(), scheme=Coupled(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS))
+
+
+RECIPES = (
+    addition,
+    addition_coupled,
+    addition_carry,
+    multi_addition,
+    multi_addition_given,
+    multiplication,
+    multiplication_given,
+    sort,
+    sort_given,
+)

@@ -88,3 +88,6 @@ def sparse_parity_up_to(
 def sparse_parity_8() -> Experiment:
     """Sparse parity in stages: up to eight flagged bits among 20 to 50."""
     return sparse_parity_up_to(8)
+
+
+RECIPES = (planted, sparse_parity, sparse_parity_8, recall)

@@ -74,3 +74,7 @@ def context_length() -> dict[str, Experiment]:
         "FIRE": replace(rotary, encoding=FIRE()),
         "NoPE": replace(rotary, encoding=NoPE()),
     }
+
+
+RECIPES = (language_model, language_model_small, language_model_large)
+COMPARISONS = (context_length,)

@@ -116,9 +116,11 @@ def parity_id_range() -> dict[str, Experiment]:
     tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
     return {
         f"IDs to {factor:g}x": replace(
-            parity(),
-            scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS),
-            evaluation=tests,
+            parity(), scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS), evaluation=tests
         )
         for factor in (0.1, 1, 4)
     }
+
+
+RECIPES = (parity, parity_rank, parity_coupled, copy, reverse, variable_assignment, variable_assignment_coupled)
+COMPARISONS = (demo, parity_id_range)

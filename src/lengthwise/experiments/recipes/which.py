@@ -93,3 +93,6 @@ def _encoding(name: str, training_ids: int) -> EncodingSettings:
     if name == "learned":
         return Learned(num_position_ids=ID_RANGE)
     return YaRN(factor=YARN_FACTOR, original_length=training_ids) if name == "yarn" else ENCODINGS[name]()
+
+
+COMPARISONS = (which_parity, which_copy, which_addition)

@@ -53,11 +53,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
         "exact_match": diagnosis.by_length[-1].exact_match,
         "first_errors": {}
         if failures is None
-        else {
-            "token": failures.token,
-            "ID": failures.id,
-            "end": failures.end_too_early + failures.end_too_late,
-        },
+        else {"token": failures.token, "ID": failures.id, "end": failures.end_too_early + failures.end_too_late},
         "repaired": {SAVED_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
         "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,

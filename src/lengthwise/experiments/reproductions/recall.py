@@ -14,11 +14,7 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
 
-KINDS = {
-    "needle": Recall(num_pairs=1),
-    "one of four": Recall(),
-    "four of eight": Recall(num_pairs=8, num_queries=4),
-}
+KINDS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}
 # Examples per diagnosis.
 EXAMPLES = 64
 
