@@ -1,4 +1,4 @@
-"""What certificates say of laws and tasks, and the verb that prints them."""
+"""Certificates of laws and tasks, and the command that prints them."""
 
 import json
 import re
@@ -44,20 +44,20 @@ def test_no_bound_of_a_certificate_is_below_the_exact_risk(certificate):
     assert all((each.value is None) == (each.refused is not None) for each in certificate.bounds)
 
 
-def test_the_prediction_of_a_certificate_is_near_the_exact_risk(certificate):
+def test_predictions_are_close_to_the_exact_risk(certificate):
     risk = {each.length: each.found.risk for each in certificate.risks}
     assert [each.length for each in certificate.predictions] == [12, 24]
     for each in certificate.predictions:
         assert each.odds == pytest.approx(risk[each.length], rel=0.1)
 
 
-def test_every_assumption_of_a_local_law_holds_but_a_missing_room(certificate):
+def test_all_assumptions_of_a_local_law_hold_except_room_at_short_lengths(certificate):
     assert all(each.holds for each in certificate.assumptions)
     short = certify_law(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
     assert [each.name for each in short.assumptions if not each.holds] == ["room"]
 
 
-def test_the_true_posterior_is_named_and_is_no_lower_bound_of_total_variation():
+def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
     # A label that is 1 in seven of ten cases: the posterior says so, and who says 1 every time has a smaller distance.
     law = replace(SINGLE, labels=((0.3, 0.7), (0.3, 0.7)))
     found = certify_law(law, trained=(1, 8), lengths=(12,), steps=2)
@@ -90,7 +90,7 @@ def test_the_true_posterior_is_named_and_is_no_lower_bound_of_total_variation():
     ],
     ids=["single", "subsets", "by_length"],
 )
-def test_a_condition_that_fails_is_named(placement, missing):
+def test_a_failed_condition_is_in_the_assumptions(placement, missing):
     pairs = tuple((1, 1) if placement.k == 2 else (1,) for _ in range(1))
     law = Planted(background=(1.0, 0.0), tuples=pairs, probabilities=(1.0,), labels=((1.0, 0.0),), placement=placement)
     found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
@@ -101,7 +101,7 @@ def test_a_condition_that_fails_is_named(placement, missing):
 
 
 @pytest.mark.parametrize("task", [Parity(), Copy(), Reverse()], ids=["parity", "copy", "reverse"])
-def test_the_structure_of_a_task_is_that_of_its_answers(task):
+def test_a_task_certificate_has_the_structure_of_the_answers(task):
     found = certify_task(task, trained=10, lengths=(20, 100))
     held = {each.name: each.holds for each in found.assumptions[:4]}
     assert held == {
@@ -113,18 +113,18 @@ def test_the_structure_of_a_task_is_that_of_its_answers(task):
     assert [each.id_reach for each in found.structures] == [1, 1, 1]
 
 
-def test_addition_needs_two_ids_and_several_numbers_one_on_each_level():
+def test_addition_spans_two_ids_and_multi_addition_one_on_each_level():
     assert certify_task(Addition(), trained=10, lengths=(20,)).structures[1].id_reach == 2
     assert certify_task(MultiAddition(), trained=4, lengths=(6,)).structures[1].id_reach == 1
 
 
-def test_a_task_without_coupling_is_promised_nothing():
+def test_a_task_without_coupling_has_no_guarantee():
     found = certify_task(Parity(coupling="none"), trained=10, lengths=(20,))
     assert [each.found for each in found.assumptions[2:]] == ["no coupling"] * 7
     assert "violate conditions of proposition 4.4 (locality in coupled IDs; regularity" in found.verdict
 
 
-def test_training_below_the_span_ends_in_a_verdict_and_training_below_the_law_in_one_line():
+def test_training_below_the_span_has_no_guarantee_and_invalid_lengths_raise_an_error():
     found = certify_law(Planted(), trained=(2, 2), lengths=(8,), steps=5)
     assert found.verdict.startswith("No risk is guaranteed at length 8 (missing: room and regularity")
     with pytest.raises(SettingError, match=r"invalid training lengths 1:8: this law needs 2 tokens or more"):
@@ -136,12 +136,12 @@ def test_training_below_the_span_ends_in_a_verdict_and_training_below_the_law_in
 
 
 @pytest.mark.parametrize("trained", [3, 10])
-def test_a_task_is_asked_about_longer_lengths_only(trained):
+def test_lengths_within_training_raise_an_error(trained):
     with pytest.raises(SettingError, match=rf"length 3 is not above the longest training length {trained}"):
         certify_task(Parity(), trained=trained, lengths=(20, 3))
 
 
-def test_a_tuple_that_is_never_planted_changes_no_bound(certificate):
+def test_a_tuple_of_probability_zero_changes_no_bound(certificate):
     never = replace(SINGLE, tuples=((0,), *SINGLE.tuples), probabilities=(0.0, 0.5, 0.5), labels=((1.0, 0.0),) * 3)
     never = replace(never, labels=((1.0, 0.0), *SINGLE.labels))
     found = certify_law(never, trained=(1, 8), lengths=(12, 24), steps=60)
@@ -151,7 +151,7 @@ def test_a_tuple_that_is_never_planted_changes_no_bound(certificate):
     assert found.verdict == certificate.verdict
 
 
-def test_an_impossible_tuple_with_score_zero_leaves_kappa_finite(recwarn):
+def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn):
     law = replace(SINGLE, tuples=((0,), *SINGLE.tuples), probabilities=(0.0, 0.5, 0.5), labels=((1.0, 0.0),) * 3)
     head = TabularAttention(
         num_tokens=3,
@@ -167,7 +167,7 @@ def test_an_impossible_tuple_with_score_zero_leaves_kappa_finite(recwarn):
     assert not recwarn.list
 
 
-def test_no_prediction_is_made_from_lengths_that_plant_other_sets():
+def test_there_is_no_prediction_from_lengths_with_other_planted_sets():
     law = replace(
         Planted(),
         placement=ByLength(
@@ -175,38 +175,38 @@ def test_no_prediction_is_made_from_lengths_that_plant_other_sets():
         ),
     )
     found = certify_law(law, trained=(3, 8), lengths=(12,), steps=5)
-    (made,) = found.predictions
-    assert made.odds is None
-    assert made.refused == (
+    (prediction,) = found.predictions
+    assert prediction.odds is None
+    assert prediction.refused == (
         "only 0 of the training lengths 4 to 8 have the shapes and starts of length 12; a curve needs 2"
     )
     assert found.verdict.startswith("No risk is guaranteed at length 12")
 
 
-def test_a_promise_is_above_the_risk_and_names_its_theorem(certificate):
+def test_a_guarantee_is_above_the_risk_and_names_its_theorem(certificate):
     risks = {each.length: each.found.risk for each in certificate.risks}
-    told = re.findall(
+    guarantees = re.findall(
         r"At length (\d+) the risk of this fitted head is guaranteed to be at most ([\d.e-]+) \(", certificate.verdict
     )
-    assert [int(length) for length, _ in told] == [12, 24]
-    assert all(float(value) >= risks[int(length)] for length, value in told)
+    assert [int(length) for length, _ in guarantees] == [12, 24]
+    assert all(float(value) >= risks[int(length)] for length, value in guarantees)
 
 
 @pytest.mark.parametrize(
-    "asked", [["parity"], ["recall"], ["sparse_parity"], ["planted", "--train-lengths", "2:8", "--steps", "5"]]
+    "arguments", [["parity"], ["recall"], ["sparse_parity"], ["planted", "--train-lengths", "2:8", "--steps", "5"]]
 )
-def test_the_verb_ends_in_a_verdict_in_words_without_empty_tables_and_private_codes(asked, capsys):
-    cli.main(["certify", *asked, "--lengths", "24"])
-    shown = capsys.readouterr().out
-    assert shown.rstrip().splitlines()[-1].startswith("verdict: ") or "verdict: " in shown
-    assert shown.index("verdict: ") > shown.rindex("└")
-    assert not re.search(r"^│ [ABC] ", shown, re.MULTILINE)
-    assert not re.search(r"\b(F\d|B\d|B_\w+|C\d\w?|PC\d)\b", shown)
-    # A table has a row: its head is followed by something else than its end.
-    assert not re.search(r"┡.*\n└", shown)
+def test_the_command_ends_with_a_verdict_and_prints_no_empty_table(arguments, capsys):
+    cli.main(["certify", *arguments, "--lengths", "24"])
+    printed = capsys.readouterr().out
+    assert printed.rstrip().splitlines()[-1].startswith("verdict: ") or "verdict: " in printed
+    assert printed.index("verdict: ") > printed.rindex("└")
+    assert not re.search(r"^│ [ABC] ", printed, re.MULTILINE)
+    assert not re.search(r"\b(F\d|B\d|B_\w+|C\d\w?|PC\d)\b", printed)
+    # The header of a table is not followed by its end.
+    assert not re.search(r"┡.*\n└", printed)
 
 
-def test_the_verb_prints_one_document_and_writes_a_figure(tmp_path, capsys):
+def test_the_command_prints_a_json_document_and_writes_a_figure(tmp_path, capsys):
     path = tmp_path / "law.json"
     law = {
         "background": [0.6, 0.4, 0.0],
@@ -218,20 +218,20 @@ def test_the_verb_prints_one_document_and_writes_a_figure(tmp_path, capsys):
     path.write_text(json.dumps(law))
     flags = ["certify", str(path), "--train-lengths", "1:8", "--lengths", "12", "--steps", "5"]
     cli.main([*flags, "--json", "--out", str(tmp_path / "out")])
-    shown = json.loads(capsys.readouterr().out)
-    assert [each["length"] for each in shown["risks"]] == [8, 12]
-    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["bounds"] == shown["bounds"]
+    printed = json.loads(capsys.readouterr().out)
+    assert [each["length"] for each in printed["risks"]] == [8, 12]
+    assert json.loads((tmp_path / "out" / "certificate.json").read_text())["bounds"] == printed["bounds"]
     assert (tmp_path / "out" / "figure.png").stat().st_size > 0
     cli.main(flags)
     assert "light joints" in capsys.readouterr().out
 
 
-def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
+def test_the_command_prints_the_assumptions_of_a_task(tmp_path, capsys):
     cli.main(["certify", "parity", "--lengths", "40", "--out", str(tmp_path)])
-    shown = capsys.readouterr().out
-    assert "gaps" in shown
-    assert "times" not in shown
-    assert "verdict: Nothing is guaranteed for parity beyond training" in shown
+    printed = capsys.readouterr().out
+    assert "gaps" in printed
+    assert "times" not in printed
+    assert "verdict: Nothing is guaranteed for parity beyond training" in printed
     assert (tmp_path / "figure.png").exists()
 
 
@@ -248,19 +248,19 @@ def test_the_verb_shows_what_a_task_depends_on(tmp_path, capsys):
         ("pariti", None, "did you mean 'parity'"),
     ],
 )
-def test_what_is_no_task_and_no_law_is_one_line(what, content, line, tmp_path, capsys):
+def test_an_invalid_task_or_law_prints_one_line(what, content, line, tmp_path, capsys):
     path = tmp_path / what
     if content is not None:
         path.write_text(content)
-    asked = what if what == "pariti" else str(path)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["certify", asked])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert line in told
-    assert told.count("\n") == 1
+    target = what if what == "pariti" else str(path)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["certify", target])
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert line in message
+    assert message.count("\n") == 1
 
 
-def test_a_task_that_hides_what_it_depends_on_is_refused():
+def test_a_task_without_support_raises_an_error():
     with pytest.raises(SettingError, match=r"task addition does not declare which tokens .* use a task that does"):
         certify_task(Addition(order="most"), trained=10, lengths=(20,))

@@ -1,4 +1,4 @@
-"""Evaluation: intervals, forced beside free decoding, first errors, and numbers that batching does not change."""
+"""Exact match: intervals, teacher-forced and free decoding, first errors, and independence of batching."""
 
 import math
 import tempfile
@@ -41,7 +41,7 @@ RAGGED = Addition(zero_padding=False)
 
 
 def score_bounds(successes: int, trials: int) -> tuple[float, float]:
-    """Where the score test just accepts, found by halving: |share - p| = z sqrt(p (1 - p) / n)."""
+    """Bounds of the score test, |share - p| = z sqrt(p (1 - p) / n), by bisection."""
     share = successes / trials
 
     def rejects(p: float) -> bool:
@@ -58,19 +58,19 @@ def score_bounds(successes: int, trials: int) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("trials", [1, 2, 16, 100, 512])
-def test_the_wilson_interval_is_where_the_score_test_just_accepts(trials):
+def test_the_wilson_interval_has_the_bounds_of_the_score_test(trials):
     for successes in range(trials + 1):
         assert wilson_interval(successes, trials) == pytest.approx(score_bounds(successes, trials), abs=1e-7)
 
 
 @pytest.mark.parametrize("trials", [1, 10, 400])
-def test_the_wilson_interval_of_none_or_all_right_ends_at_the_edge(trials):
+def test_the_wilson_interval_of_zero_or_all_successes_ends_at_0_or_1(trials):
     width = Z * Z / (trials + Z * Z)
     assert wilson_interval(0, trials) == pytest.approx((0, width), abs=1e-7)
     assert wilson_interval(trials, trials) == pytest.approx((1 - width, 1), abs=1e-7)
 
 
-def test_the_wilson_interval_never_leaves_0_and_1_and_holds_the_share():
+def test_the_wilson_interval_is_within_0_and_1_and_contains_the_fraction():
     for trials in range(1, 60):
         for successes in range(trials + 1):
             low, high = wilson_interval(successes, trials)
@@ -78,7 +78,7 @@ def test_the_wilson_interval_never_leaves_0_and_1_and_holds_the_share():
             assert successes / trials - 1e-12 <= high <= 1
 
 
-def test_the_wilson_interval_has_its_published_value():
+def test_the_wilson_interval_agrees_with_published_values():
     # Newcombe 1998, table I, method 3: 81 of 263 and 15 of 148.
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson_interval(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
@@ -91,7 +91,7 @@ class RaggedCopy:
     vocabulary, separators = Copy(num_symbols=2).vocabulary, Copy(num_symbols=2).separators
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Rows of ``Copy``, filled up with end tokens."""
+        """Sample examples of ``Copy``, padded with end tokens."""
         rows = [Copy(num_symbols=2).sample(length=int(n), size=1, rng=rng) for n in rng.integers(1, length + 1, size)]
         seq = max(row.tokens.shape[1] for row in rows)
 
@@ -106,17 +106,17 @@ class RaggedCopy:
         )
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Nobody asks."""
+        """Not used by these tests."""
         raise NotImplementedError
 
     def variants(self) -> dict[str, Task]:
-        """None."""
+        """Return no variants."""
         return {}
 
 
 BUDGET = {"batch_size": 16, "learning_rate": 1e-2, "log_every": 1000}
 NARROW = Predicted(num_position_ids=8, max_gaps=0)
-# Name: experiment, steps that leave it half trained, length.
+# Experiment, number of steps after which it is half trained, and length.
 UNDERTRAINED: dict[str, tuple[Experiment, int, int]] = {
     "given, rotary": (small_experiment(Parity(), Coupled(num_position_ids=48), **BUDGET), 40, 4),
     "given, NoPE": (small_experiment(Parity(), Sequential(), NoPE(), **BUDGET), 40, 1),
@@ -136,41 +136,40 @@ UNDERTRAINED: dict[str, tuple[Experiment, int, int]] = {
 
 @cache
 def undertrained(name: str) -> tuple[Experiment, Decoder, int]:
-    """A decoder that gets some examples right and some wrong, and the length at which it does."""
+    """A decoder with right and wrong examples, and the length of these examples."""
     experiment, steps, length = UNDERTRAINED[name]
     with tempfile.TemporaryDirectory() as folder:
         return experiment, decoder_after(experiment, steps, Path(folder)), length
 
 
 def batch_of(experiment: Experiment, length: int, size: int) -> Batch:
-    """Evaluation examples."""
     examples = experiment.task.sample(length=length, size=size, rng=stream(3, "examples"))
     return to_batch(length, examples, experiment.scheme.assign(examples, stream(3, "IDs"), training=False))
 
 
 def first_errors(decoder: Decoder, experiment: Experiment, batch: Batch, decode: str) -> list[tuple[int, str] | None]:
-    """Of each example where its response first goes wrong, and how; None where it is right."""
+    """Return the index and the kind of the first error in each response; None for a right response."""
     end = experiment.task.vocabulary.index("end")
-    graded = grade(decoder, batch, end=end, decode=decode)
+    grades = grade(decoder, batch, end=end, decode=decode)
     found: list[tuple[int, str] | None] = []
     for row in range(len(batch.tokens)):
-        places = zip(*(part[row].tolist() for part in parts_of(graded)), strict=True)
+        places = zip(*(part[row].tolist() for part in parts_of(grades)), strict=True)
         errors = []
         for index, (token_correct, id_correct, scored, id_scored, is_end) in enumerate(places):
             if scored and not token_correct:
-                errors.append((index - int(graded.prompt_offset[row]), "end" if is_end else "token"))
+                errors.append((index - int(grades.prompt_offset[row]), "end" if is_end else "token"))
             elif id_scored and not id_correct:
-                errors.append((index - int(graded.prompt_offset[row]), "id"))
+                errors.append((index - int(grades.prompt_offset[row]), "id"))
         found.append(errors[0] if errors else None)
     return found
 
 
-def parts_of(graded: Grades) -> list[torch.Tensor]:
-    return [graded.token_correct, graded.id_correct, graded.scored, graded.id_scored, graded.end]
+def parts_of(grades: Grades) -> list[torch.Tensor]:
+    return [grades.token_correct, grades.id_correct, grades.scored, grades.id_scored, grades.end]
 
 
 @pytest.mark.parametrize("name", UNDERTRAINED)
-def test_forced_and_free_decoding_find_the_same_first_error_in_every_example(name):
+def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(name):
     experiment, decoder, length = undertrained(name)
     batch = batch_of(experiment, length, 64)
     forced = first_errors(decoder, experiment, batch, "forced")
@@ -180,7 +179,7 @@ def test_forced_and_free_decoding_find_the_same_first_error_in_every_example(nam
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)
-def test_forced_and_free_decoding_find_the_same_first_error_where_ids_were_never_trained(head):
+def test_forced_and_free_decoding_have_the_same_first_error_without_trained_ids(head):
     experiment = small_experiment(RaggedCopy(), head=head, id_weight=0.0, **BUDGET)
     with tempfile.TemporaryDirectory() as folder:
         decoder = decoder_after(experiment, 40, Path(folder))
@@ -191,7 +190,7 @@ def test_forced_and_free_decoding_find_the_same_first_error_where_ids_were_never
 
 
 @pytest.mark.parametrize("name", ["given, ragged", "pointer", "class", "pointer, ragged prompts"])
-def test_results_by_length_say_what_the_examples_say(name):
+def test_results_by_length_agree_with_the_single_examples(name):
     experiment, decoder, length = undertrained(name)
     settings = EvaluationSettings(lengths=(length,), num_examples=(16,), seed=5)
     (result,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
@@ -207,9 +206,9 @@ def test_results_by_length_say_what_the_examples_say(name):
         "median_index": median(index for index, _ in errors),
         **{kind: kinds[kind] for kind in ("token", "id", "end")},
     }
-    graded = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
-    assert result.token_accuracy == pytest.approx(graded.token_correct[graded.scored].float().mean().item())
-    assert result.id_accuracy == pytest.approx(graded.id_correct[graded.id_scored].float().mean().item())
+    grades = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
+    assert result.token_accuracy == pytest.approx(grades.token_correct[grades.scored].float().mean().item())
+    assert result.id_accuracy == pytest.approx(grades.id_correct[grades.id_scored].float().mean().item())
     logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).log_softmax(dim=-1)
     of_tokens = -logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
     assert result.answer_loss == pytest.approx(of_tokens[batch.token_scored[:, 1:]].mean().item(), rel=1e-5)
@@ -223,7 +222,7 @@ def untimed(results: tuple[LengthResult, ...]) -> list[LengthResult]:
 
 @pytest.mark.parametrize("decode", ["forced", "free"])
 @pytest.mark.parametrize("name", ["given, ragged", "rank"])
-def test_results_do_not_depend_on_how_much_is_computed_at_once(name, decode, monkeypatch):
+def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):
     experiment, decoder, _ = undertrained(name)
     settings = EvaluationSettings(lengths=(1, 2, 5), num_examples=(21,), decode=decode)
 
@@ -242,48 +241,48 @@ def test_results_do_not_depend_on_how_much_is_computed_at_once(name, decode, mon
         monkeypatch.setattr(grading, "ID_CHUNK_ELEMENTS", elements)
         again, same_losses = results()
         assert again == usual
-        # A sum is rounded by how much of it is computed at once.
+        # The rounding of a sum depends on the batch size.
         assert same_losses == (losses if decode == "free" else pytest.approx(losses, rel=1e-5))
     assert set(sizes) > {1, 16}
 
 
-def test_the_first_examples_are_the_same_however_many_are_asked_for(monkeypatch):
+def test_the_first_examples_do_not_depend_on_the_number_of_examples(monkeypatch):
     experiment = small_experiment(RAGGED)
     decoder = build_decoder(experiment)
-    seen: list[list[list[int]]] = []
+    examples_by_call: list[list[list[int]]] = []
 
     def remember(decoder: Decoder, batch: Batch, **how: Any) -> Grades:
-        seen[-1].extend(batch.tokens[:, :8].tolist())
+        examples_by_call[-1].extend(batch.tokens[:, :8].tolist())
         return grade(decoder, batch, **how)
 
     monkeypatch.setattr(evaluation, "grade", remember)
     for number in (1, 5, 16, 17, 40):
-        seen.append([])
+        examples_by_call.append([])
         settings = EvaluationSettings(lengths=(3,), num_examples=(number,))
         evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
-        assert len(seen[-1]) == number
-    assert all(rows == seen[-1][: len(rows)] for rows in seen)
-    assert len({tuple(row) for row in seen[-1]}) > 30
+        assert len(examples_by_call[-1]) == number
+    assert all(rows == examples_by_call[-1][: len(rows)] for rows in examples_by_call)
+    assert len({tuple(row) for row in examples_by_call[-1]}) > 30
 
 
-def test_each_seed_and_each_length_draws_its_own_examples(monkeypatch):
+def test_each_seed_and_each_length_has_different_examples(monkeypatch):
     experiment = small_experiment()
     decoder = build_decoder(experiment)
-    seen = []
+    examples_by_call = []
 
     def remember(decoder: Decoder, batch: Batch, **how: Any) -> Grades:
-        seen.append(batch.tokens[:, :6].tolist())
+        examples_by_call.append(batch.tokens[:, :6].tolist())
         return grade(decoder, batch, **how)
 
     monkeypatch.setattr(evaluation, "grade", remember)
     for seed in (0, 1):
         settings = EvaluationSettings(lengths=(6, 7), num_examples=(16,), seed=seed)
         evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
-    assert all(one != other for place, one in enumerate(seen) for other in seen[:place])
+    assert all(one != other for place, one in enumerate(examples_by_call) for other in examples_by_call[:place])
 
 
-def graded_by_hand() -> Grades:
-    """Six responses: all right, a token, an ID, a token and its ID, an end that came late, an end too early."""
+def example_grades() -> Grades:
+    """Six responses: right, wrong token, wrong ID, wrong token and ID, end too late, end too early."""
 
     def flags(*rows: str) -> torch.Tensor:
         return torch.tensor([[flag == "1" for flag in row] for row in rows])
@@ -298,31 +297,31 @@ def graded_by_hand() -> Grades:
     )
 
 
-def measure(monkeypatch: pytest.MonkeyPatch, graded: Grades) -> LengthResult:
-    """The result of one length whose examples were graded so."""
+def measure(monkeypatch: pytest.MonkeyPatch, grades: Grades) -> LengthResult:
+    """Return the result of one length with these grades."""
     experiment = small_experiment()
-    monkeypatch.setattr(evaluation, "grade", lambda *given, **how: graded)
-    settings = EvaluationSettings(lengths=(4,), num_examples=(len(graded.scored),))
+    monkeypatch.setattr(evaluation, "grade", lambda *given, **how: grades)
+    settings = EvaluationSettings(lengths=(4,), num_examples=(len(grades.scored),))
     return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)[0]
 
 
-def test_errors_of_a_token_an_id_and_the_end_are_told_apart(monkeypatch):
-    result = measure(monkeypatch, graded_by_hand())
+def test_first_errors_are_counted_by_kind(monkeypatch):
+    result = measure(monkeypatch, example_grades())
     assert result.num_examples == 6
     assert result.exact_match == 1 / 6
     assert result.exact_tokens == 2 / 6
     assert result.first_error is not None
-    # First errors at 0 and 1, then 0 behind an offset of 1, then 3 and 2.
+    # First errors are at 0, 1, 0 (with an offset of 1), 3 and 2.
     assert asdict(result.first_error) == {"median_index": 1, "token": 2, "id": 1, "end": 2}
     assert result.token_accuracy == pytest.approx(1 - 5 / 22)
     assert result.id_accuracy == pytest.approx(1 - 2 / 16)
 
 
-def test_an_unscored_place_is_never_an_error(monkeypatch):
-    graded = graded_by_hand()
-    nothing = torch.zeros_like(graded.scored)
+def test_unscored_tokens_and_ids_are_never_errors(monkeypatch):
+    grades = example_grades()
+    nothing = torch.zeros_like(grades.scored)
     result = measure(
-        monkeypatch, replace(graded, token_correct=nothing, id_correct=nothing, scored=nothing, id_scored=nothing)
+        monkeypatch, replace(grades, token_correct=nothing, id_correct=nothing, scored=nothing, id_scored=nothing)
     )
     assert (result.exact_match, result.exact_tokens, result.first_error) == (1.0, 1.0, None)
 
@@ -335,7 +334,7 @@ def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tu
     return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
 
 
-def test_predictions_that_are_no_numbers_are_refused():
+def test_nan_predictions_raise_an_error():
     experiment = small_experiment()
     decoder = build_decoder(experiment).eval()
     with torch.no_grad():
@@ -345,7 +344,7 @@ def test_predictions_that_are_no_numbers_are_refused():
         evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
 
 
-def test_distances_that_training_never_showed_are_warned_of_once():
+def test_untrained_distances_emit_one_warning():
     text = r"^length 8 uses ID distances up to 18, beyond the trained maximum of 10; train on longer sequences, or with"
     with pytest.warns(UntrainedDistanceWarning, match=text) as caught:
         evaluate_sequential(trained_distance=10)
@@ -366,50 +365,50 @@ def test_distances_that_training_never_showed_are_warned_of_once():
     ],
     ids=str,
 )
-def test_a_warning_of_distances_advises_what_the_scheme_can_do(scheme, advice):
+def test_the_warning_suggests_a_change_that_the_scheme_supports(scheme, advice):
     decoder = build_decoder(small_experiment(scheme=scheme))
     with pytest.warns(UntrainedDistanceWarning, match=f"; train {advice}"):
         warn_untrained_distance(decoder, scheme, 8, 18, 10)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_decoder_that_reads_no_ids_is_not_warned_of_distances():
+def test_a_decoder_that_reads_no_ids_emits_no_warning():
     for scheme in (Sequential(), Coupled()):
         warn_untrained_distance(build_decoder(small_experiment(scheme=scheme, encoding=NoPE())), scheme, 8, 18, 10)
-    # Position heads read IDs without an encoding too.
+    # Position heads read IDs even without an encoding.
     own = small_experiment(scheme=Predicted(), encoding=NoPE())
     with pytest.warns(UntrainedDistanceWarning):
         warn_untrained_distance(build_decoder(own), own.scheme, 8, 20_480, 10)
 
 
 @pytest.mark.filterwarnings("error")
-def test_distances_that_training_showed_are_not_warned_of():
+def test_trained_distances_emit_no_warning():
     results = evaluate_sequential(trained_distance=18)
     assert [result.largest_distance for result in results] == [10, 18]
 
 
-def test_an_encoding_with_too_few_ids_is_refused_with_the_number_it_needs():
+def test_an_encoding_with_too_few_ids_raises_an_error_with_the_required_number():
     text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
     with pytest.raises(PositionRangeError, match=text):
         evaluate_sequential(18)
     assert len(evaluate_sequential(19)) == 2
 
 
-def test_the_report_counts_every_length_up_to_its_total():
-    told = []
-    evaluate_sequential(report=lambda *numbers: told.append(numbers))
-    assert told == [(4, 16, 20), (4, 20, 20), (8, 3, 3)]
+def test_progress_reports_count_up_to_the_total_of_each_length():
+    reports = []
+    evaluate_sequential(report=lambda *numbers: reports.append(numbers))
+    assert reports == [(4, 16, 20), (4, 20, 20), (8, 3, 3)]
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluation_leaves_the_decoder_in_the_mode_it_found(training):
+def test_evaluation_restores_the_mode_of_the_decoder(training):
     experiment = small_experiment()
     decoder = build_decoder(experiment).train(training)
     evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation)
     assert decoder.training == training
 
 
-REFUSED: list[tuple[Callable[[], object], str]] = [
+INVALID_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: EvaluationSettings(lengths=()), r"lengths is empty; give at least one length"),
     (lambda: EvaluationSettings(lengths=(4, 0)), r"invalid length 0; use lengths of at least 1"),
     (lambda: EvaluationSettings(num_examples=(0,)), r"invalid number of examples 0; use at least 1"),
@@ -421,7 +420,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("build", "text"), REFUSED, ids=[text[:30] for _, text in REFUSED])
-def test_settings_that_measure_nothing_are_refused(build, text):
+@pytest.mark.parametrize(("build", "text"), INVALID_SETTINGS, ids=[text[:30] for _, text in INVALID_SETTINGS])
+def test_invalid_settings_raise_an_error(build, text):
     with pytest.raises(SettingError, match=text):
         build()

@@ -1,4 +1,4 @@
-"""Loss by context length: the same tokens at every length, as if each were computed alone, and intervals that hold."""
+"""Loss by context length: the same tokens at every length, agreement with single forwards, and intervals."""
 
 import math
 from dataclasses import asdict, replace
@@ -28,22 +28,22 @@ SETTINGS = EvaluationSettings(lengths=(40, 80, 160), num_examples=(30,))
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
-    """A corpus of two kinds with documents of several lengths."""
+    """A text task with two kinds of documents of several lengths."""
     return Text(corpus=str(small_corpus(tmp_path_factory.mktemp("corpora"), held_out=0.5)))
 
 
-def untrained(
+def random_decoder(
     text: Text, scheme: PositionScheme | None = None, encoding: EncodingSettings | None = None
 ) -> tuple[Decoder, Experiment]:
-    """A decoder away from its first weights."""
+    """Return a decoder with random weights, and its experiment."""
     experiment = text_experiment(text, scheme, encoding)
     decoder = build_decoder(experiment)
     randomize(decoder)
     return decoder.eval(), experiment
 
 
-def measured(text: Text, settings: EvaluationSettings = SETTINGS, **parts: Any) -> tuple[ContextLoss, ...]:
-    decoder, experiment = untrained(text, **parts)
+def evaluate(text: Text, settings: EvaluationSettings = SETTINGS, **parts: Any) -> tuple[ContextLoss, ...]:
+    decoder, experiment = random_decoder(text, **parts)
     return loss_by_context(decoder, text, experiment.scheme, settings)
 
 
@@ -54,30 +54,30 @@ def numbers(results: tuple[ContextLoss, ...]) -> list[dict[str, Any]]:
     ]
 
 
-def recorded(
+def scored_windows(
     text: Text, settings: EvaluationSettings, monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, list[tuple[Any, ...]]]:
-    """Of each length, the windows that were scored as tuples of tokens."""
-    seen: dict[int, list[tuple[Any, ...]]] = {}
+    """Return the tokens of the scored windows, by length."""
+    windows: dict[int, list[tuple[Any, ...]]] = {}
     score = context_loss._score
 
-    def watched(decoder: Decoder, batch: Any, scored: int) -> Any:
-        seen.setdefault(batch.length, []).extend(tuple(tokens) for tokens in batch.tokens.tolist())
+    def record(decoder: Decoder, batch: Any, scored: int) -> Any:
+        windows.setdefault(batch.length, []).extend(tuple(tokens) for tokens in batch.tokens.tolist())
         return score(decoder, batch, scored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(context_loss, "_score", watched)
-        measured(text, settings)
-    return seen
+        patch.setattr(context_loss, "_score", record)
+        evaluate(text, settings)
+    return windows
 
 
 @torch.no_grad()
 def one_at_a_time(decoder: Decoder, tokens: tuple[int, ...], scored: int) -> list[float]:
-    """The loss of each of the last tokens in double precision, read from a window of its own."""
+    """Return the loss of each of the last tokens in double precision, from separate forwards."""
     losses = []
     for end in range(len(tokens) - scored, len(tokens)):
-        given = torch.tensor([tokens[:end]])
-        hidden, _ = decoder(given, torch.arange(end)[None])
+        context = torch.tensor([tokens[:end]])
+        hidden, _ = decoder(context, torch.arange(end)[None])
         scores = decoder.token_logits(hidden)[0, -1].double()
         losses.append(float(scores.logsumexp(0) - scores[tokens[end]]))
     return losses
@@ -86,13 +86,13 @@ def one_at_a_time(decoder: Decoder, tokens: tuple[int, ...], scored: int) -> lis
 @pytest.mark.parametrize(
     "encoding", [None, ALiBi(), YaRN(factor=4.0, original_length=16)], ids=["rotary", "alibi", "yarn"]
 )
-def test_the_loss_is_the_mean_over_the_last_tokens_of_every_window_each_computed_alone(encoding, text, monkeypatch):
+def test_the_loss_agrees_with_separate_forwards_of_each_scored_token(encoding, text, monkeypatch):
     settings = replace(SETTINGS, lengths=(40, 80), num_examples=(5,))
-    decoder, experiment = untrained(text, encoding=encoding)
+    decoder, experiment = random_decoder(text, encoding=encoding)
     results = loss_by_context(decoder, text, experiment.scheme, settings)
-    seen = recorded(text, settings, monkeypatch)
+    windows_by_length = scored_windows(text, settings, monkeypatch)
     sizes = text.token_bytes()
-    for result, windows in zip(results, seen.values(), strict=True):
+    for result, windows in zip(results, windows_by_length.values(), strict=True):
         losses = [one_at_a_time(decoder, window, SCORED) for window in windows]
         assert {len(window) for window in windows} == {result.length + 1}
         assert result.loss == pytest.approx(np.mean(losses), rel=1e-5)
@@ -101,14 +101,14 @@ def test_the_loss_is_the_mean_over_the_last_tokens_of_every_window_each_computed
         assert result.bits_per_byte == pytest.approx(np.sum(losses) / math.log(2) / read, rel=1e-5)
 
 
-def test_every_length_scores_the_same_tokens_of_held_out_documents(text, monkeypatch):
-    seen = recorded(text, SETTINGS, monkeypatch)
-    assert list(seen) == [40, 80, 160]
-    for length, windows in seen.items():
+def test_all_lengths_score_the_same_tokens_of_held_out_documents(text, monkeypatch):
+    windows_by_length = scored_windows(text, SETTINGS, monkeypatch)
+    assert list(windows_by_length) == [40, 80, 160]
+    for length, windows in windows_by_length.items():
         assert {len(window) for window in windows} == {length + 1}
-        assert [window[-41:] for window in windows] == seen[40]
+        assert [window[-41:] for window in windows] == windows_by_length[40]
     documents = [tokens for _, tokens in open_corpus(Path(text.corpus)).texts(HELD_OUT)]
-    for window in seen[160]:
+    for window in windows_by_length[160]:
         assert any(
             (np.lib.stride_tricks.sliding_window_view(tokens, 161) == window).all(axis=1).any()
             for tokens in documents
@@ -116,24 +116,24 @@ def test_every_length_scores_the_same_tokens_of_held_out_documents(text, monkeyp
         )
 
 
-def test_no_token_is_scored_twice_and_all_are_that_have_the_longest_context(text, monkeypatch):
+def test_each_token_with_the_longest_context_is_scored_once(text, monkeypatch):
     settings = replace(SETTINGS, num_examples=(10_000,))
     sizes = [len(document.tokens) for document in text.held_out()]
     expected = sum((size - 161) // SCORED + 1 for size in sizes if size > 160)
-    (*_, result) = measured(text, settings)
+    (*_, result) = evaluate(text, settings)
     assert result.num_examples == expected
-    assert len(set(recorded(text, settings, monkeypatch)[160])) == expected
+    assert len(set(scored_windows(text, settings, monkeypatch)[160])) == expected
     assert result.num_documents == sum(size > 160 for size in sizes)
 
 
-def test_the_first_windows_of_a_seed_are_the_same_however_many_follow(text, monkeypatch):
-    few, many = (recorded(text, replace(SETTINGS, num_examples=(n,)), monkeypatch)[160] for n in (6, 20))
+def test_the_first_windows_of_a_seed_do_not_depend_on_the_number_of_windows(text, monkeypatch):
+    few, many = (scored_windows(text, replace(SETTINGS, num_examples=(n,)), monkeypatch)[160] for n in (6, 20))
     assert many[:6] == few
-    assert recorded(text, replace(SETTINGS, num_examples=(6,), seed=1), monkeypatch)[160] != few
+    assert scored_windows(text, replace(SETTINGS, num_examples=(6,), seed=1), monkeypatch)[160] != few
 
 
-def test_short_contexts_score_no_more_tokens_than_they_have(text):
-    short, long = measured(text, EvaluationSettings(lengths=(4, 64), num_examples=(8,)))
+def test_short_contexts_score_fewer_tokens(text):
+    short, long = evaluate(text, EvaluationSettings(lengths=(4, 64), num_examples=(8,)))
     assert [(each.shortest_context, each.length, each.scored_tokens) for each in (short, long)] == [
         (1, 4, 4),
         (61, 64, 4),
@@ -141,15 +141,15 @@ def test_short_contexts_score_no_more_tokens_than_they_have(text):
 
 
 @pytest.mark.parametrize("scheme", [Sequential(), Randomized(num_position_ids=512)], ids=lambda scheme: scheme.name)
-def test_numbers_do_not_depend_on_how_many_windows_are_read_at_once(scheme, text, monkeypatch):
-    whole = numbers(measured(text, scheme=scheme))
+def test_results_do_not_depend_on_the_batch_size(scheme, text, monkeypatch):
+    whole = numbers(evaluate(text, scheme=scheme))
     monkeypatch.setattr(context_loss, "FORWARD_TOKENS", 1)
-    for one, other in zip(numbers(measured(text, scheme=scheme)), whole, strict=True):
+    for one, other in zip(numbers(evaluate(text, scheme=scheme)), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_a_kind_is_measured_on_its_own_documents(text):
-    both = {kind: measured(task) for kind, task in text.variants().items()}
+def test_each_kind_is_evaluated_on_its_documents(text):
+    both = {kind: evaluate(task) for kind, task in text.variants().items()}
     assert both["tales"][0].loss != both["notes"][0].loss
     counts = {
         kind: sum(len(document.tokens) > 160 for document in task.held_out()) for kind, task in text.variants().items()
@@ -157,26 +157,26 @@ def test_a_kind_is_measured_on_its_own_documents(text):
     assert all(results[0].num_documents <= counts[kind] for kind, results in both.items())
 
 
-def test_the_interval_is_over_documents_and_there_is_none_of_a_single_one(text):
-    result = measured(text)[0]
+def test_the_interval_is_over_documents_and_none_for_a_single_document(text):
+    result = evaluate(text)[0]
     assert result.low < result.loss < result.high
     longest = max(len(document.tokens) for document in text.held_out())
-    alone = measured(text, replace(SETTINGS, lengths=(longest - 1,)))[0]
+    alone = evaluate(text, replace(SETTINGS, lengths=(longest - 1,)))[0]
     assert (alone.num_documents, alone.low, alone.high) == (1, None, None)
 
 
-def test_progress_is_told_by_length_and_training_goes_on_afterwards(text):
-    decoder, experiment = untrained(text)
-    told: list[tuple[int, int, int]] = []
+def test_progress_is_reported_by_length_and_the_decoder_stays_in_training_mode(text):
+    decoder, experiment = random_decoder(text)
+    reports: list[tuple[int, int, int]] = []
     decoder.train()
-    loss_by_context(decoder, text, experiment.scheme, SETTINGS, report=lambda *step: told.append(step))
+    loss_by_context(decoder, text, experiment.scheme, SETTINGS, report=lambda *step: reports.append(step))
     assert decoder.training
-    assert {(length, total) for length, _, total in told} == {(length, 30) for length in SETTINGS.lengths}
-    assert [step[1] for step in told if step[0] == 160][-1] == 30
+    assert {(length, total) for length, _, total in reports} == {(length, 30) for length in SETTINGS.lengths}
+    assert [step[1] for step in reports if step[0] == 160][-1] == 30
 
 
-def test_distances_that_training_never_showed_are_warned_of(text):
-    decoder, experiment = untrained(text)
+def test_untrained_distances_emit_a_warning(text):
+    decoder, experiment = random_decoder(text)
     settings = replace(SETTINGS, lengths=(16, 40), num_examples=(2,))
     with pytest.warns(
         UntrainedDistanceWarning, match=r"length 40 uses ID distances up to 40, beyond the trained maximum of 16"
@@ -186,20 +186,20 @@ def test_distances_that_training_never_showed_are_warned_of(text):
     assert [result.largest_distance for result in results] == [16, 40]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "too long": (
         {"lengths": (16, 5000)},
         r"length 5000 needs 5001 tokens and the longest held-out document has (\d+);",
     ),
     "free decoding": ({"decode": "free"}, r"a loss requires teacher forcing; leave out --decode free"),
-    "until none": ({"stop_at_zero": True}, r"a loss requires teacher forcing; leave out .* stop_at_zero"),
+    "stop at zero": ({"stop_at_zero": True}, r"a loss requires teacher forcing; leave out .* stop_at_zero"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_no_loss_can_be_measured_with_is_refused(name, text):
-    changes, line = REFUSED[name]
-    decoder, experiment = untrained(text)
+@pytest.mark.parametrize("name", INVALID)
+def test_settings_that_do_not_apply_to_losses_raise_an_error(name, text):
+    changes, line = INVALID[name]
+    decoder, experiment = random_decoder(text)
     for refused in (
         lambda settings: check_contexts(text, settings),
         lambda settings: loss_by_context(decoder, text, experiment.scheme, settings),
@@ -208,9 +208,9 @@ def test_what_no_loss_can_be_measured_with_is_refused(name, text):
             refused(replace(SETTINGS, **changes))
 
 
-def test_ids_that_an_encoding_does_not_hold_are_refused(text):
+def test_ids_beyond_the_encoding_raise_an_error(text):
     with pytest.raises(PositionRangeError, match=r"length 80 reaches ID 80 but the encoding holds IDs up to 63"):
-        measured(text, encoding=Learned(num_position_ids=64))
+        evaluate(text, encoding=Learned(num_position_ids=64))
 
 
 # The 0.975 quantile of Student's t, from tables.
@@ -218,18 +218,18 @@ TABLE = {1: 12.7062, 2: 4.3027, 3: 3.1824, 5: 2.5706, 10: 2.2281, 30: 2.0423, 12
 
 
 @pytest.mark.parametrize("freedom", TABLE)
-def test_students_bound_is_that_of_the_tables(freedom):
+def test_critical_values_of_students_t_agree_with_tables(freedom):
     assert t_critical_value(freedom) == pytest.approx(TABLE[freedom], rel=2e-4)
 
 
-def test_of_equal_clusters_the_interval_is_that_of_their_means():
+def test_the_interval_of_equal_clusters_is_that_of_their_means():
     means = np.array([1.0, 2.0, 4.0, 5.0])
     low, high = clustered_interval(7 * means, np.full(4, 7))
     half = TABLE[3] * means.std(ddof=1) / 2
     assert (low, high) == pytest.approx((3 - half, 3 + half), abs=1e-3)
 
 
-def test_the_interval_holds_the_mean_in_about_95_of_100_samples_of_clusters_that_agree_within():
+def test_the_interval_contains_the_mean_in_about_95_percent_of_samples():
     rng = np.random.default_rng(0)
     held = 0
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Reports: pool_seeds values, verdicts on the fit, tables in order, and figures that show what was measured."""
+"""Tables and figures: values over seeds, fit status, order of rows, and the data of figures."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from lengthwise.evaluation.tables_and_figures import (
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """A result row with what reports read."""
+    """Return a result row with the keys of tables and figures."""
     return {
         "row": label,
         "task": "parity",
@@ -43,7 +43,7 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
     }
 
 
-# Lengths out of order, two seeds each; the second row fits for one seed only, the third for none.
+# Unsorted lengths with two seeds each; NoPE fits with one seed, ALiBi with none.
 ROWS = [
     *(row("PPC", length, exact, seed=seed) for seed in (0, 1) for length, exact in ((2000, 0.5 + seed / 4), (20, 1.0))),
     *(row("NoPE", length, 0.1, seed=seed, fitted=0.99 - seed / 2) for seed in (0, 1) for length in (20, 2000)),
@@ -51,17 +51,17 @@ ROWS = [
 ]
 
 
-def test_a_pooled_value_counts_examples_and_not_runs():
+def test_exact_match_over_seeds_is_weighted_by_examples():
     runs = [row(exact=0.5, num_examples=100), row(exact=1.0, num_examples=300)]
     assert pool_seeds(runs)[0] == 350 / 400
 
 
-def test_seeds_that_are_asked_the_same_examples_do_not_make_them_more():
+def test_equal_results_of_several_seeds_do_not_narrow_the_interval():
     assert pool_seeds([row(exact=0.75) for _ in range(5)]) == (0.75, *wilson_interval(75, 100))
 
 
-def test_an_interval_of_seeds_that_differ_is_that_of_their_mean():
-    # Student's t of 2 degrees of freedom keeps within 4.303 standard errors.
+def test_the_interval_of_different_seeds_is_that_of_their_mean():
+    # The critical value of Student's t with 2 degrees of freedom is 4.303.
     value, low, high = pool_seeds([row(exact=exact, num_examples=10_000) for exact in (0.48, 0.5, 0.52)])
     assert (value, low, high) == pytest.approx(
         (0.5, 0.5 - 4.303 * 0.02 / 3**0.5, 0.5 + 4.303 * 0.02 / 3**0.5), abs=1e-5
@@ -69,14 +69,14 @@ def test_an_interval_of_seeds_that_differ_is_that_of_their_mean():
     assert pool_seeds([row(exact=exact) for exact in (0.0, 1.0)])[1:] == (0.0, 1.0)
 
 
-def test_a_pooled_value_of_thirds_counts_whole_examples():
+def test_exact_match_over_seeds_counts_whole_examples():
     runs = [row(exact=1 / 3, num_examples=3), row(exact=2 / 3, num_examples=3)]
     assert pool_seeds(runs)[0] == 0.5
-    # 0.29 * 100 is a little less than 29.
+    # In floating point, 0.29 * 100 is less than 29.
     assert pool_seeds([row(exact=0.29)])[0] == 0.29
 
 
-def test_the_heading_says_what_an_interval_is_over():
+def test_the_heading_names_the_population_of_the_interval():
     one, more = [row("a", 10)], [row("a", 10, seed=0), row("a", 10, seed=1), row("b", 10)]
     title = "exact match by length, with the 95% interval over examples"
     assert report.heading(one) == f"{title} (one seed each; other seeds may differ)"
@@ -92,7 +92,7 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
 
 
 @pytest.mark.parametrize(
-    ("fitted", "verdict"),
+    ("fitted", "status"),
     [
         ([1.0], "yes"),
         ([0.99], "yes"),
@@ -102,11 +102,11 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
         ([1.0, 0.99, 1.0], "3 of 3 seeds"),
     ],
 )
-def test_the_verdict_says_for_how_many_seeds_the_training_range_was_fitted(fitted, verdict):
-    assert fit_status([row(fitted=share) for share in fitted]) == verdict
+def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
+    assert fit_status([row(fitted=share) for share in fitted]) == status
 
 
-def test_a_table_has_a_row_per_label_and_a_column_per_length():
+def test_a_table_has_a_line_per_label_and_a_column_per_length():
     header, body = table(ROWS)
     assert header == ["configuration", "trained on", "IDs met", "steps", "fits", "20\nn=100", "2,000\nn=100"]
     assert body[0] == [
@@ -123,12 +123,12 @@ def test_a_table_has_a_row_per_label_and_a_column_per_length():
     assert body[2][-1] == "-"
 
 
-def test_a_column_says_how_many_examples_a_seed_is_asked_and_where_rows_differ():
+def test_a_column_header_has_the_range_of_examples_per_seed():
     header, _ = table([row(num_examples=64), row("NoPE", num_examples=512), row("NoPE", seed=1, num_examples=512)])
     assert header[-1] == "20\nn=64-512"
 
 
-def test_the_ids_met_are_those_of_all_seeds():
+def test_the_ids_met_cover_all_seeds():
     _, body = table([row(id_range=[7, 90]), row(seed=1, id_range=[9, 1200])])
     assert body[0][2] == "7-1,200"
 
@@ -137,7 +137,7 @@ def test_a_cell_without_runs_is_a_dash():
     assert format_value([]) == "-"
 
 
-def test_a_table_says_which_rows_diverged_and_for_how_many_seeds():
+def test_a_table_counts_diverged_seeds():
     plain = table(ROWS)
     header, body = table(ROWS, diverged=["PPC", "too fast", "too fast"])
     assert header == plain[0]
@@ -148,7 +148,7 @@ def test_a_table_says_which_rows_diverged_and_for_how_many_seeds():
     assert body[3] == ["too fast", "-", "-", "-", "2 diverged", "-", "-"]
 
 
-def test_the_table_of_one_run_tells_each_lengths_first_errors():
+def test_the_table_of_one_run_has_first_errors_by_length():
     errors = {"median_index": 3.5, "token": 4, "id": 0, "end": 2}
     header, body = length_table([row(length=2000, exact=0.94, low=0.9, high=0.97, first_error=errors), row()])
     assert body[0] == ["2,000", "100", "0.940", "0.900-0.970", "0.9877", "1.0000", "4 token, 2 end; median index 3.5"]
@@ -156,7 +156,7 @@ def test_the_table_of_one_run_tells_each_lengths_first_errors():
     assert len(header) == len(body[0])
 
 
-def test_the_table_of_one_run_names_variants_where_there_are_any():
+def test_the_table_of_one_run_has_a_variant_column_only_for_variants():
     header, body = length_table([row(variant="uniform"), row(variant="carry")])
     assert header[0] == "variant"
     assert [line[0] for line in body] == ["uniform", "carry"]
@@ -164,8 +164,8 @@ def test_the_table_of_one_run_names_variants_where_there_are_any():
     assert "variant" not in length_table([row()])[0]
 
 
-class Drawn:
-    """What was handed to matplotlib."""
+class PlotRecorder:
+    """Recorder of the calls to matplotlib."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: dict[str, tuple[list[int], list[float], str]] = {}
@@ -173,24 +173,24 @@ class Drawn:
         plot, fill_between, vlines = Axes.plot, Axes.fill_between, Axes.vlines
         self.bars = []
 
-        def plotted(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
+        def record_plot(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
             self.lines[how["label"]] = (list(x), list(y), style)
             return plot(axes, x, y, style, **how)
 
-        def filled(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
+        def record_band(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
             self.bands.append((list(x), list(low), list(high)))
             return fill_between(axes, x, low, high, **how)
 
-        def barred(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
+        def record_bars(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
             self.bars.append((list(x), list(low), list(high)))
             return vlines(axes, x, low, high, **how)
 
-        monkeypatch.setattr(Axes, "vlines", barred)
-        monkeypatch.setattr(Axes, "plot", plotted)
-        monkeypatch.setattr(Axes, "fill_between", filled)
+        monkeypatch.setattr(Axes, "vlines", record_bars)
+        monkeypatch.setattr(Axes, "plot", record_plot)
+        monkeypatch.setattr(Axes, "fill_between", record_band)
 
 
-def test_drawing_writes_both_files_and_tells_the_first(tmp_path):
+def test_drawing_writes_both_files_and_returns_the_png_path(tmp_path):
     path = draw(ROWS, tmp_path, "parity")
     assert path == tmp_path / "figure.png"
     assert {each.name for each in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
@@ -198,7 +198,7 @@ def test_drawing_writes_both_files_and_tells_the_first(tmp_path):
     assert "</svg>" in (tmp_path / "figure.svg").read_text()
 
 
-def test_every_task_has_a_panel_of_its_own(tmp_path, monkeypatch):
+def test_every_task_has_a_panel(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
     draw([*ROWS, row("sorted", 10, 1.0, task="sort", train_lengths=[1, 10])], tmp_path, "arithmetic")
@@ -207,7 +207,7 @@ def test_every_task_has_a_panel_of_its_own(tmp_path, monkeypatch):
     assert [text.get_text() for text in second.get_legend().get_texts()] == ["trained on 1-10", "sorted"]
 
 
-def test_every_variant_has_a_panel_and_a_label_its_color(tmp_path, monkeypatch):
+def test_every_variant_has_a_panel_and_every_label_a_color(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
     labels = [f"row {number}" for number in range(15)]
@@ -217,42 +217,42 @@ def test_every_variant_has_a_panel_and_a_label_its_color(tmp_path, monkeypatch):
         own = {line.get_label(): line.get_color() for line in axes.get_lines()}
         assert list(own) == labels
         assert len(set(own.values())) == 15
-    # A line of the list is a fifth of an inch, and the list no higher than the panel.
+    # A legend line is a fifth of an inch high, and the legend fits into the panel.
     assert figures[0].get_size_inches()[1] == 2 * (1.2 + 0.2 * 15)
 
 
-def test_bands_reach_from_the_lowest_to_the_highest_seed(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
+def test_bands_show_the_range_over_seeds(tmp_path, monkeypatch):
+    plots = PlotRecorder(monkeypatch)
     draw(ROWS, tmp_path, "parity")
-    assert drawn.lines["PPC"] == ([20, 2000], [1.0, 0.625], "-")
-    assert drawn.bands[0] == ([20, 2000], [1.0, 0.5], [1.0, 0.75])
+    assert plots.lines["PPC"] == ([20, 2000], [1.0, 0.625], "-")
+    assert plots.bands[0] == ([20, 2000], [1.0, 0.5], [1.0, 0.75])
 
 
-def test_a_length_that_one_of_several_seeds_reached_has_a_bar_of_its_own(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
+def test_a_length_with_a_single_seed_has_a_bar(tmp_path, monkeypatch):
+    plots = PlotRecorder(monkeypatch)
     draw([row(exact=1.0), row(exact=0.5), row(length=2000, exact=0.5)], tmp_path, "parity")
     low, high = wilson_interval(50, 100)
-    assert drawn.bands == [([20], [0.5], [1.0])]
-    assert drawn.bars == [([2000], [low], [high])]
+    assert plots.bands == [([20], [0.5], [1.0])]
+    assert plots.bars == [([2000], [low], [high])]
 
 
-def test_one_seed_has_bars_that_are_its_interval(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
+def test_bars_show_the_interval_of_a_single_seed(tmp_path, monkeypatch):
+    plots = PlotRecorder(monkeypatch)
     draw([row(exact=0.5)], tmp_path, "parity")
     low, high = wilson_interval(50, 100)
-    assert drawn.bars == [([20], [low], [high])]
-    assert drawn.bands == []
+    assert plots.bars == [([20], [low], [high])]
+    assert plots.bands == []
 
 
-def test_a_row_that_did_not_fit_is_dotted_and_named_so_and_lengths_without_runs_are_left_out(tmp_path, monkeypatch):
-    drawn = Drawn(monkeypatch)
+def test_a_label_that_did_not_fit_is_dotted_and_lengths_without_runs_are_omitted(tmp_path, monkeypatch):
+    plots = PlotRecorder(monkeypatch)
     draw(ROWS, tmp_path, "parity")
-    assert set(drawn.lines) == {"PPC", "NoPE", "ALiBi (did not fit)"}
-    assert drawn.lines["NoPE"][2] == "-"
-    assert drawn.lines["ALiBi (did not fit)"] == ([20], [0.0], ":")
+    assert set(plots.lines) == {"PPC", "NoPE", "ALiBi (did not fit)"}
+    assert plots.lines["NoPE"][2] == "-"
+    assert plots.lines["ALiBi (did not fit)"] == ([20], [0.0], ":")
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_folder_raises_an_error(tmp_path):
     missing = tmp_path / "missing"
     with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a writable folder"):
         draw(ROWS, Path(missing), "parity")
