@@ -12,13 +12,15 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the cases of a test marked ``covering(times)`` that a covering design leaves out."""
+    """Mark as slow what ``covering(times)`` and ``first(number)`` leave out of a test's cases."""
     groups = defaultdict(list)
     for item in items:
-        if (mark := item.get_closest_marker("covering")) is not None:
-            groups[item.nodeid.partition("[")[0], mark.args[0]].append(item)
-    for (_, times), cases in groups.items():
-        kept = covering([[repr(value) for value in case.callspec.params.values()] for case in cases], times)
+        for mark in item.iter_markers():
+            if mark.name in ("covering", "first"):
+                groups[item.nodeid.partition("[")[0], mark.name, mark.args[0]].append(item)
+    for (_, name, number), cases in groups.items():
+        values = [[repr(value) for value in case.callspec.params.values()] for case in cases]
+        kept = covering(values, number) if name == "covering" else range(number)
         for index, case in enumerate(cases):
             if index not in kept:
                 case.add_marker(pytest.mark.slow)

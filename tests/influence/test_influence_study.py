@@ -145,7 +145,8 @@ def test_sink_tokens_precede_the_far_tokens_and_are_always_visible(model, tmp_pa
         replace(SMALL, sink=-1)
 
 
-@pytest.mark.parametrize("passes", [0, 1, 5, 30])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("passes", [5, 0, 1, 30])
 def test_study_stops_before_the_next_pass_and_resumes_exactly(model, whole, passes, tmp_path):
     calls = []
 
@@ -214,7 +215,8 @@ def test_rows_have_all_selections_and_controls_of_the_settings(whole):
         assert row["weight"] in ((1.0,) if certain else (0.0, 2.0))
 
 
-@pytest.mark.parametrize("stops", [(1,), (0, 2), (1, 1, 1)])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("stops", [(0, 2), (1,), (1, 1, 1)])
 def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
     study, folder = study_of(model), tmp_path / "stopped"
     for attempt, blocks in enumerate(stops):
@@ -231,7 +233,8 @@ def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("size", [1, 300, 5000, 9999])
+@pytest.mark.first(1)
+@pytest.mark.parametrize("size", [300, 1, 5000, 9999])
 def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size, tmp_path):
     study, folder = study_of(model), tmp_path / "killed"
     measure_influence(study, folder, stop=lambda: True)
@@ -240,6 +243,7 @@ def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size,
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("number", [2, 3, 7])
 def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
     study = study_of(model)

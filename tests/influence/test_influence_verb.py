@@ -86,6 +86,7 @@ def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, text):
     assert influence._duration(seconds) == text
 
 
+@pytest.mark.slow
 def test_two_models_are_compared_on_the_same_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trained = ["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick"]
@@ -105,6 +106,7 @@ def test_two_models_are_compared_on_the_same_text(tmp_path, monkeypatch, capsys)
     assert {"0-one", "1-other", "scale.png", "scale.svg"} == {path.name for path in (tmp_path / "both").iterdir()}
 
 
+@pytest.mark.slow
 def test_last_process_joins_the_parts_and_reports(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cli.main(["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick", "--out", "run"])

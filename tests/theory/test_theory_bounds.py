@@ -100,8 +100,8 @@ def count_valid(sizes, seeds):
 
 
 def test_no_bound_is_below_the_exact_risk():
-    counts = count_valid(SMALL, range(2))
-    assert min(counts[bound] for bound in APPLICABLE) >= 2
+    counts = count_valid(SMALL, range(1))
+    assert min(counts[bound] for bound in APPLICABLE) >= 1
 
 
 def not_applicable(sizes):
@@ -125,10 +125,10 @@ TIGHT = (
 
 @pytest.mark.parametrize("sizes", TIGHT, ids=str)
 def test_no_bound_is_below_the_exact_risk_with_little_room_or_at_an_odd_length(sizes):
-    counts = count_valid([sizes], range(6))
+    counts = count_valid([sizes], range(2))
     _, _, _, span, train_length, _ = sizes
-    assert counts[WindowCover] == 12
-    assert counts[LinearGrowth] == (12 if train_length >= 4 * span else 0)
+    assert counts[WindowCover] == 4
+    assert counts[LinearGrowth] == (4 if train_length >= 4 * span else 0)
 
 
 def gap_case(regime, seed):
