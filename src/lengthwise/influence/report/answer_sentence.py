@@ -14,7 +14,7 @@ RESOLUTION = 1e-4
 
 
 def answer(summary: Summary) -> dict[str, Any]:
-    """Return whether use is ``shown``, bounds on the number of far tokens in use (None: unknown), and the sentence."""
+    """Return the evidence (``shown``), bounds on the number of far tokens in use (None: unknown), and the sentence."""
     model = summary["model"]
     differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
     evidence = f"own minus other text: {in_nats(differences['other'])}"

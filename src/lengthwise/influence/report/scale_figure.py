@@ -59,16 +59,16 @@ def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: 
 def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -> list[Estimate]:
     """Draw the gain from own far tokens minus that of other sources. Return the estimates."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
-    drawn = []
+    all_estimates = []
     for index, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):
         estimates = [each["own_minus"] for summary in summaries for each in summary["far"] if each["from"] == source]
         if any(each["value"] is not None for each in estimates):
             label = {"other": "minus another text", "elsewhere": "minus elsewhere in the document"}[source]
             style = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
             _draw_bars(axes, sizes, estimates, style, 1 - index / 2)
-            drawn += estimates
+            all_estimates += estimates
     axes.set_ylabel("loss reduction by own far tokens\n(nats per target, all targets)")
-    return drawn
+    return all_estimates
 
 
 def _shares(summary: Summary) -> Sequence[Estimate]:
