@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers  # noqa: F401  (imported before the forks, so that no attack imports it)
+from tests.attacks import command_lines, kills, lies, machine, mutations
 
-from attacks import command_lines, kills, lies, machine, mutations
 from lengthwise.core.provenance import now, provenance
 from lengthwise.experiments.run_folder import append_rows
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 os.environ |= {"OMP_NUM_THREADS": "1"}
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from tests.attacks.inputs import READERS, input_of, raises_error
 
-from attacks.inputs import READERS, input_of, raises_error
 from lengthwise.core.provenance import now, provenance
 from lengthwise.experiments.run_folder import append_rows
 

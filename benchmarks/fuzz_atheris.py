@@ -5,11 +5,11 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Instrumented modules must be imported here for the first time.
-with atheris.instrument_imports(include=["lengthwise", "attacks.inputs"], enable_loader_override=False):
-    from attacks.inputs import READERS, input_of, raises_error
+with atheris.instrument_imports(include=["lengthwise", "tests.attacks.inputs"], enable_loader_override=False):
+    from tests.attacks.inputs import READERS, input_of, raises_error
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from tests.attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
+from tests.attacks.folders import make_corpus, make_export, make_jsonl, make_run, parity
 
 import lengthwise as lw
-from attacks.attack import HANG_SECONDS, Tally, copy_of, leftovers, rng_of, run
-from attacks.folders import make_corpus, make_export, make_jsonl, make_run, parity
 from lengthwise.cli import app as cli
 from lengthwise.encodings import Rotary
 from lengthwise.hf.export import export_hf, import_hf
@@ -141,63 +141,59 @@ INVALID: tuple[Any, ...] = (
 )
 
 
-def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Return public functions with valid arguments."""
-    experiment = parity(0)
-    loaded_run = lw.load_run("run")
-    return {
-        "train": (lw.train, {"experiment": experiment, "out": "new", "resume": False, "device": "cpu"}),
-        "load_run": (lw.load_run, {"folder": "run", "device": "cpu"}),
-        "evaluate": (
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        *(
+            lw.train,
+            lw.load_run,
             lw.evaluate,
-            {"run": loaded_run, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))},
-        ),
-        "certify_run": (lw.certify_run, {"run": loaded_run, "lengths": [8], "seed": 0}),
-        "diagnose_run": (lw.diagnose_run, {"run": loaded_run, "length": 8, "num_examples": 4, "seed": 0}),
-        "compare": (
+            lw.certify_run,
+            lw.diagnose_run,
             lw.compare,
-            {"experiments": {"a": experiment}, "out": "both", "num_seeds": 1, "jobs": 1, "device": "cpu"},
-        ),
-        "prepare_corpus": (
             lw.prepare_corpus,
-            {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
+            export_hf,
         ),
-        "export_hf": (export_hf, {"run": "run", "out": "exported"}),
-        "import_hf": (import_hf, {"folder": "hf", "out": "imported"}),
-        "experiment_for": (lw.experiment_for, {"task": "parity", "scheme": "sequential", "encoding": "nope"}),
-        "recipe": (lw.recipe, {"name": "parity"}),
-        "load_language_model": (lw.load_language_model, {"name": "hf", "device": "cpu"}),
-        "EvaluationSettings": (
-            lw.EvaluationSettings,
-            {"lengths": (2,), "num_examples": (2,), "seed": 0, "decode": "free"},
-        ),
-        "TrainingSettings": (
-            lw.TrainingSettings,
-            {"steps": 3, "batch_size": 2, "betas": (0.9, 0.9), "precision": "auto"},
-        ),
-        "DecoderSettings": (lw.DecoderSettings, {"num_layers": 1, "d_model": 8, "num_heads": 2, "weights": "softmax"}),
-        "InfluenceSettings": (lw.InfluenceSettings, {"near": 2, "far": 4, "ks": (1,), "num_targets": 3, "seed": 0}),
-        "Experiment": (lw.Experiment, {"task": Parity(), "scheme": Sequential(), "train_lengths": (1, 4), "seed": 0}),
-        "Predicted": (Predicted, {"num_position_ids": 9}),
-        "Rotary": (Rotary, {"base": 100.0}),
-        "Addition": (Addition, {}),
-        "JSONLTask": (JSONLTask, {"file": "rows.jsonl"}),
+        *(import_hf, lw.experiment_for, lw.recipe, lw.load_language_model, lw.EvaluationSettings, lw.TrainingSettings),
+        *(lw.DecoderSettings, lw.InfluenceSettings, lw.Experiment, Predicted, Rotary, Addition, JSONLTask),
+    )
+}
+
+
+def valid_arguments() -> dict[str, dict[str, Any]]:
+    """Return valid arguments of each function."""
+    experiment, loaded_run = parity(0), lw.load_run("run")
+    return {
+        "train": {"experiment": experiment, "out": "new", "resume": False, "device": "cpu"},
+        "load_run": {"folder": "run", "device": "cpu"},
+        "evaluate": {"run": loaded_run, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))},
+        "certify_run": {"run": loaded_run, "lengths": [8], "seed": 0},
+        "diagnose_run": {"run": loaded_run, "length": 8, "num_examples": 4, "seed": 0},
+        "compare": {"experiments": {"a": experiment}, "out": "both", "num_seeds": 1, "jobs": 1, "device": "cpu"},
+        "prepare_corpus": {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
+        "export_hf": {"run": "run", "out": "exported"},
+        "import_hf": {"folder": "hf", "out": "imported"},
+        "experiment_for": {"task": "parity", "scheme": "sequential", "encoding": "nope"},
+        "recipe": {"name": "parity"},
+        "load_language_model": {"name": "hf", "device": "cpu"},
+        "EvaluationSettings": {"lengths": (2,), "num_examples": (2,), "seed": 0, "decode": "free"},
+        "TrainingSettings": {"steps": 3, "batch_size": 2, "betas": (0.9, 0.9), "precision": "auto"},
+        "DecoderSettings": {"num_layers": 1, "d_model": 8, "num_heads": 2, "weights": "softmax"},
+        "InfluenceSettings": {"near": 2, "far": 4, "ks": (1,), "num_targets": 3, "seed": 0},
+        "Experiment": {"task": Parity(), "scheme": Sequential(), "train_lengths": (1, 4), "seed": 0},
+        "Predicted": {"num_position_ids": 9},
+        "Rotary": {"base": 100.0},
+        "Addition": {},
+        "JSONLTask": {"file": "rows.jsonl"},
     }
-
-
-FUNCTIONS = (
-    *("train", "load_run", "evaluate", "certify_run", "diagnose_run", "compare", "prepare_corpus", "export_hf"),
-    *("import_hf", "experiment_for", "recipe", "load_language_model", "EvaluationSettings", "TrainingSettings"),
-    *("DecoderSettings", "InfluenceSettings", "Experiment", "Predicted", "Rotary", "Addition", "JSONLTask"),
-)
 
 
 def call_with_invalid_argument(name: str, parameter: str, place: int) -> None:
     """Call a function with one invalid argument; it must raise a LengthwiseError or a signature error."""
-    function, arguments = calls()[name]
+    arguments = valid_arguments()[name]
     started = time.monotonic()
     try:
-        function(**{**arguments, parameter: INVALID[place]})
+        FUNCTIONS[name](**{**arguments, parameter: INVALID[place]})
     except lw.LengthwiseError:
         raise
     except TypeError as error:
@@ -213,7 +209,7 @@ def attack_types(number: int, seed: int, scratch: Path) -> Tally:
     begin.mkdir()
     outcome = run(make, begin, seconds=60)
     assert outcome.status == 0, outcome.err
-    pairs = [(name, parameter) for name in FUNCTIONS for parameter in inspect.signature(getattr(lw, name)).parameters]
+    pairs = [(name, each) for name, function in FUNCTIONS.items() for each in inspect.signature(function).parameters]
     for each in range(number):
         rng = rng_of(seed, "type", each)
         name, parameter = pairs[each % len(pairs)]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.attacks.attack import Call
 from tests.support.small_runs import small_experiment, stop_after
 from tests.support.text_runs import small_corpus, text_experiment
 
 import lengthwise as lw
-from attacks.attack import Call
 from lengthwise.core.checkpoint import load_tensors
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run_folder import read_rows

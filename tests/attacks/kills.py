@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.attacks import attack as attacking
+from tests.attacks.attack import Tally, copy_of, leftovers, rng_of, run, send_signal, untimed
+from tests.attacks.folders import make_corpus, make_run, make_text, measure, parity
 from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
-from attacks import attack as attacking
-from attacks.attack import Tally, copy_of, leftovers, rng_of, run, send_signal, untimed
-from attacks.folders import make_corpus, make_run, make_text, measure, parity
 from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.export import export_hf

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
+from tests.attacks.folders import KINDS, resume
 
-from attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
-from attacks.folders import KINDS, resume
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.experiments.run_folder import BOUND, SEAL, experiment_digest
 from lengthwise.tasks.text.corpus import with_digest
@@ -197,7 +197,7 @@ FORGERIES: tuple[tuple[str, Callable[[Path, random.Random], str], tuple[Call, ..
 
 def attack(number: int, seed: int, scratch: Path) -> Tally:
     """Forge files and use them: they must cause a one-line error or have no effect."""
-    from attacks.mutations import prepare_folders  # noqa: PLC0415
+    from tests.attacks.mutations import prepare_folders  # noqa: PLC0415
 
     tally, folders = Tally("lies"), prepare_folders(scratch)
     for each in range(number):

@@ -8,9 +8,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
-from attacks.folders import LENGTHS, make_export, make_run, make_text
-from attacks.kills import compare, prepare, reproduce, train
+from tests.attacks.attack import Call, Outcome, Tally, copy_of, leftovers, rng_of, run
+from tests.attacks.folders import LENGTHS, make_export, make_run, make_text
+from tests.attacks.kills import compare, prepare, reproduce, train
+
 from lengthwise.hf.export import export_hf, import_hf
 
 # Time limit of successful work on a busy machine.

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from attacks.attack import Tally, copy_of, leftovers, result_of, rng_of, run
-from attacks.folders import KINDS, FolderKind
+from tests.attacks.attack import Tally, copy_of, leftovers, result_of, rng_of, run
+from tests.attacks.folders import KINDS, FolderKind
 
 Change = Callable[[bytes, bytes, random.Random], bytes | None]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from attacks.inputs import READERS, input_of, raises_error
+from tests.attacks.inputs import READERS, input_of, raises_error
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Attacks per kind; the kinds that take long are slow tests.
