@@ -30,9 +30,9 @@ from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import load_language_model
 from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
+from lengthwise.influence.probing.hidden_context import WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import WindowEvaluator
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.targets import sample_targets
 

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, pool_seeds
-from lengthwise.experiments.recipes.which import ENCODING_NAMES, FACTORS, SCHEME_NAMES, STEPS
+from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, FACTORS, SCHEME_NAMES, STEPS
 from lengthwise.experiments.run_folder import read_rows
 
 Rows = Sequence[Mapping[str, Any]]

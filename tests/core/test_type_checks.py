@@ -25,7 +25,7 @@ from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, Parity
 from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 from lengthwise.tasks.text.documents import read_documents
-from lengthwise.theory.law_certificate import certify_law
+from lengthwise.theory.planted_law_certificate import certify_law
 from lengthwise.training.trainer import TrainingSettings
 
 SETTINGS = (TrainingSettings, DecoderSettings, EvaluationSettings, InfluenceSettings, Experiment)

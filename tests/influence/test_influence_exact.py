@@ -14,9 +14,9 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.influence.measures import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.probing.exactness_checks import check_study
+from lengthwise.influence.probing.hidden_context import WindowEvaluator, strict_log_probs
 from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import WindowEvaluator, strict_log_probs
 
 FAR, NEAR = 12, 5
 RNG = np.random.default_rng(0)

@@ -16,9 +16,9 @@ from lengthwise.influence.measures import (
     RandomChoice,
     Screened,
 )
+from lengthwise.influence.probing.hidden_context import WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import WindowEvaluator
 
 FAR, NEAR = 40, 4
 WEIGHTS = {3: 0.9, 17: 0.5, 18: 0.3, 39: 0.7}

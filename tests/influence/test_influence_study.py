@@ -29,7 +29,7 @@ from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.influence.study_parts import check_parts, join_parts, parse_part, part_folder
+from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import LONGPPL, GapRule, sample_targets, split_texts
 from lengthwise.influence.text_codec import tokenize_documents

@@ -15,9 +15,9 @@ from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence.probing.decoder_model import DecoderModel
+from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import MODES, WindowEvaluator
 from lengthwise.influence.short_context import short_context_losses
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.training.batch import Sampler

@@ -28,7 +28,7 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: i
     ``SettingError`` for a length within the training lengths, and for a task graded by loss.
     """
     experiment = run.experiment
-    check_diagnosis(experiment.task, experiment.train_lengths[1], length, num_examples)
+    check_diagnosis(experiment.task, experiment.train_lengths[1], length)
     check_evaluation(experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
     return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples)
 

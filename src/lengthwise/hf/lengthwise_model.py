@@ -30,11 +30,11 @@ from lengthwise.hf.joint_loss import (
     token_loss,
 )
 from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_from_config
+from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import build_prompt_mask, expand_ids, select_logits
 from lengthwise.hf.model_parts import PrecisionMixin
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.saving import ModelCardMixin
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache as DecoderCache
 

@@ -30,6 +30,7 @@ from lengthwise.hf.joint_loss import (
     shift_labels,
     token_loss,
 )
+from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
 from lengthwise.hf.model_parts import (
     LOG_LENGTH,
@@ -44,7 +45,6 @@ from lengthwise.hf.model_parts import (
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.position_id_support import check_length_scaling, check_position_id_support, check_position_table
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_types
-from lengthwise.hf.saving import ModelCardMixin
 from lengthwise.model.position_heads import POSITION_HEADS
 
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lengthwise.influence.probing.hidden_context import strict_log_probs
 from lengthwise.influence.probing.model_wrapping import TokenCounter
-from lengthwise.influence.probing.window_evaluator import strict_log_probs
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import Target
 

@@ -8,8 +8,8 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import InfluenceMeasure
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
+from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.subset_scoring import OBJECTIVES
-from lengthwise.influence.probing.window_evaluator import MODES
 from lengthwise.influence.targets import GapRule
 
 # Controls of the selection: random own tokens, and the same search among far tokens from other places.

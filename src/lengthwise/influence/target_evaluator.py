@@ -13,11 +13,11 @@ from lengthwise.core.randomness import stream
 from lengthwise.influence.measures.measure import InfluenceMeasure, TokenRanking
 from lengthwise.influence.measures.random_choice import RandomChoice
 from lengthwise.influence.placebo import ELSEWHERE, OTHER, PlaceboSampler
+from lengthwise.influence.probing.hidden_context import Visible, WindowEvaluator, strict_log_probs
 from lengthwise.influence.probing.model_wrapping import TokenCounter
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.subset_scoring import Divergence, Objective, SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import Visible, WindowEvaluator, strict_log_probs
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import Target
 from lengthwise.influence.token_kinds import AROUND, token_kinds

@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
-from lengthwise.theory.law_certificate import Assumption, check_longer
+from lengthwise.theory.planted_law_certificate import Assumption, check_longer
 from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
 # Examples per length.

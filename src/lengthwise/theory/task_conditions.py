@@ -18,7 +18,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.task import Task
-from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.planted_law_certificate import Assumption
 
 # The number of lengths to test, the longest of them, and the examples per length.
 NUM_LENGTHS = 3

@@ -16,7 +16,7 @@ from lengthwise.experiments.experiment import build_entry, load_task
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import certify_run
 from lengthwise.tasks import Planted, Task
-from lengthwise.theory.law_certificate import LawCertificate, certify_law
+from lengthwise.theory.planted_law_certificate import LawCertificate, certify_law
 from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 
 # Default lengths: for a task, and for a run as multiples of its longest training length.

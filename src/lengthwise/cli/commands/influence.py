@@ -18,7 +18,7 @@ from lengthwise.influence.report.study_report import PAGE, report_study
 from lengthwise.influence.report.summary_tables import summary_tables
 from lengthwise.influence.settings import CONTROLS, InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.influence.study_parts import check_parts, join_parts, parse_part, part_folder
+from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
 from lengthwise.influence.targets import LONGPPL, GapRule
 from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument

@@ -8,7 +8,7 @@ from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
-from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scratchpads, which
+from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scheme_encoding_grid, scratchpads
 from lengthwise.experiments.recipes.scratchpads import parity
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lengthwise.core.errors import ModelError
 from lengthwise.core.randomness import stream
+from lengthwise.influence.probing.hidden_context import Predictions, WindowEvaluator, strict_log_probs
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.probing.window_evaluator import Predictions, WindowEvaluator, strict_log_probs
 
 # Log-probabilities compared beside that of the target: the largest, which rounding changes least.
 TOP_TOKENS = 10

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.influence.probing.window_evaluator import WindowEvaluator
+from lengthwise.influence.probing.hidden_context import WindowEvaluator
 
 # target: do k tokens suffice for the loss of the true next token? prediction: uses only what a method that drops keys
 # and values could use, the model's own prediction.

@@ -1,0 +1,93 @@
+"""Base class of the saved models: registration with `transformers`, model card, and checks when loading."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lengthwise.core.errors import ModelError
+
+CARD = "README.md"
+# Text of the cards that `transformers` writes.
+GENERATED = "This model card has been automatically generated"
+HEADER = """---
+library_name: lengthwise
+pipeline_tag: text-generation
+---
+
+# {kind}
+
+"""
+BODY = """## How to load this model
+
+This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers` alone does
+not know the model type `{model_type}`. Install `lengthwise` and import the model class first:
+
+```bash
+pip install 'lengthwise[hf]'
+```
+
+```python
+from lengthwise.hf import {model_class}  # registers the model type with the Auto classes
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
+```
+
+{prompt_ids}
+
+Do not load it with another class, such as `LlamaForCausalLM`. That drops weights and gives wrong answers.
+"""
+REQUIRED_IDS = "`generate` needs the `position_ids` of the prompt, assigned as in training."
+COUNTED_IDS = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
+
+
+class ModelCardMixin(PreTrainedModel):
+    """Registers the model type, writes a model card, and raises an error for weights saved with other options."""
+
+    card_kind: ClassVar[str]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        assert cls.config_class is not None
+        AutoConfig.register(cls.config_class.model_type, cls.config_class, exist_ok=True)
+        AutoModelForCausalLM.register(cls.config_class, cls, exist_ok=True)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as in `transformers`, with a model card."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            self._write_card(Path(save_directory))
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """Load as in `transformers`; ``ModelError`` if the saved head or segment does not match the options."""
+        result: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = result
+        for keys, verb in (("missing_keys", "has no"), ("unexpected_keys", "has")):
+            if names := sorted(name for name in info[keys] if name.startswith(("position_head", "segment"))):
+                raise ModelError(
+                    f"the saved model {verb} {names[0]}, so it was saved with other options; load it without options, "
+                    "or wrap the inner model again"
+                )
+        return (model, info) if output_loading_info else model
+
+    # `push_to_hub`, and `save_pretrained` with it, write their own card before this call.
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        self._write_card(Path(working_dir))
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+    def _write_card(self, folder: Path) -> None:
+        first = self.config.first_counted_id
+        body = BODY.format(
+            model_type=self.config.model_type,
+            model_class=type(self).__name__,
+            prompt_ids=REQUIRED_IDS if first is None else COUNTED_IDS.format(first=first),
+        )
+        card = folder / CARD
+        text = card.read_text(encoding="utf-8") if card.is_file() else GENERATED
+        if GENERATED in text:
+            text = HEADER.format(kind=self.card_kind) + body
+        elif self.config.model_type not in text:
+            text = text.rstrip("\n") + "\n\n" + body
+        card.write_text(text, encoding="utf-8")

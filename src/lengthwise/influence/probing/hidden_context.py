@@ -1,0 +1,133 @@
+"""Log-probabilities of targets with parts of their far context hidden, batched into few forward passes."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from math import ceil, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.influence.probing.window import Window
+
+# strict: the model reads only the visible tokens. masked: it reads all; near tokens attend only to visible far tokens.
+MODES = ("strict", "masked")
+# Log-probabilities per forward pass and token of its budget: each sequence yields one per entry of the vocabulary.
+NUMBERS_PER_TOKEN = 1 << 12
+
+Visible = Bool[np.ndarray, " far"]
+# Indices of queries, and the log-probabilities of the next token for each of them.
+Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
+
+
+class WindowEvaluator:
+    """Evaluates a model on one window with subsets of its far tokens visible; the far states are computed once."""
+
+    def __init__(self, model: NextTokenModel, window: Window) -> None:
+        self.model, self.window = model, window
+        self.tokens, self.num_read = torch.from_numpy(window.tokens), len(window.start) + window.num_far
+        self.position_ids = torch.arange(len(self.tokens))
+        self.near, self.near_ids = self.tokens[self.num_read :], self.position_ids[self.num_read :]
+
+    @cached_property
+    def states(self) -> Any:
+        """States of the start and far tokens, from one pass that hides nothing."""
+        return self.model.prefill(self.tokens, self.position_ids, self.num_read)
+
+    def log_probs(self, visible: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
+        """Yield the predictions for each visibility mask, in one of ``MODES``."""
+        return self._strict(visible) if mode == "strict" else self._masked(visible)
+
+    def _masked(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+        """Hide far tokens from the near tokens only; the states of visible far tokens still summarize hidden ones."""
+        size, states = batch_size(self.model, 2 * len(self.near)), self.states
+        start = np.ones((len(visible), len(self.window.start)), bool)
+        masks = torch.from_numpy(np.concatenate([start, visible], axis=1))
+        for first in range(0, len(visible), size):
+            batch = masks[first : first + size]
+            yield from split_on_out_of_memory(
+                list(range(first, first + len(batch))),
+                (batch,),
+                lambda part: self.model.log_probs_with_mask(states, self.near, self.near_ids, part),
+            )
+
+    def _strict(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+        """Like ``strict_log_probs``, but queries share prefixes without hidden tokens: twice as fast at most."""
+        masks = np.stack([self.window.expand(row) for row in visible])
+        seq = masks.shape[1]
+        # A larger step reads fewer prefixes, but repeats more tokens after each of them.
+        step = max(1, ceil(seq / sqrt(len(visible) / 2)))
+        first_hidden = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for query, prefix in enumerate((np.minimum(first_hidden, seq - 1) // step * step).tolist()):
+            groups[prefix, int(masks[query, prefix:].sum())].append(query)
+        single: list[int] = []
+        for (prefix, length), queries in groups.items():
+            if prefix * (len(queries) - 1) <= seq:
+                single += queries
+            else:
+                yield from self._with_prefix(prefix, length, queries, masks)
+        for indices, log_probs in strict_log_probs(self.model, [(self.window, visible[query]) for query in single]):
+            yield [single[index] for index in indices], log_probs
+
+    def _with_prefix(
+        self, prefix: int, length: int, queries: list[int], masks: Bool[np.ndarray, "all seq"]
+    ) -> Iterator[Predictions]:
+        """Evaluate queries that share a prefix and have the same number of visible tokens (``length``) after it."""
+        states = self.model.prefill(self.tokens, self.position_ids, prefix)
+        ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
+        # Each sequence attends to a copy of the states.
+        size = batch_size(self.model, length + prefix // 8)
+        for first in range(0, len(queries), size):
+            part = slice(first, first + size)
+            yield from split_on_out_of_memory(
+                queries[part],
+                (self.tokens[ids[part]], ids[part]),
+                lambda tokens, position_ids: self.model.log_probs_with_prefix(states, tokens, position_ids),
+            )
+
+
+def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visible]]) -> Iterator[Predictions]:
+    """Yield the predictions of a model that reads only the visible tokens of each window, at their own position IDs.
+
+    Hidden tokens cannot leak. Sequences of the same length share a forward pass.
+    """
+    by_length: dict[int, list[int]] = defaultdict(list)
+    for index, (window, visible) in enumerate(queries):
+        by_length[len(window.start) + int(visible.sum()) + len(window.near)].append(index)
+    for length, indices in sorted(by_length.items()):
+        size = batch_size(model, length)
+        for first in range(0, len(indices), size):
+            batch = indices[first : first + size]
+            masks = [queries[index][0].expand(queries[index][1]) for index in batch]
+            tokens = np.stack([queries[index][0].tokens[mask] for index, mask in zip(batch, masks, strict=True)])
+            ids = np.stack([mask.nonzero()[0] for mask in masks])
+            yield from split_on_out_of_memory(batch, (torch.from_numpy(tokens), torch.from_numpy(ids)), model.log_probs)
+
+
+def batch_size(model: NextTokenModel, length: int, predictions: int = 1) -> int:
+    """Return the number of sequences per forward pass, given their length and predictions per sequence."""
+    numbers = NUMBERS_PER_TOKEN * model.forward_tokens
+    return max(1, min(model.forward_tokens // length, numbers // (predictions * model.vocabulary_size)))
+
+
+def split_on_out_of_memory(
+    indices: list[int], inputs: tuple[Tensor, ...], predict: Callable[..., Tensor]
+) -> Iterator[Predictions]:
+    """Yield the predictions for a batch, split in halves until it fits in memory."""
+    try:
+        log_probs = predict(*inputs)
+    except torch.OutOfMemoryError:
+        if len(indices) == 1:
+            raise
+        log_probs = None
+    if log_probs is not None:
+        yield indices, log_probs
+        return
+    half = len(indices) // 2
+    for part in (slice(None, half), slice(half, None)):
+        yield from split_on_out_of_memory(indices[part], tuple(each[part] for each in inputs), predict)

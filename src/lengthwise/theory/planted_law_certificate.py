@@ -1,0 +1,250 @@
+"""Certificate of a planted law beyond the training lengths: assumptions, exact risks, bounds and predictions."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.attention.training import fit_tables
+from lengthwise.theory.bounds import BOUNDS, COVER_BOUNDS
+from lengthwise.theory.bounds.conditions import BoundError, eta, rho
+from lengthwise.theory.bounds.extrapolation import Extrapolation, Prediction, predict
+from lengthwise.theory.bounds.linear_loss import Bound, one_joint_kappa
+from lengthwise.theory.bounds.white_box import SampledKnownScores
+from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
+from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
+from lengthwise.theory.risk.risk_at_length import RiskEstimate, conditional_risk, estimate_risk, mean_risk
+
+LOSS = TotalVariation()
+# The largest test length for bounds that sum over pieces of every planted set.
+MAX_COVER_LENGTH = 1024
+# Names of bounds that hold with probability 0.95 only.
+PROBABILISTIC = {SampledKnownScores.name}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A condition of the theory, the measurement that decides it, and the name of a counterexample without it.
+
+    ``holds`` is None if the condition was not checked.
+    """
+
+    name: str
+    holds: bool | None
+    found: str
+    counterexample: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Risk:
+    """The risk of the fitted head and of the true posterior at one length.
+
+    The posterior minimizes the log loss, but not total variation: if labels are uncertain, a more confident predictor
+    has a smaller total variation.
+    """
+
+    length: int
+    found: RiskEstimate
+    posterior: RiskEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundValue:
+    """The value of a bound at one length, or the reason in ``refused``; ``bound`` and ``title`` are its name."""
+
+    bound: str
+    title: str
+    provenance: str
+    length: int
+    value: float | None
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LawCertificate:
+    """Assumptions, exact risks, bounds and predictions for one fitted head, and a verdict in words.
+
+    ``risks`` holds the longest training length and the test lengths in increasing order.
+    """
+
+    trained: tuple[int, int]
+    assumptions: tuple[Assumption, ...]
+    risks: tuple[Risk, ...]
+    bounds: tuple[BoundValue, ...]
+    predictions: tuple[Prediction, ...]
+    verdict: str
+    predictor: Predictor
+
+
+def certify_law(
+    law: Planted, *, trained: tuple[int, int], lengths: Sequence[int], steps: int = 1000, seed: int = 0
+) -> LawCertificate:
+    """Fit a sparse functional attention on lengths ``trained`` (inclusive), and certify its risk at longer ``lengths``.
+
+    Risks are exact if the law has a span or few sequences, and sampled otherwise. A bound whose condition fails is
+    listed with the reason. ``SettingError`` for lengths without room for the planted set or within training.
+    """
+    _check_lengths(law, trained, lengths)
+    law, longest = law.possible, trained[1]
+    predictor = fit_tables(law, trained, steps, seed)
+    all_lengths = sorted({longest, *lengths})
+    risks = tuple(_risk(law, predictor, length, seed) for length in all_lengths)
+    case = _case(law, predictor, longest)
+    assumptions = tuple(_assumptions(case(all_lengths[-1])))
+    bounds = tuple(bound for length in all_lengths[1:] for bound in _bounds(case(length)))
+    return LawCertificate(
+        trained=trained,
+        assumptions=assumptions,
+        risks=risks,
+        bounds=bounds,
+        predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in all_lengths[1:]),
+        verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
+        predictor=predictor,
+    )
+
+
+def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
+    shortest, longest = trained
+    if not law.min_length <= shortest <= longest:
+        raise SettingError(
+            f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens or more, and the "
+            f"shortest length comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
+        )
+    check_longer(longest, lengths)
+
+
+def check_longer(longest: int, lengths: Sequence[int]) -> None:
+    """Raise ``SettingError`` unless all lengths are above the longest training length."""
+    short = [length for length in lengths if length <= longest]
+    if short or not lengths:
+        raise SettingError(
+            f"length {short[0] if short else 'none'} is not above the longest training length {longest}; use --lengths "
+            f"above {longest}"
+        )
+
+
+def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
+    """Return the guarantee at one length, or the conditions that fail."""
+    certain = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
+    values = [(each.value, each.title) for each in certain if each.value is not None]
+    if not values:
+        failed = " and ".join(each.name for each in assumptions if not each.holds)
+        reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
+        return f"No risk is guaranteed at length {risk.length} ({reason})."
+    least, title = min(values)
+    if least >= 1:
+        return f"No risk is guaranteed at length {risk.length}: the least bound is {least:.3g}, and no risk is above 1."
+    how = "exact" if risk.found.how == "exact" else "sampled"
+    return (
+        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {least:.3g} ({title}); "
+        f"its {how} value is {risk.found.risk:.3g}."
+    )
+
+
+def _risk(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
+    """Estimate both risks, on the same sequences if both are sampled."""
+    posterior: Predictor = BayesPredictor(law)
+    with suppress(SettingError):
+        posterior = bayes_attention(law, length)
+    estimates = [
+        estimate_risk(law, each, length, LOSS, stream(seed, "certify", length)) for each in (predictor, posterior)
+    ]
+    return Risk(length=length, found=estimates[0], posterior=estimates[1])
+
+
+def _assumptions(case: Extrapolation) -> Iterator[Assumption]:
+    law, longest = case.law, case.train_length
+    span = law.placement.span
+    yield Assumption(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
+    local = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
+    yield Assumption(name="locality of the data", holds=span is not None, found=local, counterexample="growing gap")
+    is_local = isinstance(case.predictor, TabularAttention)
+    yield Assumption(
+        name="locality of the class",
+        holds=is_local,
+        found="by construction" if is_local else "the head reads sets at any distance",
+        counterexample="unbounded reach",
+    )
+    yield Assumption(
+        name="room",
+        holds=span is not None and longest >= 4 * span,
+        found=f"L = {longest}" + ("" if span is None else f", 4 w = {4 * span}"),
+        counterexample="unbounded reach",
+    )
+    yield _regularity(case, span)
+    by_construction = (("relativity", "absolute positions"), ("one background", "new background token"))
+    for name, counterexample in by_construction:
+        yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
+    yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
+    yield _light_joints(case)
+
+
+def _regularity(case: Extrapolation, span: int | None) -> Assumption:
+    holds = False
+    if span is None:
+        found = "no span, so no eta"
+    elif case.train_length < span:
+        found = f"training lengths up to {case.train_length} have no room for the span {span}"
+    else:
+        # Longer lengths add nothing: eta grows only with the number of starts.
+        eta_train = eta(case.law.placement, case.train_length, span)
+        ratio = rho(case.law.placement, case.test_length, case.train_length)
+        holds = math.isfinite(eta_train) and math.isfinite(ratio)
+        found = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
+    return Assumption(name="regularity", holds=holds, found=found, counterexample="rare shape")
+
+
+def _light_joints(case: Extrapolation) -> Assumption:
+    try:
+        found, holds = f"kappa = {one_joint_kappa(case):.4g}", True
+    except BoundError as error:
+        found, holds = str(error), False
+    return Assumption(name="light joints", holds=holds, found=found, counterexample="heavy joints")
+
+
+def _case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
+    """Return the inputs of the bounds by test length; all share the risks at training lengths."""
+    conditional: Callable[..., ConditionalRisk] = cache(
+        lambda law, length, loss: conditional_risk(law, predictor, length, loss)
+    )
+    mean: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
+    return lambda test_length: Extrapolation(
+        law=law,
+        predictor=predictor,
+        train_length=train_length,
+        test_length=test_length,
+        loss=LOSS,
+        conditional_risk=lambda law, _, length, loss: conditional(law, length, loss),
+        mean_risk=lambda law, _, length, loss: mean(law, length, loss),
+    )
+
+
+def _bounds(case: Extrapolation) -> Iterator[BoundValue]:
+    for name, bound in BOUNDS.items():
+        value, refused = None, None
+        try:
+            value = _value(bound(), case)
+        except (BoundError, SettingError) as error:
+            refused = str(error)
+        yield BoundValue(
+            bound=name,
+            title=name,
+            provenance=bound.provenance,
+            length=case.test_length,
+            value=value,
+            refused=refused,
+        )
+
+
+def _value(bound: Bound, case: Extrapolation) -> float:
+    if isinstance(bound, COVER_BOUNDS) and case.test_length > MAX_COVER_LENGTH:
+        raise BoundError(
+            f"this bound sums over pieces of every planted set, which takes too long above {MAX_COVER_LENGTH} tokens; "
+            "use a shorter length"
+        )
+    return bound.value(case)
