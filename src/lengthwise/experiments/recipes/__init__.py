@@ -12,7 +12,7 @@ from lengthwise.experiments.recipes import arithmetic, few_tokens, language_mode
 from lengthwise.experiments.recipes.scratchpads import parity
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
-MODULES = (scratchpads, arithmetic, few_tokens, language_model, which)
+MODULES = (scratchpads, arithmetic, few_tokens, language_model, scheme_encoding_grid)
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe for module in MODULES for recipe in getattr(module, "RECIPES", ())
 }
