@@ -16,7 +16,7 @@ from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.bounds import MinimaxSquareOfSpans, SquareOfLength, SquareOfSpans
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.linear_loss import LargestRatio, LinearGrowth, WindowCover
-from lengthwise.theory.law_certificate import certify_law
+from lengthwise.theory.planted_law_certificate import certify_law
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.laplace_risk import laplace_risk
 from lengthwise.theory.task_certificate import certify_task

@@ -221,7 +221,10 @@ def test_a_run_that_does_not_fit_is_limited_by_training(unfitted, capsys):
 def test_a_task_without_support_gets_a_diagnosis_without_interventions(tmp_path):
     run = train(small_experiment(Addition(order="most"), Sequential()), tmp_path, device="cpu")
     found = diagnose_run(run, 8, num_examples=16)
-    assert found.skip_reason == "task addition does not declare which tokens its answers depend on (support)"
+    assert (
+        found.skip_reason
+        == "task addition does not declare which tokens its answers depend on (support); use a task with support"
+    )
     assert (found.heads, found.support_mass_at_errors, found.subsampling_control) == ((), (), None)
     assert found.failures.num_failures == 16
     assert [each.quantity for each in found.range_shifts] == ["distance between any two tokens"]

@@ -410,7 +410,7 @@ def test_evaluation_restores_the_mode_of_the_decoder(training):
 
 INVALID_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: EvaluationSettings(lengths=()), r"lengths is empty; give at least one length"),
-    (lambda: EvaluationSettings(lengths=(4, 0)), r"invalid length 0; use lengths of at least 1"),
+    (lambda: EvaluationSettings(lengths=(4, 0)), r"invalid length 0; use at least 1"),
     (lambda: EvaluationSettings(num_examples=(0,)), r"invalid number of examples 0; use at least 1"),
     (
         lambda: EvaluationSettings(lengths=(4, 8, 9), num_examples=(1, 2)),

@@ -37,7 +37,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import RandomStart, Sequential
 from lengthwise.tasks import Addition, Parity, Planted, Recall, SparseParity
 from lengthwise.tasks.planted.placement import Local
-from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.planted_law_certificate import Assumption
 
 
 def all_tokens(queries: Queries) -> Subsample:

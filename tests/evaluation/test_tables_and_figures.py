@@ -9,15 +9,7 @@ from matplotlib.axes import Axes
 from lengthwise.core.errors import RunFolderError
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
-from lengthwise.evaluation.tables_and_figures import (
-    draw,
-    fit_status,
-    format_value,
-    group_rows,
-    length_table,
-    pool_seeds,
-    table,
-)
+from lengthwise.evaluation.tables_and_figures import draw, group_rows, length_table, pool_seeds, table
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -103,7 +95,7 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     ],
 )
 def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
-    assert fit_status([row(fitted=share) for share in fitted]) == status
+    assert report.fit_status([row(fitted=share) for share in fitted]) == status
 
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():
@@ -134,7 +126,7 @@ def test_the_ids_met_cover_all_seeds():
 
 
 def test_a_cell_without_runs_is_a_dash():
-    assert format_value([]) == "-"
+    assert report.format_value([]) == "-"
 
 
 def test_a_table_counts_diverged_seeds():

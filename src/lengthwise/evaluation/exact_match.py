@@ -47,12 +47,9 @@ class EvaluationSettings:
         check_types(self)
         if not self.lengths:
             raise SettingError("lengths is empty; give at least one length, such as 20,200")
-        for length in self.lengths:
-            if length < 1:
-                raise SettingError(f"invalid length {length}; use lengths of at least 1")
-        for number in self.num_examples:
-            if number < 1:
-                raise SettingError(f"invalid number of examples {number}; use at least 1")
+        for name, values in (("length", self.lengths), ("number of examples", self.num_examples)):
+            if min(values, default=1) < 1:
+                raise SettingError(f"invalid {name} {min(values)}; use at least 1")
         if len(self.num_examples) not in (1, len(self.lengths)):
             raise SettingError(
                 f"num_examples has {len(self.num_examples)} values for {len(self.lengths)} lengths; "

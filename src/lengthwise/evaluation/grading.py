@@ -61,17 +61,31 @@ def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
 def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
     """Grade a batch with one of ``DECODES``; both give the same exact matches if each prompt has one right answer."""
     batch = batch.to(next(decoder.parameters()).device)
-    return (_grade_forced if decode == "forced" else _grade_free)(decoder, batch, end)
+    first = int(batch.prompt_length.min())
+    targets, token_loss = batch.tokens[:, first:], None
+    if decode == "forced":
+        predicted, id_correct, token_loss = _grade_forced(decoder, batch, first)
+    else:
+        predicted, id_correct = _grade_free(decoder, batch, first, end)
+    return Grades(
+        token_correct=predicted == targets,
+        id_correct=id_correct,
+        scored=batch.token_scored[:, first:],
+        id_scored=batch.id_scored[:, first:],
+        end=(predicted == end) | (targets == end),
+        prompt_offset=batch.prompt_length - first,
+        token_loss=token_loss,
+    )
 
 
-def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Grades:
-    first = int(batch.prompt_length.min()) - 1
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)
-    targets = batch.tokens[:, first + 1 :]
+def _grade_forced(
+    decoder: Decoder, batch: Batch, first: int
+) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"], Float[Tensor, "batch answer"]]:
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first - 1)
+    targets = batch.tokens[:, first:]
     logits = decoder.token_logits(hidden)
-    predicted = logits.argmax(dim=-1)
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
-    if bool(token_loss[batch.token_scored[:, first + 1 :]].isnan().any()):
+    if bool(token_loss[batch.token_scored[:, first:]].isnan().any()):
         # The argmax over NaN would be token 0.
         raise DivergedError("the decoder predicts NaN; train it again, or evaluate in float32")
     id_correct = torch.ones_like(targets, dtype=torch.bool)
@@ -81,48 +95,28 @@ def _grade_forced(decoder: Decoder, batch: Batch, end: int) -> Grades:
         chunk = max(1, ID_CHUNK_ELEMENTS // prompts[0].position_ids.numel())
         chunks = zip(
             torch.split(hidden, chunk, dim=1),
-            torch.split(ids[:, :, first:-1], chunk, dim=2),
+            torch.split(ids[:, :, first - 1 : -1], chunk, dim=2),
             torch.split(targets, chunk, dim=1),
             strict=True,
         )
         parts = [torch.stack([level.most_likely() for level in decoder.next_ids(*part, prompts)]) for part in chunks]
-        id_correct = (torch.cat(parts, dim=2) == ids[:, :, first + 1 :]).all(dim=0)
-    return _grades(batch, first, end, predicted, id_correct, token_loss)
+        id_correct = (torch.cat(parts, dim=2) == ids[:, :, first:]).all(dim=0)
+    return logits.argmax(dim=-1), id_correct, token_loss
 
 
-def _grade_free(decoder: Decoder, batch: Batch, end: int) -> Grades:
+def _grade_free(
+    decoder: Decoder, batch: Batch, first: int, end: int
+) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Decode the examples of each prompt length together; a missing token counts as an error."""
-    first = int(batch.prompt_length.min()) - 1
-    targets, target_ids = batch.tokens[:, first + 1 :], batch.position_ids[:, :, first + 1 :]
-    predicted = torch.full_like(targets, -1)
-    predicted_ids = torch.full_like(target_ids, -1)
+    predicted = torch.full_like(batch.tokens[:, first:], -1)
+    predicted_ids = torch.full_like(batch.position_ids[:, :, first:], -1)
     for prompt_length in sorted(set(batch.prompt_length.tolist())):
         group = batch.prompt_length == prompt_length
         prompt_ids = batch.position_ids[:, group, : prompt_length if decoder.predicts_ids else None]
         max_new_tokens = batch.tokens.shape[1] - prompt_length
         out = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=max_new_tokens)
-        columns = slice(prompt_length - first - 1, prompt_length - first - 1 + out.tokens.shape[1])
+        columns = slice(prompt_length - first, prompt_length - first + out.tokens.shape[1])
         predicted[group, columns] = out.tokens.masked_fill(~out.is_written, -1)
         predicted_ids[:, group, columns] = out.position_ids.masked_fill(~out.is_written, -1)
-    id_correct = (predicted_ids == target_ids).all(dim=0) | (not decoder.predicts_ids)
-    return _grades(batch, first, end, predicted, id_correct, None)
-
-
-def _grades(
-    batch: Batch,
-    first: int,
-    end: int,
-    predicted: Int[Tensor, "batch answer"],
-    id_correct: Bool[Tensor, "batch answer"],
-    token_loss: Float[Tensor, "batch answer"] | None,
-) -> Grades:
-    targets = batch.tokens[:, first + 1 :]
-    return Grades(
-        token_correct=predicted == targets,
-        id_correct=id_correct,
-        scored=batch.token_scored[:, first + 1 :],
-        id_scored=batch.id_scored[:, first + 1 :],
-        end=(predicted == end) | (targets == end),
-        prompt_offset=batch.prompt_length - 1 - first,
-        token_loss=token_loss,
-    )
+    id_correct = (predicted_ids == batch.position_ids[:, :, first:]).all(dim=0) | (not decoder.predicts_ids)
+    return predicted, id_correct

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -57,8 +58,7 @@ class ContextLoss:
     wall_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
+class _Window(NamedTuple):
     """A span of scored tokens: the index of its document, and the token index after its last token."""
 
     document: int
@@ -101,7 +101,7 @@ def iter_losses(
             tally = _Tally(task.token_bytes(), min(SCORED, *settings.lengths))
             for part, batch in _batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
-                tally.add([window.document for window in part], batch, *_score(decoder, batch, tally.scored))
+                tally.add(decoder, part, batch)
                 if report is not None:
                     report(length, len(tally.documents), len(windows))
             warn_untrained_distance(decoder, scheme, length, tally.distance, trained_distance)
@@ -176,15 +176,10 @@ class _Tally:
         self.correct = self.bytes = 0
         self.distance: int | float = 0
 
-    def add(
-        self,
-        documents: list[int],
-        batch: Batch,
-        losses: Float[np.ndarray, "batch scored"],
-        correct: Bool[np.ndarray, "batch scored"],
-    ) -> None:
-        """Add the windows of one batch; ``documents`` are the document indices."""
-        self.documents += documents
+    def add(self, decoder: Decoder, windows: list[_Window], batch: Batch) -> None:
+        """Score the windows of one batch, and add the results."""
+        losses, correct = _score(decoder, batch, self.scored)
+        self.documents += [window.document for window in windows]
         self.losses += list(losses)
         self.correct += int(correct.sum())
         self.bytes += int(self.token_bytes[batch.tokens[:, -self.scored :].numpy()].sum())

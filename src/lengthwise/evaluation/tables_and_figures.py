@@ -196,7 +196,7 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     for index, (label, by_length) in enumerate(by_label.items()):
         measured = {length: runs for length, runs in by_length.items() if runs}
         middle = [pool_seeds(runs)[0] for runs in measured.values()]
-        fits = _any_fit(measured)
+        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured.values() for row in runs)
         style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
         name = label if fits else f"{label} (did not fit)"
         # The first label is on top, because it is usually the subject of the comparison.
@@ -246,7 +246,3 @@ def _band(runs: Rows) -> tuple[float, float]:
         return (value, value) if low is None or high is None else (low, high)
     values = [pool_seeds([row])[0] for row in runs]
     return min(values), max(values)
-
-
-def _any_fit(by_length: Mapping[int, Rows]) -> bool:
-    return any(uses_loss(runs) or row["fitted"] >= FIT_THRESHOLD for runs in by_length.values() for row in runs)

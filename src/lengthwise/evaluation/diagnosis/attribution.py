@@ -1,7 +1,7 @@
 """Attribution of failures to causes, from the first errors that each intervention repairs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool
@@ -66,7 +66,7 @@ def intervention_causes(
     count as repaired, and right answers that it breaks do not count as broken.
     """
     repair_rates = _rates(errors, ~errors.subsample_only)
-    break_rates = (None,) * len(repair_rates) if correct is None else _rates(_negate(correct), correct.subsample_only)
+    break_rates = (None,) * 3 if correct is None else _rates(correct, correct.subsample_only, negate=True)
     interventions = {
         DILUTED: f"number of tokens of training, IDs of length {length}",
         UNTRAINED_IDS if beyond_training else MORE_IDS: "IDs of training, weight of all tokens",
@@ -77,15 +77,16 @@ def intervention_causes(
         yield Cause(name=name, intervention=text, num_errors=num_errors, repair_rate=repair_rate, break_rate=break_rate)
 
 
-def _rates(results: InterventionResults, mask: Bool[np.ndarray, " answers"]) -> tuple[float, float, float]:
-    """Return the fractions of masked answers that are true with fewer tokens, with trained IDs, and only with both."""
-    fewer_tokens, trained_ids = results.fewer_tokens & mask, results.trained_ids & mask
-    only_both = results.both & mask & ~fewer_tokens & ~trained_ids
-    return float(fewer_tokens.mean()), float(trained_ids.mean()), float(only_both.mean())
+def _rates(
+    results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, negate: bool = False
+) -> tuple[float, float, float]:
+    """Return the fractions of masked answers that are right with fewer tokens, with trained IDs, and only with both.
 
-
-def _negate(results: InterventionResults) -> InterventionResults:
-    return InterventionResults(**{field.name: ~getattr(results, field.name) for field in fields(results)})
+    ``negate`` counts wrong answers instead.
+    """
+    parts = (results.fewer_tokens, results.trained_ids, results.both)
+    fewer_tokens, trained_ids, both = ((~part if negate else part) & mask for part in parts)
+    return float(fewer_tokens.mean()), float(trained_ids.mean()), float((both & ~fewer_tokens & ~trained_ids).mean())
 
 
 def error_kind_causes(model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts) -> Iterator[Cause]:

@@ -113,7 +113,7 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = EXAMPLES) -
     return _with_causes(diagnosis, model, failures, correct) if failures else diagnosis
 
 
-def check_diagnosis(task: Task, max_train_length: int, length: int, num_examples: int) -> None:
+def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
     """Raise ``SettingError`` for a task graded by loss, and for a length that is not beyond training."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no wrong answers; use lengthwise evaluate")
@@ -127,15 +127,13 @@ def check_diagnosis(task: Task, max_train_length: int, length: int, num_examples
             f"the task file has no records of length {max_train_length}, the longest training length, which a "
             "diagnosis requires; add records of that length"
         )
-    if num_examples < 1:
-        raise SettingError(f"invalid number of examples {num_examples}; use at least 1")
 
 
 def _with_causes(
     diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct: list[Queries]
 ) -> Diagnosis:
     errors = [batch.errors for batch in failures]
-    counts, skip_reason, control = count_failures(model, failures), _skip_reason(model, errors), None
+    counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
     range_shifts = tuple(measure_range_shifts(model, errors))
     kind_causes = tuple(error_kind_causes(model, failures, counts))
     causes: tuple[Cause, ...] = ()
@@ -162,12 +160,6 @@ def _with_causes(
         skip_reason=skip_reason,
         limited_by=attribute(counts, kind_causes, causes, control) if diagnosis.fits else _unfit(diagnosis),
     )
-
-
-def _skip_reason(model: ProbedModel, errors: list[Queries]) -> str | None:
-    if errors[0].examples.support is None:
-        return f"task {model.task.name} does not declare which tokens its answers depend on (support)"
-    return model.subsampling_obstacle
 
 
 def _unfit(diagnosis: Diagnosis) -> str:

@@ -72,22 +72,18 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
         errors = first_errors(grades)
         if not errors:
             continue
-        failed, columns = (np.array([error[part] for error in errors]) for part in range(2))
+        failed, columns, kinds = (np.array(part) for part in zip(*errors, strict=True))
         answer = columns + first_column[failed]
-        is_end = examples.tokens[failed, answer] == end
+        end_kinds = np.where(examples.tokens[failed, answer] == end, "end too late", "end too early")
         failures.append(
             FailureBatch(
                 errors=build_queries(model.task, examples.select(failed), batch.select(failed), answer),
-                kinds=tuple(_kind(error[2], bool(late)) for error, late in zip(errors, is_end, strict=True)),
+                kinds=tuple(np.where(kinds == "end", end_kinds, kinds).tolist()),
                 tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed],
                 ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed],
             )
         )
     return failures, correct
-
-
-def _kind(kind: str, is_end: bool) -> str:
-    return kind if kind != "end" else "end too late" if is_end else "end too early"
 
 
 def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureCounts:

@@ -9,13 +9,7 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.forecast.sparse_queries import (
-    SUBSAMPLES_PER_QUERY,
-    Queries,
-    build_queries,
-    query_decoder,
-    sample_answers,
-)
+from lengthwise.evaluation.forecast.sparse_queries import NUM_SUBSAMPLES, Queries, build_queries, sample_answers
 from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
 from lengthwise.tasks.examples import Examples
 
@@ -95,23 +89,23 @@ class Interventions:
         self, queries: Queries, budget: int, rng: np.random.Generator
     ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
         """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
-        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), SUBSAMPLES_PER_QUERY))
+        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
         units = coupling_units(repeated.examples)
         candidates = []
         for size in BLOCK_SIZES:
             part = subsample(repeated.support, repeated.last_index, budget, rng, units, size)
             sizes = [len(np.unique(unit[indices])) for unit, indices in zip(units, part.indices, strict=True)]
-            is_short = (np.array(sizes) <= budget).reshape(-1, SUBSAMPLES_PER_QUERY).all(axis=1)
+            is_short = np.asarray((np.array(sizes) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
             candidates.append((part, is_short))
         return next((each for each in candidates if each[1].all()), candidates[-1])
 
     def _correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
-        each = query_decoder(self.model.decoder, queries, subsamples).correct_each.reshape(-1, SUBSAMPLES_PER_QUERY)
+        each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
         return np.asarray(each.mean(axis=1) > 0.5)
 
     def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
         """Return one query per subsample, because the tokens of a subsample determine its IDs."""
-        query = np.repeat(np.arange(len(queries.answer)), SUBSAMPLES_PER_QUERY)
+        query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated = queries.select(query)
         ids = repeated.batch.position_ids.numpy().copy()
         for number, last in enumerate(subsamples.last):

@@ -31,32 +31,25 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     """Yield the range shifts of full examples and, if the task declares it, of the support of first errors."""
     trained_distance = model.trained_distance
     assert trained_distance is not None, "a finished run has a trained distance"
-    ids = [each.batch.position_ids.numpy().astype(np.float64) for each in errors]
-    if errors[0].examples.support is not None:
-        values = [_values_at_errors(*pair) for pair in zip(ids, errors, strict=True)]
-        largest_id, distance = (np.concatenate([each[part] for each in values]) for part in range(2))
-        yield _range_shift("ID in the support of an answer", model.id_range[1], largest_id)
-        yield _range_shift("distance of an answer to its support", _max_train_distance(model), distance)
-    widest = np.concatenate([np.ptp(each, axis=-1).max(axis=0) for each in ids])
-    yield _range_shift("distance between any two tokens", trained_distance, widest)
-
-
-def _range_shift(quantity: str, train_max: int | float, values: Float[np.ndarray, " failed"]) -> RangeShift:
-    return RangeShift(
-        quantity=quantity,
-        train_max=float(train_max),
-        test_max=float(values.max()),
-        fraction_beyond=float((values > train_max).mean()),
+    largest_ids, distances, widths = [], [], []
+    for each in errors:
+        ids = each.batch.position_ids.numpy().astype(np.float64)
+        widths.append(np.ptp(ids, axis=-1).max(axis=0))
+        if (support := each.examples.support) is not None:
+            example = np.arange(len(each.answer))
+            largest_id, distance = _support_range(ids, support)
+            largest_ids.append(largest_id[example, each.answer])
+            distances.append(distance[example, each.answer])
+    quantities = (
+        ("ID in the support of an answer", model.id_range[1], largest_ids),
+        ("distance of an answer to its support", _max_train_distance(model) if distances else 0, distances),
+        ("distance between any two tokens", trained_distance, widths),
     )
-
-
-def _values_at_errors(
-    ids: Float[np.ndarray, "level batch seq"], errors: Queries
-) -> tuple[Float[np.ndarray, " batch"], Float[np.ndarray, " batch"]]:
-    assert errors.examples.support is not None
-    every = np.arange(len(errors.answer))
-    largest_id, distance = _support_range(ids, errors.examples.support)
-    return largest_id[every, errors.answer], distance[every, errors.answer]
+    for quantity, train_max, parts in quantities:
+        if parts:
+            values, maximum = np.concatenate(parts), float(train_max)
+            beyond = float((values > maximum).mean())
+            yield RangeShift(quantity=quantity, train_max=maximum, test_max=float(values.max()), fraction_beyond=beyond)
 
 
 def _support_range(

@@ -25,29 +25,18 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
     if diagnosis.failures is None:
         return
     yield _first_errors(diagnosis.failures, diagnosis.length)
-    yield (
-        "IDs and distances of failed examples",
-        ["maximum", "training", "failed examples", "fraction beyond"],
-        [
-            [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
-            for each in diagnosis.range_shifts
-        ],
-    )
-    yield (
-        "causes",
-        ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"],
-        [
-            [
-                each.name,
-                each.intervention,
-                f"{each.repair_rate:.2f}",
-                "-" if each.break_rate is None else f"{each.break_rate:.2f}",
-                "-" if each.exact_match is None else f"{each.exact_match:.2f}",
-                str(each.num_errors),
-            ]
-            for each in diagnosis.causes
-        ],
-    )
+    shifts = [
+        [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
+        for each in diagnosis.range_shifts
+    ]
+    header = ["maximum", "training", "failed examples", "fraction beyond"]
+    yield "IDs and distances of failed examples", header, shifts
+    causes = []
+    for each in diagnosis.causes:
+        values = (each.repair_rate, each.break_rate, each.exact_match)
+        rates = ["-" if value is None else f"{value:.2f}" for value in values]
+        causes.append([each.name, each.intervention, *rates, str(each.num_errors)])
+    yield "causes", ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"], causes
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
@@ -70,16 +59,11 @@ def _names(diagnosis: Diagnosis) -> list[str]:
 
 
 def _by_length(diagnosis: Diagnosis) -> Table:
-    body = [
-        [
-            f"{each.length:,}",
-            str(each.num_examples),
-            f"{each.exact_match:.3f}",
-            f"{each.low:.3f}-{each.high:.3f}",
-            *(f"{mass:.3f}" for mass in each.support_mass),
-        ]
-        for each in diagnosis.by_length
-    ]
+    body = []
+    for each in diagnosis.by_length:
+        interval = f"{each.low:.3f}-{each.high:.3f}"
+        masses = [f"{mass:.3f}" for mass in each.support_mass]
+        body.append([f"{each.length:,}", str(each.num_examples), f"{each.exact_match:.3f}", interval, *masses])
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
     title = "exact match, and attention on the support" if diagnosis.heads else "exact match"

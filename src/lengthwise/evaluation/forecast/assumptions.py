@@ -14,7 +14,7 @@ from lengthwise.core.errors import LengthwiseError
 from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
 from lengthwise.evaluation.forecast.probes import MAX_TOKENS, Needs
 from lengthwise.evaluation.forecast.sparse_queries import Queries
-from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.planted_law_certificate import Assumption
 from lengthwise.theory.task_certificate import structure
 
 # Accuracy from which a length counts as solved.
@@ -51,11 +51,9 @@ def measure_assumptions(
     reach, id_reach, num_ids = _support_spans(model, queries)
     found = f"these tokens span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=found, counterexample="growing gap")
-    found = f"accuracy {fidelity.whole:.3f}; on a half of the tokens {fidelity.half:.3f}, on a quarter "
-    found += f"{fidelity.quarter:.3f}"
-    yield Assumption(
-        name="deletion", holds=fidelity.difference <= TOLERANCE, found=found, counterexample="unbounded reach"
-    )
+    found = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
+    holds = fidelity.difference <= TOLERANCE
+    yield Assumption(name="deletion", holds=holds, found=found, counterexample="unbounded reach")
     yield _id_coverage(model, max_length)
     yield _relativity(model, queries)
     yield _token_frequencies(model, queries, max_length)

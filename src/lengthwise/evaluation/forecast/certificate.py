@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from lengthwise.core.errors import LengthwiseError, SettingError
-from lengthwise.core.randomness import stream
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD, TOLERANCE, check_fit, measure_assumptions
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
 from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, measure_fidelity
 from lengthwise.evaluation.forecast.probes import Needs, probe
-from lengthwise.theory.law_certificate import Assumption
+from lengthwise.theory.planted_law_certificate import Assumption
 
 # Number of queries of the probes.
 NUM_PROBED = 48
@@ -102,12 +101,6 @@ def _check(model: ProbedModel, lengths: Sequence[int]) -> None:
                 f"length {length} is not beyond the longest training length {model.max_train_length}; use larger "
                 "lengths, or lengthwise evaluate"
             )
-    task = model.task
-    if task.sample(length=model.max_train_length, size=1, rng=stream(0)).support is None:
-        raise SettingError(
-            f"task {task.name} does not declare which tokens its answers depend on (support), so its accuracy cannot "
-            "be predicted; use a task with support"
-        )
     if (obstacle := model.subsampling_obstacle) is not None:
         raise SettingError(obstacle)
 

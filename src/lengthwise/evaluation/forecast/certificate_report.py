@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
-from lengthwise.theory.law_certificate import PROBABILISTIC, LawCertificate
+from lengthwise.theory.planted_law_certificate import PROBABILISTIC, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE = "certificate.json"
@@ -183,8 +182,4 @@ def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     axes.set_ylabel("accuracy per answer token")
 
 
-_DRAW: dict[type, Callable[..., None]] = {
-    LawCertificate: _draw_law,
-    TaskCertificate: _draw_task,
-    RunCertificate: _draw_run,
-}
+_DRAW: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task, RunCertificate: _draw_run}

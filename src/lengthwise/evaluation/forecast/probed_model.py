@@ -7,7 +7,7 @@ import numpy as np
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import EncodingSettings
 from lengthwise.evaluation.forecast.sparse_queries import (
-    SUBSAMPLES_PER_QUERY,
+    NUM_SUBSAMPLES,
     Queries,
     QueryResult,
     query_decoder,
@@ -49,6 +49,11 @@ class ProbedModel:
     @property
     def subsampling_obstacle(self) -> str | None:
         """Reason why subsamples cannot represent full sequences; None if they can."""
+        if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
+            return (
+                f"task {self.task.name} does not declare which tokens its answers depend on (support); use a task with "
+                "support"
+            )
         weights = self.decoder.settings.weights
         if weights != "softmax":
             return f"attention weights '{weights}' do not allow subsampling; train with weights 'softmax'"
@@ -73,10 +78,10 @@ class ProbedModel:
         return split_into_pieces(queries.support, queries.last_index, budget, rng, max_pieces)
 
     def subsample(self, queries: Queries, length: int, budget: int) -> Subsample:
-        """Return ``SUBSAMPLES_PER_QUERY`` subsamples of each query."""
+        """Return ``NUM_SUBSAMPLES`` subsamples of each query."""
         rng = stream(self.seed, "forecast draws", length, budget)
-        support = [each for each in queries.support for _ in range(SUBSAMPLES_PER_QUERY)]
-        return subsample(support, np.repeat(queries.last_index, SUBSAMPLES_PER_QUERY), budget, rng)
+        support = [each for each in queries.support for _ in range(NUM_SUBSAMPLES)]
+        return subsample(support, np.repeat(queries.last_index, NUM_SUBSAMPLES), budget, rng)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
         """Evaluate queries on subsamples with this decoder."""

@@ -43,8 +43,7 @@ def probe(decoder: Decoder, queries: Queries) -> Needs:
     sufficient = [each for each in results if each is not None]
     if len(sufficient) < QUANTILE * len(results):
         return Needs(k=None, reach=None, id_reach=None)
-    values = ([each[part] for each in sufficient] for part in range(3))
-    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in values)
+    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in zip(*sufficient, strict=True))
     return Needs(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 

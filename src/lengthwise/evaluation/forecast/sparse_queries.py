@@ -18,7 +18,7 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
 # Subsamples per query. Their mean log-probability counts, because the noise of a single one causes extra errors.
-SUBSAMPLES_PER_QUERY = 8
+NUM_SUBSAMPLES = 8
 # Memory limit: the number of attention scores per layer and head in one forward.
 MAX_SCORES = 1 << 22
 

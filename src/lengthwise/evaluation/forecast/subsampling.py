@@ -67,10 +67,7 @@ def subsample(
         # Block starts are random, so that no token is always the first of its block.
         shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
         blocks = _divide(tokens, unit, budget, block_size, shift)
-        if blocks is None:
-            columns.append(_all_tokens(len(unit)))
-        else:
-            columns += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
+        columns += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
     return _stack(columns)
 
 
@@ -91,15 +88,12 @@ def split_into_pieces(
         _divide(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
         for tokens, end in zip(support, last_index.tolist(), strict=True)
     ]
-    required = max(1 if each is None else -(-len(each.optional) // max(1, each.num_sampled)) for each in divided)
+    required = max(1, *(-(-len(each.optional) // max(1, each.num_sampled)) for each in divided))
     number = min(max_pieces, required)
     columns: list[_Columns] = []
-    for blocks, end in zip(divided, last_index.tolist(), strict=True):
-        if blocks is None:
-            columns += [_all_tokens(end + 1)] * number
-        else:
-            order = np.resize(rng.permutation(blocks.optional), number * blocks.num_sampled)
-            columns += blocks.select(order.reshape(number, blocks.num_sampled))
+    for blocks in divided:
+        order = np.resize(rng.permutation(blocks.optional), number * blocks.num_sampled)
+        columns += blocks.select(order.reshape(number, blocks.num_sampled))
     return _stack(columns), min(1.0, number / required)
 
 
@@ -154,10 +148,10 @@ class _Blocks:
 
 def _divide(
     support: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], budget: int, block_size: int, shift: int
-) -> _Blocks | None:
-    """Divide a sequence into blocks; None if it fits into the budget."""
+) -> _Blocks:
+    """Divide a sequence into blocks; a sequence within the budget is a single required block."""
     if len(np.unique(unit)) <= budget:
-        return None
+        return _Blocks(np.zeros(len(unit), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
     block = (unit + shift) // block_size
     required = np.zeros(block.max() + 1, dtype=bool)
     required[block[_with_neighbors(support, len(unit) - 1)]] = True
@@ -167,10 +161,6 @@ def _divide(
 
 def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
     return (np.append(support, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
-
-
-def _all_tokens(number: int) -> _Columns:
-    return np.arange(number), np.ones(number), np.ones(number), np.zeros(number, dtype=int)
 
 
 def _stack(columns: list[_Columns]) -> Subsample:
