@@ -139,8 +139,8 @@ def experiments_from_names(names: list[str], task: str | None, rows: str | None)
     if names:
         return {name: _recipe(name) for name in names}
     if task is None or labels is None:
-        known = ", ".join((*RECIPES, *COMPARISONS))
-        raise SettingError(f"nothing to compare; name recipes ({known}) or use --task and --rows")
+        names_text = ", ".join((*RECIPES, *COMPARISONS))
+        raise SettingError(f"nothing to compare; name recipes ({names_text}) or use --task and --rows")
     # A JSONL file is read only once.
     loaded = load_task(task) if is_task_file(task) else task
     return {label: _pair(loaded, label) for label in labels}

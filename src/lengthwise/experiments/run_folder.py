@@ -181,8 +181,8 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = F
         old = path.read_bytes() if path.exists() else b""
         if old and not old.endswith(b"\n"):
             old += b"\n"
-        known = set(old.splitlines()) if once else set()
-        write_atomically(path, old + b"".join(line for line in _lines(rows) if line.rstrip() not in known))
+        existing = set(old.splitlines()) if once else set()
+        write_atomically(path, old + b"".join(line for line in _lines(rows) if line.rstrip() not in existing))
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -69,13 +69,13 @@ def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> No
 
 def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
     """Return the variants of the task in ``settings`` by name, or ``{None: task}`` if there are none."""
-    known = task.variants()
+    variants = task.variants()
     for variant in settings.variants:
-        if not known:
+        if not variants:
             raise SettingError(f"unknown variant '{variant}': task {task.name} has no variants; leave out --variants")
-        if variant not in known:
-            raise unknown_name(f"variant of {task.name}", variant, known)
-    return {variant: known[variant] for variant in settings.variants} or {None: task}
+        if variant not in variants:
+            raise unknown_name(f"variant of {task.name}", variant, variants)
+    return {variant: variants[variant] for variant in settings.variants} or {None: task}
 
 
 def check_settings(experiment: Experiment) -> None:
@@ -205,8 +205,8 @@ def _call(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: t
     # A bias may broadcast over the batch and the heads.
     free = 2 if hook == "bias" else 0
     fits = [
-        size == whole or (size == 1 and axis < free)
-        for axis, (size, whole) in enumerate(zip(result.shape, shape, strict=False))
+        size == target or (size == 1 and axis < free)
+        for axis, (size, target) in enumerate(zip(result.shape, shape, strict=False))
     ]
     if result.dim() != len(shape) or not all(fits):
         broadcast = ", or size 1 to broadcast over batch or heads" if free else ""

@@ -71,9 +71,10 @@ def _shared_settings(target: type[Any], source: Any) -> dict[str, Any]:
 def quick(experiment: Experiment) -> Experiment:
     """Return the experiment at a tiny size, to check that everything runs."""
     task = experiment.task
-    known = task.available_lengths if isinstance(task, HasLengths) else None
+    available = task.available_lengths if isinstance(task, HasLengths) else None
     # Some tasks have no examples of length 1; a file has examples of some lengths only.
-    first = min(experiment.train_lengths[0], 2) if known is None else known[0]
+    first = min(experiment.train_lengths[0], 2) if available is None else available[0]
+    lengths = (4, 8) if available is None else available[:2]
     return replace(
         experiment,
         training=replace(
@@ -85,6 +86,6 @@ def quick(experiment: Experiment) -> Experiment:
             checkpoint_every=10,
             cooldown_steps=min(experiment.training.cooldown_steps, 10),
         ),
-        evaluation=replace(experiment.evaluation, lengths=(4, 8) if known is None else known[:2], num_examples=(16,)),
+        evaluation=replace(experiment.evaluation, lengths=lengths, num_examples=(16,)),
         train_lengths=(first, nearest_length(task, 4)),
     )

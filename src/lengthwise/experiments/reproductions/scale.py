@@ -99,11 +99,11 @@ def _by_size(task: str, readings: Rows) -> Table:
     for layers, width in SIZES:
         cells = [f"{layers} x {width}", "-"]
         for budget in BUDGETS:
-            own = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
-            reached = ", ".join(_reach_text(each) for each in own)
-            flops = sum(each["flops"] for each in own) / max(len(own), 1)
-            cells.append(f"{reached}\n({flops:.1e} FLOPs)" if own else "-")
-            cells[1] = f"{own[0]['weights']:,}" if own else cells[1]
+            group = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
+            reached = ", ".join(_reach_text(each) for each in group)
+            flops = sum(each["flops"] for each in group) / max(len(group), 1)
+            cells.append(f"{reached}\n({flops:.1e} FLOPs)" if group else "-")
+            cells[1] = f"{group[0]['weights']:,}" if group else cells[1]
         body.append(cells)
     title = f"{task}: reach in training lengths at exact match {THRESHOLD} or more, by seed"
     return title, ["layers x width", "weights", *(f"{budget:g} of the steps" for budget in BUDGETS)], body
@@ -151,12 +151,12 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
         for place, (layers, width) in enumerate(SIZES):
             points = []
             for budget in BUDGETS:
-                own = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
-                if own:
-                    points.append((sum(each["flops"] for each in own) / len(own), _mean_reach(own)))
+                group = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
+                if group:
+                    points.append((sum(each["flops"] for each in group) / len(group), _mean_reach(group)))
                 axes.plot(
-                    [each["flops"] for each in own],
-                    [max(each["reached"], 0.1) for each in own],
+                    [each["flops"] for each in group],
+                    [max(each["reached"], 0.1) for each in group],
                     MARKERS[budget],
                     color=f"C{place}",
                     alpha=0.4,
