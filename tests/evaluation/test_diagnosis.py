@@ -149,6 +149,7 @@ class OneOff(torch.nn.Module):
         return NextIDs(log_probs=ids.log_probs.roll(int(is_long), dims=-1), candidates=ids.candidates)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("measure", "limit"),
     [
@@ -173,9 +174,10 @@ def test_wrong_predicted_ids_are_the_limiting_cause(measure, limit, copying, mon
     assert found.limited_by.startswith(limit)
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(("added", "kind"), [(100.0, "end_too_early"), (-100.0, "end_too_late")])
 def test_a_wrong_end_is_the_limiting_cause(added, kind, copying, monkeypatch):
-    """In long sequences, the decoder predicts the end token immediately or never."""
+    """The decoder predicts the end token immediately or never in long sequences."""
     run = copying()
     decoder, end = run.decoder, run.experiment.task.vocabulary.index("end")
     forward, logits, sizes = decoder.forward, decoder.token_logits, []
@@ -206,6 +208,7 @@ def test_a_run_without_failures_has_no_causes(copying):
     assert (found.failures, found.causes, found.range_shifts, found.subsampling_control) == (None, (), (), None)
 
 
+@pytest.mark.first(1)
 def test_a_run_that_does_not_fit_is_limited_by_training(unfitted, capsys):
     found = diagnose_run(load_run(unfitted, device="cpu"), 8, num_examples=16)
     assert not found.fits
@@ -374,7 +377,7 @@ def test_a_subsample_of_coupled_units_has_the_layout_of_a_shorter_copy(rng):
 
 @pytest.mark.parametrize("length", [22, 24, 40, 200])
 def test_subsamples_do_not_exceed_the_training_size(length, rng):
-    """At lengths just beyond training, blocks of four neighbors would contain nearly all tokens."""
+    """Blocks of four neighbors would contain nearly all tokens at lengths just beyond training."""
     task = Copy()
     model = ProbedModel(
         decoder=small_decoder("rotary", task),

@@ -110,7 +110,7 @@ class RaggedCopy:
         raise NotImplementedError
 
     def variants(self) -> dict[str, Task]:
-        """Return no variants."""
+        """Return no variants of this task."""
         return {}
 
 
@@ -168,6 +168,7 @@ def parts_of(grades: Grades) -> list[torch.Tensor]:
     return [grades.token_correct, grades.id_correct, grades.scored, grades.id_scored, grades.end]
 
 
+@pytest.mark.first(5)
 @pytest.mark.parametrize("name", UNDERTRAINED)
 def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(name):
     experiment, decoder, length = undertrained(name)

@@ -32,7 +32,7 @@ BLOCK_TOKENS, FORWARD_TOKENS = 1 << 20, 1 << 15
 class EvaluationSettings:
     """Lengths, and the number of examples at each: one value for all lengths, or one per length.
 
-    ``variants`` names distributions of the task to evaluate separately; empty stands for the default distribution.
+    ``variants`` names distributions of the task to evaluate separately; empty means the default distribution.
     ``stop_at_zero`` skips all lengths after the first one with exact match 0.
     """
 

@@ -43,7 +43,7 @@ class ProbedModel:
 
     @property
     def max_train_length(self) -> int:
-        """Longest training length."""
+        """Longest length in the training range."""
         return self.train_lengths[1]
 
     @property
