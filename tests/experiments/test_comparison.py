@@ -415,6 +415,7 @@ def test_deleted_results_of_a_run_are_restored_without_duplicates(tmp_path):
     assert (folder / "results.jsonl").read_bytes() == before
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("num_rows", [1, 4])
 def test_missing_or_duplicate_saved_rows_raise_an_error(num_rows, tmp_path):
     compare_two_seeds(tmp_path)

@@ -54,6 +54,7 @@ def run_generate(model, **options):
     return model.generate(TOKENS, **defaults | {"return_dict_in_generate": True} | options)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("scaling", ["none", "log"])
 @pytest.mark.parametrize("architecture", SUPPORTED)
 def test_cached_static_and_full_passes_agree(architecture, scaling):

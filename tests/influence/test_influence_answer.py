@@ -106,6 +106,7 @@ def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path)
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("indexes", [(4,), (1, 7), (0, 5, 11)], ids=["one", "two", "three"])
 def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
     result = answer(Votes(indexes), texts_of(rng, repeats=True), tmp_path / "out")["answer"]

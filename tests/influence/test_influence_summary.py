@@ -159,6 +159,7 @@ def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
         assert estimate["reason"] is None
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_true_value_in_nine_of_ten_repetitions(rng):
     covered = {"loss": 0, "median": 0, "all_targets": 0, "gains": 0}
     for repetition in range(200):
@@ -481,6 +482,7 @@ def test_summary_is_valid_json(rng):
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
+@pytest.mark.slow
 def test_memory_grows_by_a_few_numbers_per_row():
     def rows(number: int) -> Any:
         for place in range(number):

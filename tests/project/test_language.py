@@ -1,6 +1,7 @@
 """Plain English in docstrings, messages and pages, and a small public surface."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def texts(path):
     return "\n".join([*constants, *re.findall(r"#.*", source)])
 
 
+@functools.cache
+def all_texts():
+    """Return the text of every source file and page, by its path."""
+    # Texts that tasks train on are not ours to change: runs are bound to them.
+    sources = {path: texts(path) for path in MODULES if path.name != "built_in_texts.py"}
+    pages = {path: path.read_text() for path in PAGES}
+    return {str(path.relative_to(ROOT)): text for path, text in {**sources, **pages}.items()}
+
+
 def test_docstrings_start_with_a_noun_or_a_verb_and_say_something():
     short, interrogative = [], []
     for path in MODULES:
@@ -68,14 +78,7 @@ def test_docstrings_start_with_a_noun_or_a_verb_and_say_something():
 
 @pytest.mark.parametrize("phrase", PHRASES)
 def test_the_old_voice_does_not_come_back(phrase):
-    # Texts that tasks train on are not ours to change: runs are bound to them.
-    sources = {path: texts(path) for path in MODULES if path.name != "built_in_texts.py"}
-    pages = {path: path.read_text() for path in PAGES}
-    found = {
-        str(path.relative_to(ROOT)): match.group(0)
-        for path, text in {**sources, **pages}.items()
-        if (match := re.search(phrase, text))
-    }
+    found = {path: match.group(0) for path, text in all_texts().items() if (match := re.search(phrase, text))}
     assert found == {}, f"write: {PHRASES[phrase]}"
 
 
