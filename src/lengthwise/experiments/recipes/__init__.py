@@ -8,17 +8,22 @@ from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
-from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scheme_encoding_grid, scratchpads
+from lengthwise.experiments.recipes.arithmetic import RECIPES as ARITHMETIC
+from lengthwise.experiments.recipes.few_tokens import RECIPES as FEW_TOKENS
+from lengthwise.experiments.recipes.language_model import COMPARISONS as CONTEXT_LENGTHS
+from lengthwise.experiments.recipes.language_model import RECIPES as LANGUAGE_MODELS
+from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as GRIDS
+from lengthwise.experiments.recipes.scratchpads import COMPARISONS as PARITY_COMPARISONS
+from lengthwise.experiments.recipes.scratchpads import RECIPES as SCRATCHPADS
 from lengthwise.experiments.recipes.scratchpads import parity
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
-MODULES = (scratchpads, arithmetic, few_tokens, language_model, scheme_encoding_grid)
 RECIPES: dict[str, Callable[[], Experiment]] = {
-    recipe.__name__: recipe for module in MODULES for recipe in getattr(module, "RECIPES", ())
+    recipe.__name__: recipe for recipe in (*SCRATCHPADS, *ARITHMETIC, *FEW_TOKENS, *LANGUAGE_MODELS)
 }
 # Experiments of a comparison, by label.
 COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
-    comparison.__name__: comparison for module in MODULES for comparison in getattr(module, "COMPARISONS", ())
+    comparison.__name__: comparison for comparison in (*PARITY_COMPARISONS, *GRIDS, *CONTEXT_LENGTHS)
 }
 
 
