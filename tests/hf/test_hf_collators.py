@@ -255,9 +255,9 @@ INVALID: list[tuple[dict, str]] = [
     ({"input_ids": [[1], [2, 3]]}, r"invalid input_ids \[\[1\], \[2, 3\]\]; use a list of integers"),
     ({"input_ids": 7}, r"invalid input_ids 7; use a list of integers"),
     ({"attention_mask": [1, 0]}, r"attention_mask hides tokens, .*; tokenize with padding=False"),
-    ({"labels": [1, 2, 3]}, r"labels has 3 values for 2 tokens; give one per token"),
-    ({"completion_mask": [1]}, r"completion_mask has 1 values for 2 tokens; give one per token"),
-    ({"prompt_length": 3}, r"prompt_length is 3 and the example has 2 tokens; use 0 to 2"),
+    ({"labels": [1, 2, 3]}, r"labels has 3 values for 2 tokens; give one value per token"),
+    ({"completion_mask": [1]}, r"completion_mask has 1 values for 2 tokens; give one value per token"),
+    ({"prompt_length": 3}, r"prompt_length is 3, but the example has 2 tokens; use 0 to 2"),
     ({"prompt_length": "a"}, r"invalid prompt_length \['a'\]; use a list of one integer"),
     ({"coupling": None}, r"the column coupling is missing; add it .*, or spans with .*, keep it with remove_unused"),
     ({"coupling": [0, -1]}, r"invalid coupling -1; use integers from 0 to 1073741823"),
@@ -282,7 +282,7 @@ def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, mes
 
 def test_ids_beyond_the_limit_raise_an_error_with_the_example():
     rows = features((5, 12, 5))
-    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its IDs reach 11, the limit is 7; shorten"):
+    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its IDs reach 11, but the limit is 7;"):
         collated(Sequential(), rows, num_position_ids=8, training=False)
     assert collated(Sequential(), rows, num_position_ids=12)["position_ids"].max() == 11
     with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: the sequence has ID 99 but the largest ID"):
@@ -361,14 +361,14 @@ def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
     llama, flash, mistral = (CONFIGS[name]() for name in ("llama", "llama", "mistral"))
     mistral.sliding_window, flash._attn_implementation = 16, "flash_attention_2"
     make, beyond = PositionCollator.for_model, Skipwise(num_position_ids=97)
-    with pytest.raises(PositionRangeError, match=r"^skipwise gives IDs below 97, but llama has IDs below 96; .*=True$"):
+    with pytest.raises(PositionRangeError, match=r"^skipwise gives IDs below 97, but llama supports .* 96; .*=True$"):
         make(llama, beyond, tokenizer)
     with pytest.raises(SettingError, match=r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .* 16$"):
         make(mistral, Sequential(), tokenizer, pack_to=17)
     for model, message in (
         (flash, r'^llama uses the attention flash_attention_2, .*; call model.set_attn_implementation\("sdpa"\)$'),
         (BloomConfig(), r"^bloom has no max_position_embeddings, so"),
-        (torch.nn.Linear(1, 1), r"^Linear is not a model of transformers; pass such a model, or its configuration$"),
+        (torch.nn.Linear(1, 1), r"^Linear is not a transformers model; pass one, or its configuration$"),
     ):
         with pytest.raises(ModelError, match=message):
             make(model, Sequential(), tokenizer)

@@ -81,11 +81,11 @@ def test_a_4d_mask_without_ids_raises_an_error():
 
 def test_ids_beyond_the_limit_raise_an_error():
     model, far = shared_model("llama"), IDS + POSITIONS
-    with pytest.raises(SettingError, match=rf"to {int(far.max())}, allowed are 0 to {POSITIONS - 1}; change them"):
+    with pytest.raises(SettingError, match=rf"to {int(far.max())}, but only 0 to {POSITIONS - 1} are allowed; change"):
         model(TOKENS, None, far)
     counting = wrap_model("gpt2", head=None)
     last = torch.arange(POSITIONS - 9, POSITIONS).expand(3, -1)
-    with pytest.raises(SettingError, match=rf"to {POSITIONS}, allowed are 0 to {POSITIONS - 1}; change them"):
+    with pytest.raises(SettingError, match=rf"to {POSITIONS}, but only 0 to {POSITIONS - 1} are allowed; change them"):
         run_generate(counting, attention_mask=None, position_ids=last)
 
 
@@ -96,7 +96,7 @@ def test_padding_after_the_end_is_not_checked():
     ids[0] += POSITIONS - 9
     read = model(TOKENS, None, ids, use_cache=True).past_key_values
     assert model.next_position_ids(read, torch.tensor([[0], [5], [5]])).tolist() == [[POSITIONS - 1], [9], [9]]
-    with pytest.raises(SettingError, match=rf"to {POSITIONS}, allowed are 0 to {POSITIONS - 1}; change them"):
+    with pytest.raises(SettingError, match=rf"to {POSITIONS}, but only 0 to {POSITIONS - 1} are allowed; change them"):
         model.next_position_ids(read, torch.tensor([[5], [0], [5]]))
 
 
@@ -135,7 +135,7 @@ def test_unreachable_ids_issue_a_warning():
     ids = 5 * torch.arange(12).repeat(3, 1)
     labelled = inputs["position_labels"] >= 0
     far = {"position_ids": ids, "position_labels": ids.masked_fill(~labelled, -100)}
-    with pytest.warns(UnreachableIDsWarning, match=r"the head Increment can predict none of the IDs"):
+    with pytest.warns(UnreachableIDsWarning, match=r"the head Increment cannot predict any of the IDs"):
         assert model(**inputs | far).position_loss == 0
     model.eval()(**inputs | far)
 

@@ -448,7 +448,7 @@ def test_a_batch_without_labelled_ids_gives_every_weight_a_gradient(head):
 
 def test_invalid_inputs_raise_an_error():
     model = shared_model("llama")
-    with pytest.raises(SettingError, match=r"position_ids has 3 of 9 IDs, but labels and packed texts need all"):
+    with pytest.raises(SettingError, match=r"position_ids has 3 IDs for 9 tokens; calls with labels or packed"):
         model(TOKENS, None, IDS[:, :3], labels=TOKENS)
     with pytest.raises(SettingError, match=r"attention_mask has 4 tokens, but the call and its cache have 9"):
         model(TOKENS, MASK[:, :4], IDS)

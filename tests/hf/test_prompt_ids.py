@@ -81,7 +81,7 @@ def test_training_without_an_id_loss_raises_an_error():
         model(**without)
     model.position_head.requires_grad_(requires_grad=False)
     model(**without)
-    with pytest.raises(SettingError, match=r"position_labels need a position head, and this model has none"):
+    with pytest.raises(SettingError, match=r"position_labels need a position head, but this model has no head"):
         wrap_model("llama", head=None)(**inputs)
 
 

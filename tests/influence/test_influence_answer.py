@@ -101,7 +101,7 @@ def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path)
     summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")
     assert summary["answer"]["sentence"] == (
         "No evidence that planted uses far tokens "
-        "(own minus other text: 0.000 nats per target, 95% interval 0.000 to 0.000)"
+        "(difference between own and other text: 0.000 nats per target, 95% interval 0.000 to 0.000)"
     )
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None
 
@@ -116,7 +116,7 @@ def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
         f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {noun} recover 100% of the effect"
     )
     # In these documents, far tokens from elsewhere have the same effect.
-    assert "; no clear difference to elsewhere in the same document: 0.000 nats" in result["sentence"]
+    assert "; no clear difference from text elsewhere in the same document: 0.000 nats" in result["sentence"]
 
 
 def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):

@@ -423,8 +423,8 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
     assert sentence == (
         "tiny uses about 3 to 4 far tokens: 4 selected tokens recover 95% of the effect of far context on its "
-        "predictions, beyond the effect of another text (own minus other text: 1.000 nats per target, 95% interval "
-        "1.000 to 1.000)"
+        "predictions, beyond the effect of another text (difference between own and other text: 1.000 nats per target, "
+        "95% interval 1.000 to 1.000)"
     )
     assert (least, most) == (3, 4)
     # The effect of another text is subtracted.
@@ -434,24 +434,24 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
     assert sentence.startswith("tiny uses about 1 far token: 1 selected token recover")
     few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
-    assert few.startswith("No evidence that tiny uses far tokens (own minus other text: 1.000 nats per target, fewer")
+    assert few.startswith("No evidence that tiny uses far tokens (difference between own and other text: 1.000 nats per")
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
-    assert "on its predictions, not corrected for the effect of another text (own" in answer_of(alone)[0]
+    assert "on its predictions, not corrected for the effect of another text (diff" in answer_of(alone)[0]
     without = [{**each, "selections": []} for each in alone]
-    assert answer_of(without)[0].startswith("tiny uses far tokens; their number was not measured (own")
+    assert answer_of(without)[0].startswith("tiny uses far tokens; their number was not measured (diff")
 
 
 def test_answer_reports_no_difference_to_elsewhere_in_the_document():
     rows = [row(document=name, other=2.0) for name in "abcdef"]
     for each in rows:
         each["controls"]["elsewhere"] = {"loss": 1.0, "gains": True, "loses": False}
-    assert "; no clear difference to elsewhere in the same document: 0.000 nats per target" in answer_of(rows)[0]
+    assert "; no clear difference from text elsewhere in the same document: 0.000 nats per target" in answer_of(rows)[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_evidence_if_own_and_other_tokens_gain_the_same(seed):
     sentence, least, most = answer_of(random_rows(np.random.default_rng(seed), 1000), [1])
-    assert sentence.startswith("No evidence that tiny uses far tokens (own minus other text: ")
+    assert sentence.startswith("No evidence that tiny uses far tokens (difference between own and other text: ")
     assert (least, most) == (None, None)
 
 

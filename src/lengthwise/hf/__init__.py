@@ -1,4 +1,4 @@
-"""Support for `transformers`; no other room imports that library."""
+"""Support for `transformers`; no other package of lengthwise imports it."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""Causal language models of `transformers` as models to measure influence with."""
+"""Causal `transformers` language models whose influence can be measured."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ from lengthwise.hf.compatibility import check_compatibility, longest_context, ma
 from lengthwise.hf.model_inputs import additive_mask, causal_mask
 from lengthwise.hf.model_parts import MASK_ATTENTIONS, device_of
 
-# Queries in one sequence, which share its keys. With more, keys are copied less often, but more of them are masked,
-# because they belong to other queries. Measured in benchmarks/influence_speed.py.
+# Number of queries in one sequence, which share its keys. More queries copy keys less often, but mask more keys of
+# other queries. Measured in benchmarks/influence_speed.py.
 PACK_SIZE = 8
 
 
@@ -47,7 +47,7 @@ class CausalLM:
     """A `transformers` model for inference, on its own device and in its own precision.
 
     If IDs jump, calls pass a mask built from token indexes. Without it, `transformers` treats the jump as the start of
-    another packed text and hides the tokens before. ``ModelError`` for a model that does not support this.
+    another packed text and hides the tokens before. Raises ``ModelError`` for a model that does not support this.
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
@@ -81,7 +81,7 @@ class CausalLM:
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
         seq = tokens.shape[1]
         keep = torch.arange(seq - targets.shape[1], seq)
         logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), keep=keep).float()

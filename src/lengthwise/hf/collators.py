@@ -1,4 +1,4 @@
-"""Data collator for models of `transformers`: batches of tokenized examples with the IDs of a position scheme."""
+"""Data collator for `transformers` models: batches of tokenized examples with the IDs of a position scheme."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -92,9 +92,9 @@ def first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class PositionCollator:
     """Data collator for ``transformers.Trainer``, TRL's ``SFTTrainer`` and PyTorch's ``DataLoader``.
 
-    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. The answer tokens
-    are those that all present columns among ``labels`` (-100 elsewhere), ``completion_mask``, ``assistant_masks`` and
-    ``prompt_length`` agree on; without these columns, all tokens except the first. Schemes that need a coupling read
+    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. Answer
+    tokens are marked by every present column among ``labels`` (-100 elsewhere), ``completion_mask``,
+    ``assistant_masks`` and ``prompt_length`` (default: all except the first). Schemes that need a coupling read
     ``coupling``, or ``spans`` with ``offset_mapping`` (`groups_of_spans`). Schemes that need places read ``places``.
 
     A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
@@ -155,16 +155,14 @@ class PositionCollator:
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
-            raise ModelError(
-                f"{type(model).__name__} is not a model of transformers; pass such a model, or its configuration"
-            )
+            raise ModelError(f"{type(model).__name__} is not a transformers model; pass one, or its configuration")
         check_id_prediction(config, scheme)
         limit = position_id_limit(config, pack_to)
         if isinstance(model, PreTrainedModel) and not isinstance(model, IDGenerationMixin):
             check_position_id_use(model)
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > limit:
             raise PositionRangeError(
-                f"{scheme.name} gives IDs below {scheme.num_position_ids}, but {config.model_type} has IDs below "
+                f"{scheme.name} gives IDs below {scheme.num_position_ids}, but {config.model_type} supports IDs below "
                 f"{limit}; set the scheme's num_position_ids to {limit}, or pass beyond_trained=True"
             )
         if tokenizer.pad_token_id is None:
@@ -251,7 +249,7 @@ class PositionCollator:
                 ids = assignment.position_ids[:, part]
                 if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
                     raise PositionRangeError(
-                        f"example {number} of the batch: its IDs reach {ids.max()}, the limit is "
+                        f"example {number} of the batch: its IDs reach {ids.max()}, but the limit is "
                         f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
                         "supports larger IDs"
                     )
@@ -274,7 +272,7 @@ class PositionCollator:
             raise
         if len(assignment.position_ids) != 1:
             raise UnsupportedTaskError(
-                f"{self.scheme.name} gives {len(assignment.position_ids)} IDs per token, but models of transformers "
+                f"{self.scheme.name} gives {len(assignment.position_ids)} IDs per token, but transformers models "
                 "take one; use a scheme with one level"
             )
         return assignment
@@ -291,7 +289,7 @@ class PositionCollator:
 
 
 def _new_generator() -> np.random.Generator:
-    """Return a generator seeded by torch's default one, which `Trainer` seeds, and which differs in each worker."""
+    """Return a generator seeded by torch's default generator. `Trainer` seeds it, and it differs in each worker."""
     seed = int(torch.randint(1 << 62, ()))
     # Processes that train together share a seed, but must not share their IDs.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

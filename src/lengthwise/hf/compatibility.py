@@ -66,8 +66,8 @@ def check_compatibility(model: NextTokenModel, inner: PreTrainedModel) -> None:
     """Raise ``ModelError`` unless the model supports hidden tokens and custom position IDs exactly."""
     if isinstance(inner, IDGenerationMixin):
         raise ModelError(
-            f"{model.name} is wrapped or predicts its position IDs, but influence counts the IDs; use a plain causal "
-            "model, or the run folder of the export"
+            f"{model.name} is wrapped or predicts its position IDs, but a study uses IDs that count up; use a plain "
+            "causal model, or the run folder of the export"
         )
     kinds = set(getattr(inner.config.get_text_config(), "layer_types", None) or [])
     if recurrent := kinds - FULL - WINDOWED:

@@ -60,7 +60,7 @@ def prompt_length(feature: Mapping[str, Any]) -> int:
 def integers(
     name: str, values: Any, *, width: int | None = None, content: str = "integers"
 ) -> Int[np.ndarray, "*shape"]:
-    """Return a list, array or tensor as int64 of shape (seq,) or (seq, width); raise ``FeatureError`` for others."""
+    """Return a list, array or tensor as int64 of shape (seq,) or (seq, width); raise ``FeatureError`` otherwise."""
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
@@ -155,7 +155,7 @@ def _per_token(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarra
         return None
     values = integers(name, feature[name])
     if len(values) != seq:
-        raise FeatureError(f"{name} has {len(values)} values for {seq} tokens; give one per token")
+        raise FeatureError(f"{name} has {len(values)} values for {seq} tokens; give one value per token")
     return values
 
 
@@ -171,7 +171,7 @@ def _answers(feature: Mapping[str, Any], labels: Int[np.ndarray, " seq"] | None,
     if (prompt := feature.get("prompt_length")) is not None:
         length = integers("prompt_length", [prompt], content="one integer").item()
         if not 0 <= length <= seq:
-            raise FeatureError(f"prompt_length is {length} and the example has {seq} tokens; use 0 to {seq}")
+            raise FeatureError(f"prompt_length is {length}, but the example has {seq} tokens; use 0 to {seq}")
         answers &= np.arange(seq) >= length
     return answers
 
@@ -183,7 +183,7 @@ def _scheme_column(feature: Mapping[str, Any], needs: str, seq: int) -> Int[np.n
         if offsets is None:
             raise FeatureError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
         if len(offsets) != seq:
-            raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one per token")
+            raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one value per token")
         values = np.array(groups_of_spans(feature["spans"], offsets))
     if values is None:
         alternative = ", or spans with an offset_mapping" if needs == "coupling" else ""

@@ -32,8 +32,8 @@ SHOT_POOL = 32
 def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None = None) -> None:
     """Export a finished run to a folder with a tokenizer, which ``AutoModelForCausalLM.from_pretrained`` loads.
 
-    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``, as in ``load_run``. ``RunFolderError`` if
-    the run is missing, or if ``out`` is not empty.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``, as in ``load_run``. Raises
+    ``RunFolderError`` if the run is missing, or if ``out`` is not empty.
     """
     # Importing `transformers` takes seconds.
     from lengthwise.hf.lengthwise_config import build_config  # noqa: PLC0415
@@ -64,7 +64,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
 def import_hf(folder: StrPath, out: StrPath) -> None:
     """Restore the run folder of an exported model, with the model's current weights.
 
-    ``RunFolderError`` for any other folder, or if ``out`` is not empty.
+    Raises ``RunFolderError`` for any other folder, or if ``out`` is not empty.
     """
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
     from lengthwise.hf.loading import load_pretrained  # noqa: PLC0415
@@ -88,8 +88,8 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
     """Export a task to lm-evaluation-harness: a group with one task per length; return the name of the group.
 
     ``<task>_<length>.jsonl`` holds the test examples of ``evaluate``, and ``<task>_<length>_shots.jsonl`` the shots,
-    with other prompts. The model generates a line, which is compared without its leading space. The files refer to
-    each other by absolute path.
+    which have other prompts. The model generates a line, which is compared without its leading space. The files refer
+    to each other by absolute path.
     """
     out = Path(out)
     if not 0 <= shots < SHOT_POOL:

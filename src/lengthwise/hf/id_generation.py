@@ -13,7 +13,7 @@ from lengthwise.hf.input_checks import check_left_padding, check_no_embeddings, 
 from lengthwise.hf.model_inputs import count_ids, expand_ids
 from lengthwise.hf.position_cache import PositionCache
 
-# Settings that draft tokens with another model, a part of this one, or the prompt.
+# Settings of assisted decoding, which drafts tokens with the prompt or a part of the model.
 DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
@@ -53,7 +53,7 @@ class IDGenerationMixin(GenerationMixin):
     def default_prompt_ids(
         self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
     ) -> Int[Tensor, "batch new"]:
-        """Return the IDs of prompts without IDs; ``SettingError`` if the model has no rule for them."""
+        """Return the IDs of prompts without IDs. Raises ``SettingError`` if the model has no rule for them."""
         model: Any = self
         first = model.config.first_counted_id
         if first is None:
@@ -71,7 +71,7 @@ class IDGenerationMixin(GenerationMixin):
         check_prompts_only(kwargs)
         check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:
-            raise SettingError("assisted decoding counts the IDs of drafted tokens; leave out assistant_model")
+            raise SettingError("assisted decoding cannot predict IDs of drafted tokens; leave out assistant_model")
         _resume_ids(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
@@ -80,7 +80,7 @@ class IDGenerationMixin(GenerationMixin):
             attention_mask = kwargs.get("attention_mask")
             mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
             if isinstance(cache := kwargs.get("past_key_values"), PositionCache):
-                # Tokens after the cache are no prompt, unless the caller passes prompt_mask.
+                # Tokens after the cache do not belong to the prompt, unless the caller passes prompt_mask.
                 mask = torch.nn.functional.pad(mask[:, : cache.num_tokens], (0, mask.shape[1] - cache.num_tokens))
             kwargs["prompt_mask"] = mask
         output: Any = super().generate(inputs, *args, **kwargs)
@@ -170,7 +170,7 @@ class IDGenerationMixin(GenerationMixin):
         settings, rest = super()._prepare_generation_config(*args, **kwargs)
         drafting = [name for name in DRAFTING if getattr(settings, name, None)]
         if drafting:
-            raise SettingError(f"assisted decoding counts the IDs of drafted tokens; leave out {', '.join(drafting)}")
+            raise SettingError(f"assisted decoding cannot predict IDs of drafted tokens; use no {', '.join(drafting)}")
         if getattr(settings, "guidance_scale", None) not in (None, 1):
             raise SettingError("guidance calls the model with a prompt without IDs; leave out guidance_scale")
         return settings, rest
@@ -187,7 +187,7 @@ class IDGenerationMixin(GenerationMixin):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """Raise ``SettingError``: continuous batching counts the IDs of all tokens."""
-        raise SettingError("continuous batching counts position IDs, which this model predicts; use generate")
+        raise SettingError("continuous batching counts position IDs, but this model predicts them; use generate")
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
         result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)

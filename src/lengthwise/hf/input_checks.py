@@ -16,33 +16,34 @@ from lengthwise.model.position_heads import PositionHead
 
 
 def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
-    """Refuse embeddings in place of tokens; adapters pass None."""
+    """Reject embeddings in place of tokens; adapters pass None."""
     if inputs_embeds is not None:
         raise SettingError("inputs_embeds has no tokens, which position IDs depend on; pass input_ids instead")
 
 
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
-    """Refuse missing IDs in a call with labels or packed texts."""
+    """Reject missing IDs in a call with labels or packed texts."""
     if any(target is not None for target in targets):
         raise SettingError(
-            f"position_ids has {num_ids} of {tokens.shape[1]} IDs, but labels and packed texts need all; pass them all"
+            f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens; calls with labels or packed texts need "
+            "one ID per token"
         )
 
 
 def check_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
-    """Refuse IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
+    """Reject IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
     if torch.compiler.is_compiling() or not position_ids.numel():
         return
     smallest, largest = (int(bound) for bound in position_ids.aminmax())
     if smallest < 0 or largest >= num_position_ids:
         raise SettingError(
-            f"position_ids range from {smallest} to {largest}, allowed are 0 to {num_position_ids - 1}; change them, "
-            "or wrap the model with a larger num_position_ids"
+            f"position_ids range from {smallest} to {largest}, but only 0 to {num_position_ids - 1} are allowed; "
+            "change them, or wrap the model with a larger num_position_ids"
         )
 
 
 def check_known_arguments(names: Iterable[str], inner: nn.Module) -> None:
-    """Refuse arguments that the wrapped model would ignore."""
+    """Reject arguments that the wrapped model would ignore."""
     if not names or torch.compiler.is_compiling():
         return
     known = {*inspect.signature(type(inner).forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
@@ -54,7 +55,7 @@ def check_known_arguments(names: Iterable[str], inner: nn.Module) -> None:
 
 
 def check_log_attention(length_scaling: str, attention: str | None) -> None:
-    """Refuse another attention in a wrapped model with log-length scaling."""
+    """Reject a changed attention in a wrapped model with log-length scaling."""
     if length_scaling == "log" and attention != LOG_LENGTH:
         raise SettingError(
             f"the wrapped model was set to the attention {attention}, which disables length_scaling='log'; call "
@@ -63,7 +64,7 @@ def check_log_attention(length_scaling: str, attention: str | None) -> None:
 
 
 def check_id_training(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
-    """Refuse a training step without ``position_labels`` for a trainable head."""
+    """Reject a training step without ``position_labels`` for a trainable head."""
     if head is None or labels is None or position_labels is not None or not torch.is_grad_enabled():
         return
     if any(weight.requires_grad for weight in head.parameters()):
@@ -74,16 +75,16 @@ def check_id_training(head: nn.Module | None, labels: Tensor | None, position_la
 
 
 def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
-    """Refuse ``position_labels`` for a model without a position head."""
+    """Reject ``position_labels`` for a model without a position head."""
     if position_labels is not None and not num_heads:
         raise SettingError(
-            "position_labels need a position head, and this model has none; wrap a model with a head, or use a scheme "
-            "that predicts no IDs, such as Coupled"
+            "position_labels need a position head, but this model has no head; wrap a model with a head, or use a "
+            "scheme that predicts no IDs, such as Coupled"
         )
 
 
 def check_prompts_only(inputs: Mapping[str, Any]) -> None:
-    """Refuse a training batch in `generate`."""
+    """Reject a training batch in `generate`."""
     if names := [name for name in ("labels", "position_labels", "sequence_ids") if inputs.get(name) is not None]:
         raise SettingError(
             f"generate got {', '.join(names)}, so the batch already contains answers; pass a batch of prompts, such as "
@@ -92,7 +93,7 @@ def check_prompts_only(inputs: Mapping[str, Any]) -> None:
 
 
 def check_left_padding(attention_mask: Tensor | None) -> None:
-    """Refuse prompts that end with padding, which `generate` would continue."""
+    """Reject prompts that end with padding, which `generate` would continue."""
     if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
         raise SettingError(
             "a prompt ends with padding, which generate would continue; pad on the left "
@@ -101,7 +102,7 @@ def check_left_padding(attention_mask: Tensor | None) -> None:
 
 
 def check_token_labels(labels: Tensor | None) -> None:
-    """Refuse a training step with ``position_labels`` alone."""
+    """Reject a training step that has ``position_labels`` but no ``labels``."""
     if labels is None:
         raise SettingError(
             "position_labels need labels; a trainer that removes the labels to compute its own loss is not supported, "
@@ -110,7 +111,7 @@ def check_token_labels(labels: Tensor | None) -> None:
 
 
 def check_supported_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the decoder of this library does not support."""
+    """Reject arguments that the decoder of this library does not support."""
     if names := [name for name, value in arguments.items() if value is not None and value is not False]:
         raise SettingError(
             f"this decoder does not support {', '.join(names)}; leave them out (pack_to adds sequence_ids)"
@@ -118,7 +119,7 @@ def check_supported_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_no_replica(model: nn.Module) -> None:
-    """Refuse copies of a model within one process."""
+    """Reject copies of a model within one process."""
     if getattr(model, "_is_replica", False):
         raise SettingError(
             "torch.nn.DataParallel is not supported, because its copies share state; start one process per device "
@@ -127,7 +128,7 @@ def check_no_replica(model: nn.Module) -> None:
 
 
 def warn_frozen_head(head: nn.Module | None) -> None:
-    """Warn that no weight of the head is trained, as under adapters."""
+    """Warn that no weight of the head is trained, for example because the model has adapters."""
     # A sharded head may have no weights in this process.
     weights = [] if head is None else list(head.parameters())
     if weights and torch.is_grad_enabled() and not any(weight.requires_grad for weight in weights):
@@ -140,11 +141,11 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """Warn that the head can predict none of the labelled IDs, so that their loss is 0."""
+    """Warn that the head cannot predict any of the labelled IDs, so that their loss is 0."""
     warnings.warn(
-        f"the head {type(head).__name__} can predict none of the IDs in position_labels, so it learns nothing from "
-        "this batch; pointer, rank and search choose among the IDs of the prompt, which is prompt_mask, or the tokens "
-        "before the first label",
+        f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
+        "from this batch; pointer, rank and search choose among the IDs of the prompt, which is marked by "
+        "prompt_mask, or ends before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )

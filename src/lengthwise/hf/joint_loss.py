@@ -27,7 +27,7 @@ def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None =
 def token_loss(
     logits: Float[Tensor, "batch seq vocab"], targets: Int[Tensor, "batch seq"], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy (nats) of `shift_labels`: the mean, or the sum over ``num_items``."""
+    """Return the cross-entropy (nats) of `shift_labels`: the mean, or the sum divided by ``num_items``."""
     targets, scores = targets.flatten().to(logits.device), logits.flatten(0, 1).float()
     total = nn.functional.cross_entropy(scores, targets, ignore_index=UNSCORED, reduction="sum")
     return _mean(total, targets, num_items)
@@ -68,7 +68,7 @@ class IDLoss:
 def position_loss(
     head: PositionHead, embed: Embed, embed_next: Embed, inputs: HeadInputs, num_items: Tensor | int | None
 ) -> IDLoss:
-    """Return the cross-entropy of the labelled IDs, without those that the head cannot predict."""
+    """Return the cross-entropy of the labelled IDs, without IDs that the head cannot predict."""
     scored = inputs.position_labels[:, 1:] != UNSCORED
     columns = scored.any(dim=0).nonzero()[:, 0]
     predicted = None if torch.is_grad_enabled() else torch.full_like(inputs.tokens, -1)
@@ -101,7 +101,7 @@ def head_precision(head: PositionHead, device: torch.device) -> AbstractContextM
 
 
 def joint_loss(tokens: Tensor | None, ids: IDLoss | None, id_weight: float) -> Float[Tensor, ""] | None:
-    """Return the token loss plus the weighted ID loss, or the one that exists."""
+    """Return the token loss plus the weighted ID loss, or the only loss that exists."""
     if ids is None:
         return tokens
     weighted = id_weight * ids.loss

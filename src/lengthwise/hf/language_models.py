@@ -1,4 +1,4 @@
-"""Language models by name: runs of this library and models of transformers, with their tokenizers."""
+"""Language models by name: runs of this library and transformers models, with their tokenizers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class LanguageModel:
     task: Text | None = None
 
     def held_out(self, kind: str | None = None) -> list[TokenizedDocument]:
-        """Return the held-out texts of a run, all or those of one kind."""
+        """Return all held-out texts of a run, or its texts of one kind."""
         if self.task is None:
             raise ModelError(f"{self.model.name} has no held-out texts, because it is not a run; pass texts")
         if kind is None:
@@ -47,7 +47,7 @@ class LanguageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptingConfig:
-    """Number of examples before each prompt, and device and precision of a model of `transformers`."""
+    """Number of examples before each prompt, and device and precision of a `transformers` model."""
 
     shots: int = SHOTS
     device: str = "auto"
@@ -58,10 +58,10 @@ class PromptingConfig:
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
-    """Load a run folder, or a model of `transformers` with its own or another tokenizer.
+    """Load a run folder, or a `transformers` model with its own or another tokenizer.
 
-    ``dtype`` of a model of `transformers` is float32 (default), bfloat16 or float16. ``ModelError`` for a model that is
-    missing, predicts no text, or is not supported; ``UnknownNameError`` for a missing run in a folder of runs.
+    ``dtype`` of a `transformers` model is float32 (default), bfloat16 or float16. Raises ``ModelError`` for a model
+    that is missing, unsupported, or predicts no text, and ``UnknownNameError`` for a missing run in a folder of runs.
     """
     if is_run(name):
         if dtype is not None:
@@ -83,11 +83,11 @@ def evaluate_language_model(
     out: StrPath | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the exact match by length of a model of `transformers`, evaluated in plain text.
+    """Return the exact match by length of a `transformers` model, evaluated in plain text.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
     measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. With ``out``, each row is appended to
-    ``results.jsonl`` there as soon as it is measured. Raises as ``load_language_model``.
+    ``results.jsonl`` there once it is measured. Raises the same errors as ``load_language_model``.
     """
     prompting = PromptingConfig() if prompting is None else prompting
     tasks, loading = select_variants(task, settings), _loading(name)
@@ -105,7 +105,7 @@ def evaluate_language_model(
 
 
 def check_exists(name: str) -> None:
-    """Raise as ``load_language_model`` unless a run folder or a model of this name exists, without loading it."""
+    """Raise the errors of ``load_language_model`` if no run folder or model has this name, without loading it."""
     if not is_run(name):
         _loading(name).check_exists(name)
 
@@ -116,7 +116,7 @@ def is_run(name: str) -> bool:
 
 
 def _loading(name: str) -> ModuleType:
-    """Import the module that loads models; ``UnknownNameError`` for a misspelled run, without asking the Hub."""
+    """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without asking the Hub."""
     path = Path(name)
     if "/" in name and not path.exists():
         runs = [str(each.parent) for each in path.parent.glob(f"*/{EXPERIMENT}")]

@@ -25,14 +25,14 @@ from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_facts
 
-# Keys of the rows of runs that a trainer does not know; ``facts`` may add them.
+# Facts about a run that a trainer does not know; ``facts`` may add them to the rows.
 UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
 # Yields the batches of one length, with labels.
 Batches = Callable[[], Iterator[dict[str, Tensor]]]
 
 
 class EvaluateByLength(TrainerCallback):
-    """Measures exact match by length when `Trainer` evaluates, every ``every_steps`` steps, and when training ends.
+    """Callback that measures exact match by length at evaluations, every ``every_steps`` steps, and after training.
 
     Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. ``batches`` has one function per
     length that yields its batches; ``from_task`` and ``from_examples`` create them. See `grade_batch` for ``decode``.
@@ -88,7 +88,7 @@ class EvaluateByLength(TrainerCallback):
             for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(place), settings.seed):
                 if len(batch.position_ids) != 1:
                     raise UnsupportedTaskError(
-                        f"{task.name} has IDs on several levels, but models of transformers take one; use another task"
+                        f"{task.name} has IDs on several levels, but transformers models take one; use another task"
                     )
                 ids, tokens = batch.position_ids[0], numbers[batch.tokens]
                 inputs = {
@@ -159,7 +159,7 @@ class EvaluateByLength(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure a training that was stopped before its last step."""
+        """Measure a training run that was stopped before its last step."""
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
 
     ``forced``: predict each token and ID from the correct previous ones, in one forward pass. If each prompt has one
     correct answer, greedy decoding is exact if and only if all these predictions are correct. ``free``: generate
-    greedily, with IDs that the model predicts or that count up. ``SettingError`` if the model cannot do this.
+    greedily, with IDs that the model predicts or that count up. Raises ``SettingError`` if the model cannot do this.
     """
     device = device_of(model)
     inputs = {name: values.to(device) for name, values in batch.items()}

@@ -1,4 +1,4 @@
-"""Configuration of the decoder of this library as a model of `transformers`."""
+"""Configuration of the decoder of this library as a `transformers` model."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ DIGEST_FIELDS = (
     "count_prompt_from",
     "run",
 )
-# Prompts per length to find the rule of their IDs.
+# Number of prompts per length that are sampled to find the rule of their IDs.
 NUM_PROMPTS = 16
 
 
@@ -68,7 +68,7 @@ class LengthwiseConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def digest_with(self, weights: str) -> str:
-        """Return the digest of the fields that say how to read the weights, and of the weights' own digest."""
+        """Return the digest of the fields that describe the weights, combined with the digest of the weights."""
         fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -107,7 +107,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
 
 
 def decoder_from_config(config: LengthwiseConfig) -> Decoder:
-    """Return a decoder with initial weights; ``ModelError`` for a configuration without decoder settings."""
+    """Return a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
         raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
     return Decoder(

@@ -1,4 +1,4 @@
-"""Decoder of this library as a model of `transformers`."""
+"""Decoder of this library as a `transformers` model."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -40,7 +40,7 @@ from lengthwise.model.decoder import Cache as DecoderCache
 
 
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
-    """Decoder of this library with the interface of a causal language model of `transformers`.
+    """Decoder of this library with the interface of a causal `transformers` language model.
 
     ``position_ids`` are (batch, seq), or (level, batch, seq) for a decoder with several levels; levels are last in the
     output of ``generate``. ``attention_mask`` hides left padding.
@@ -69,7 +69,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`; ``ModelError`` if weights and configuration were not saved together."""
+        """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Weights outside memory have no digest.
         in_memory = not any(weight.is_meta for weight in model.parameters())
@@ -101,8 +101,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     ) -> PredictivePositionOutput:
         """Return the logits, and the joint loss of ``labels`` and ``position_labels`` (shape of ``position_ids``).
 
-        The arguments are those of `PredictivePositionModel`. Missing IDs of a first call count up if they did in
-        training; those of later tokens are predicted. Packed rows, hidden states and attention weights raise
+        The arguments are the same as in `PredictivePositionModel`. Missing IDs of a first call count up if they did in
+        training; missing IDs of later tokens are predicted. Packed rows, hidden states and attention weights raise
         ``SettingError``.
         """
         check_no_embeddings(inputs_embeds)
@@ -145,7 +145,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         )
 
     def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
-        """Return the sum over levels, each with its own head."""
+        """Return the ID loss, summed over the levels; each level has its own head."""
         embed = self.decoder.embed_tokens
         levels = [
             position_loss(head, embed, embed, level, num_items)
@@ -169,7 +169,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             if self.config.first_counted_id is None:
                 raise SettingError(
                     "this decoder predicts no IDs, and its IDs in training do not count up; pass position_ids for all "
-                    "tokens, including those to generate"
+                    "tokens, including the tokens to generate"
                 )
             return _without_single_level(last_ids + 1)
         if past_key_values.prompts is None:
@@ -199,12 +199,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return NO_HOOKS
         if self.decoder.settings.previous_token_mix:
             raise SettingError(
-                "this decoder mixes each token with the previous one, padding included; pass prompts of one length, "
+                "this decoder mixes each token with the previous one, even padding; pass prompts of one length, "
                 "without an attention_mask"
             )
         new, past = tokens.shape[1], 0 if cache is None else cache.num_tokens
         hidden = ~attention_mask.bool()[:, None].expand(-1, new, -1).clone()
-        # Padding sees itself: a softmax over no key is NaN.
+        # Padding attends to itself, because a softmax without keys is NaN.
         hidden.diagonal(past, 1, 2).fill_(False)
         return AttentionHooks(
             score_bias=torch.zeros(hidden.shape, device=tokens.device).masked_fill_(hidden, -torch.inf)

@@ -1,4 +1,4 @@
-"""Causal language models and tokenizers of `transformers`, from a folder or by their name on the Hub."""
+"""Loading of causal `transformers` language models and their tokenizers, from a folder or by their name on the Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,23 +18,23 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
 
-# Names of the language-modelling head, which a model without one lacks.
+# Names of the weights of a language-modelling head.
 OUTPUTS = ("lm_head.weight", "embed_out.weight")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> CausalLM:
-    """Load a model to measure influence with; raises as `load_pretrained`."""
+    """Load a model to measure influence with. Raises the same errors as `load_pretrained`."""
     return CausalLM(load_pretrained(name, device=device, dtype=dtype), name)
 
 
 def load_text_model(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> TextModel:
-    """Load a model and its tokenizer to evaluate it in plain text; raises as `load_pretrained`."""
+    """Load a model and tokenizer for evaluation in plain text. Raises the same errors as `load_pretrained`."""
     return TextModel(load_pretrained(name, device=device, dtype=dtype), load_codec(name), name)
 
 
 def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
-    """Load a causal model for inference; ``ModelError`` for a missing, damaged or unsupported model.
+    """Load a causal model for inference. Raises ``ModelError`` for a missing, damaged or unsupported model.
 
     ``dtype`` is one of ``DTYPES``. Half precision halves the memory and changes a loss by some hundredths of a nat.
     Loading never runs code from the model's folder.
@@ -42,7 +42,7 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     _check_folder(name)
-    with _quiet():
+    with _suppress_loading_output():
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             _check_num_layers(Path(name), config)
@@ -68,7 +68,7 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
 def check_exists(name: str) -> None:
     """Raise ``ModelError`` unless a model of this name exists, without loading its weights."""
     _check_folder(name)
-    with _quiet():
+    with _suppress_loading_output():
         try:
             AutoConfig.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # see load_pretrained
@@ -76,13 +76,13 @@ def check_exists(name: str) -> None:
 
 
 def load_codec(name: str) -> HFCodec:
-    """Load the tokenizer of a model; ``ModelError`` if there is none."""
-    with _quiet():
+    """Load the tokenizer of a model. Raises ``ModelError`` if there is none."""
+    with _suppress_loading_output():
         try:
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
         except Exception as error:  # see load_pretrained
             raise ModelError(
-                f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); name one with --tokenizer"
+                f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); choose a tokenizer with --tokenizer"
             ) from None
 
 
@@ -111,7 +111,7 @@ def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
 def _reason(name: str, error: Exception) -> str:
     line = _first_line(error)
     if "Unrecognized configuration class" in line:
-        return f"{name} is not a causal model with a language-modelling head; use one, such as Llama or GPT-2"
+        return f"{name} is not a causal model with a language-modelling head; use one such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
         return f"{name} needs code from its folder, which is never run; use a model that transformers supports"
     return f"{name} cannot be loaded ({line}); use a folder written by save_pretrained, or a name on the Hub"
@@ -123,7 +123,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_loading_output() -> Iterator[None]:
     # Loading prints warnings and progress bars.
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -43,7 +43,7 @@ COUNTED_IDS = "Without `position_ids`, prompts get the position IDs {first}, {fi
 
 
 class ModelCardMixin(PreTrainedModel):
-    """Registers the model type, writes a model card, and raises an error for weights saved with other options."""
+    """Mixin that registers the model type, writes a model card, and rejects weights saved with other options."""
 
     card_kind: ClassVar[str]
 
@@ -61,7 +61,7 @@ class ModelCardMixin(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`; ``ModelError`` if the saved head or segment does not match the options."""
+        """Load as in `transformers`. Raises ``ModelError`` if the saved head or segment does not match the options."""
         result: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = result
         for keys, verb in (("missing_keys", "has no"), ("unexpected_keys", "has")):

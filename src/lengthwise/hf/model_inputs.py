@@ -27,7 +27,7 @@ def causal_mask(
     visible = is_token[:, None, :] & torch.ones(last - past, keys, dtype=torch.bool, device=is_token.device).tril(past)
     if sequence_ids is not None:
         visible &= sequence_ids[:, past:last, None] == sequence_ids[:, None, :]
-    # Padding sees itself: a softmax over no key is NaN.
+    # Padding attends to itself, because a softmax without keys is NaN.
     visible.diagonal(past, 1, 2).fill_(True)
     return additive_mask(visible[:, None], dtype)
 
@@ -82,7 +82,7 @@ def build_prompt_mask(
     prompt_mask: Tensor | None,
     sequence_ids: Tensor | None = None,
 ) -> Bool[Tensor, "batch new"]:
-    """Return ``prompt_mask``, else the tokens before the first label, else all of a first call; never padding."""
+    """Return ``prompt_mask``, or the tokens before the first label, or all tokens of a first call, without padding."""
     if prompt_mask is not None:
         is_prompt = prompt_mask.bool()
     elif labels is not None:

@@ -1,4 +1,4 @@
-"""Parts of models of `transformers`: devices, mixins, captured inputs, and attention with log-length scaling."""
+"""Parts of `transformers` models: devices, mixins, captured inputs, and attention with log-length scaling."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -73,7 +73,7 @@ class InputCapture:
 
 
 class PrecisionMixin(nn.Module):
-    """Keeps the precision of the parts in ``_keep_in_fp32_modules_strict`` when the model is cast."""
+    """Mixin that keeps the precision of ``_keep_in_fp32_modules_strict`` parts when the model is cast."""
 
     _keep_in_fp32_modules_strict: ClassVar[list[str]]
 

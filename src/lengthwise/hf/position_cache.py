@@ -15,7 +15,7 @@ from lengthwise.model.position_heads import Prompt
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Tokens of one call; ``hidden`` may cover the last of them only, and levels of IDs are the last axis.
+    """Tokens of one call; ``hidden`` may cover only the last tokens. The last axis of IDs is the level.
 
     If ``new_prompt`` is False, only a first call has prompt tokens.
     """
@@ -77,7 +77,7 @@ class PositionCache(Cache):
 
     @classmethod
     def wrap(cls, cache: Cache) -> "PositionCache":
-        """Return the cache, or one around it, always the same; ``SettingError`` if it was filled without IDs."""
+        """Return the cache, or its only wrapper. Raises ``SettingError`` for a cache that was filled without IDs."""
         if isinstance(cache, cls):
             return cache
         wrapper = getattr(cache, "_with_positions", None)

@@ -29,8 +29,8 @@ SCHEME_COLUMNS = ("coupling", "places")
 def check_position_id_support(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` unless a position head can be wrapped around the model.
 
-    Invalid: other classes than models of `transformers`, several devices, models that count positions themselves,
-    windows by token index, and experts balanced by the attention mask.
+    Unsupported are classes outside `transformers`, several devices, models that count positions themselves, windows
+    by token index, and experts balanced by the attention mask.
     """
     _check_class(model)
     config = model.config.get_text_config()
@@ -68,11 +68,11 @@ def _check_class(model: Any) -> None:
             f"this {type(model).__name__} is wrapped already, or is a decoder of this library; use it without wrapping"
         )
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"{type(model).__name__} is not a model of transformers; load one with AutoModelForCausalLM")
+        raise ModelError(f"{type(model).__name__} is not a transformers model; load one with AutoModelForCausalLM")
 
 
 def check_position_id_use(model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` if position IDs do not change predictions; models with weights elsewhere are not tested."""
+    """Raise ``ModelError`` if position IDs do not change predictions; models with offloaded weights are not tested."""
     if any(weight.device.type == "meta" or not weight.numel() for weight in model.parameters()):
         return
     if not _call_restored(model, lambda: _uses_position_ids(model)):
@@ -83,7 +83,7 @@ def check_position_id_use(model: PreTrainedModel) -> None:
 
 
 def _call_restored(model: PreTrainedModel, function: Callable[[], Any]) -> Any:
-    """Call a function that runs the model, then restore its modes and attention; ``ModelError`` if the call fails."""
+    """Call a function, then restore the model's modes and attention. Raises ``ModelError`` if the call fails."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
     modes = [(part, part.training) for part in model.modules()]
@@ -154,10 +154,10 @@ def _uses_position_ids(model: Any) -> bool:
 
 
 def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
-    """Raise ``SettingError`` for a scheme that no column serves, or with IDs beyond ``num_position_ids``."""
+    """Raise ``SettingError`` for a scheme that needs data without a column, or with IDs beyond ``num_position_ids``."""
     if scheme.real_valued:
         raise SettingError(
-            f"{scheme.name} gives real-valued IDs, but models of transformers take integers; use randomized instead"
+            f"{scheme.name} gives real-valued IDs, but transformers models take integers; use randomized instead"
         )
     if scheme.needs is not None and scheme.needs not in SCHEME_COLUMNS:
         raise SettingError(
@@ -168,7 +168,7 @@ def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
     if scheme.num_position_ids > num_position_ids:
         raise SettingError(
             f"{scheme.name} gives IDs below {scheme.num_position_ids}, but num_position_ids is {num_position_ids}; "
-            f"set the scheme's to at most {num_position_ids}"
+            f"set the scheme's num_position_ids to at most {num_position_ids}"
         )
 
 

@@ -15,7 +15,7 @@ from lengthwise.core.errors import ModelError, SettingError, unknown_name
 from lengthwise.model.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
-# Options of ``wrap``: their types, and the description of these in errors.
+# Options of ``wrap``, with their types and the descriptions of the types in errors.
 OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     "head": ((str, type(None)), "a name, or None"),
     "num_position_ids": ((int, type(None)), "an integer"),
@@ -88,7 +88,7 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Load as in `transformers`; ``ModelError`` for the configuration of another model type."""
+        """Load as in `transformers`. Raises ``ModelError`` for the configuration of another model type."""
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ModelError(

@@ -1,4 +1,4 @@
-"""Predictive position coupling for any causal language model of `transformers` that takes position IDs."""
+"""Predictive position coupling for any causal `transformers` language model that takes position IDs."""
 
 from typing import Any, ClassVar
 

@@ -27,8 +27,8 @@ def to_dataset(
     - ``position_ids``: the evaluation ID of each symbol, if there is a scheme.
     - ``length``, ``task``, ``seed``.
 
-    With several levels, ``coupling`` and ``position_ids`` hold one list per level. ``LengthwiseError`` for a task that
-    is graded by loss, a length that the task does not have, or a scheme that does not support the task.
+    With several levels, ``coupling`` and ``position_ids`` hold one list per level. Raises ``LengthwiseError`` for a
+    task that is graded by loss, a length that the task does not have, or a scheme that does not support the task.
     """
     if not lengths or size < 1:
         raise SettingError(f"invalid data set of {size} examples and {len(lengths)} lengths; use at least one of each")

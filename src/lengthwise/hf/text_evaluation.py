@@ -28,7 +28,7 @@ def evaluate_texts(
 
     Each prompt follows ``shots`` examples of the same length, one per line, from another random stream and with other
     prompts. They show the format of the task, so that failures are due to length. ``token_accuracy`` and first errors
-    count the model's tokens. ``LengthwiseError`` for an unsupported task, length or tokenizer, before measuring.
+    count the model's tokens. Raises ``LengthwiseError`` for an unsupported task, length or tokenizer, before measuring.
     """
     if shots < 0:
         raise SettingError(f"invalid number of shots {shots}; use 0 or more")

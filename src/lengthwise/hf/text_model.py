@@ -1,4 +1,4 @@
-"""Grading of any causal language model of `transformers` in plain text, token by token of the known answer."""
+"""Grading of any causal `transformers` language model in plain text, token by token of the known answer."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class Question:
 class TextModel:
     """A model for inference, on its own device and in its own precision, with IDs that count up.
 
-    It may have layers of any kind. ``ModelError`` for a model that is not causal, or that predicts position IDs.
+    It may have layers of any kind. Raises ``ModelError`` for a model that is not causal, or that predicts position IDs.
     """
 
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
@@ -63,7 +63,7 @@ class TextModel:
         model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
 
     def question(self, context: str, answer: str) -> Question:
-        """Tokenize context and answer; ``ModelError`` if the tokens lose a symbol.
+        """Tokenize context and answer. Raises ``ModelError`` if the tokens lose a symbol.
 
         The answer's tokens are those after the context's tokens in the whole text. If the tokenizer merges across the
         border, the answer is tokenized separately.
@@ -83,7 +83,7 @@ class TextModel:
         return question
 
     def check_not_nan(self, logits: Float[Tensor, "*places vocab"]) -> None:
-        """Raise ``ModelError`` for NaN logits, whose largest one would count as token 0."""
+        """Raise ``ModelError`` for NaN logits, because their argmax would be token 0."""
         if bool(logits.isnan().any()):
             raise ModelError(
                 f"{self.name} predicts NaN, perhaps from an overflow of half precision; use another --dtype, such as "
@@ -199,7 +199,7 @@ class TextModel:
 
 
 class _CheckNaN(LogitsProcessor):
-    """Raises an error for NaN logits, and returns others unchanged."""
+    """Logits processor that raises an error for NaN logits, and returns other logits unchanged."""
 
     def __init__(self, model: TextModel) -> None:
         self.model = model
@@ -210,7 +210,7 @@ class _CheckNaN(LogitsProcessor):
 
 
 class _StopAtNewline(StoppingCriteria):
-    """Stops each sequence after its first newline."""
+    """Stopping criterion that ends each sequence after its first newline."""
 
     def __init__(self, codec: HFCodec) -> None:
         self.codec = codec

@@ -22,7 +22,7 @@ class HFCodec:
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a text, without special tokens; ``ModelError`` for unknown symbols."""
+        """Return the tokens of a text, without special tokens. Raises ``ModelError`` for unknown symbols."""
         try:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         except Exception as error:  # tokenizers raise plain exceptions

@@ -1,4 +1,4 @@
-"""Estimate of the duration of a study: tokens to read, counted without the model, over tokens per second."""
+"""Estimate of the duration of a study: the number of tokens to read, divided by the model's tokens per second."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TIMED_QUERIES = 64
 
 
 def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
-    """Return the least and most seconds: far tokens are selected for ``background_fraction`` of the targets, or all."""
+    """Return the minimum and maximum seconds, if ``background_fraction`` or all of the targets get selections."""
     counter = TokenCounter(evaluator.model)
     full, selection = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
     seconds = len(targets) / _tokens_per_second(evaluator, targets[0])

@@ -15,7 +15,7 @@ Far = Int[np.ndarray, " far"]
 
 
 class PlaceboSampler:
-    """Samples consecutive far tokens for a target, uniformly over all start indexes.
+    """Sampler of consecutive far tokens for a target, uniform over all start indexes.
 
     ``texts`` may be pieces of documents; pieces of one document have the same name and are adjacent.
     """

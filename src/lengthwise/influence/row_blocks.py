@@ -24,7 +24,7 @@ def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
-    """Return the complete blocks of ``size`` rows; the last of ``num_rows`` rows may be smaller.
+    """Return the complete blocks of ``size`` rows; the last block of ``num_rows`` rows may be smaller.
 
     Leaves out a block that a killed process did not complete. Raises ``RunFolderError`` if rows do not match their
     digests.

@@ -17,12 +17,12 @@ def short_context_losses(
     """Return the loss (nats) of every token from token index ``near`` on.
 
     Each token has ``near`` to ``near + stride - 1`` tokens of context, as in Fang et al. 2024 (arXiv:2410.23771):
-    windows of ``near + stride`` tokens, each scored on its last ``stride``. Raises ``SettingError`` if the text has no
-    more than ``near`` tokens.
+    each window of ``near + stride`` tokens scores its last ``stride`` tokens. Raises ``SettingError`` if the text has
+    at most ``near`` tokens.
     """
     if len(tokens) <= near:
         raise SettingError(
-            f"no token of a text of {len(tokens)} tokens has {near} tokens before it; use a smaller near"
+            f"the text has {len(tokens)} tokens, but near={near} needs at least {near + 1}; use a smaller near"
         )
     losses = np.empty(len(tokens) - near)
     size = batch_size(model, near + stride, predictions=stride)

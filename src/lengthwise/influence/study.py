@@ -54,7 +54,7 @@ class InfluenceStudy:
         if model.num_positions is not None and needed > model.num_positions:
             raise SettingError(
                 f"near {near} and far {far} need {needed} positions, but {model.name} has "
-                f"{model.num_positions}; use a far of at most {model.num_positions - needed + far}"
+                f"{model.num_positions}; use at most {model.num_positions - needed + far} far tokens"
             )
         distance, trained = needed - 1, model.trained_distance
         if trained is not None and distance > trained:
@@ -126,8 +126,8 @@ def measure_influence(
 
     The same arguments give the same file, even after interruptions: targets are sampled before anything is measured,
     and an incomplete block is measured again. ``stop`` is called before every forward pass. ``estimate`` receives the
-    least and most seconds that the study takes. Raises ``RunFolderError`` if the folder contains a study already (with
-    ``resume``: another study), or if another process writes to it.
+    minimum and maximum seconds that the study takes. Raises ``RunFolderError`` if the folder already contains a study
+    (with ``resume``: another study), or if another process writes to it.
     """
     out, settings, pieces = Path(out), study.settings, study.pieces()
     targets = study.targets(pieces)

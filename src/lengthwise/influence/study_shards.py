@@ -1,4 +1,4 @@
-"""Parts of a study for several processes: each measures every n-th block of targets, and the last joins them."""
+"""Parts of a study for several processes: each measures every n-th block of targets, and the last one joins all."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ def parse_part(text: str) -> tuple[int, int]:
     """Parse ``2/4``, the second of four parts. Raises ``SettingError`` for any other format."""
     first, sign, number = text.partition("/")
     if not (sign and first.isascii() and number.isascii() and first.isdigit() and number.isdigit()):
-        raise SettingError(f"invalid --part {text}; write 2/4 for the second of four")
+        raise SettingError(f"invalid --part {text}; write, for example, 2/4 for the second of four parts")
     return int(first), int(number)
 
 

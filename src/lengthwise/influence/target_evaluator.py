@@ -68,7 +68,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetEvaluator:
-    """Evaluates targets block by block. The rows of a block do not depend on earlier blocks.
+    """Evaluator of blocks of targets. The rows of a block do not depend on earlier blocks.
 
     ``start`` is the start token of the model, if any. ``labels`` are added to every row.
     """
@@ -162,7 +162,7 @@ class TargetEvaluator:
         }
 
     def _weight(self, number: int, *, certain: bool) -> float:
-        """Return the inverse of the probability that a target is measured at every k, 0 if it is not."""
+        """Return the inverse of the probability that a target is measured at every k; 0 for an unmeasured target."""
         fraction = self.settings.background_fraction
         if certain:
             return 1.0

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Integer
 
 NGRAMS = (1, 2, 3)
-# Tokens on each side of the target in which its word and the end of a sentence are searched.
+# Number of tokens on each side of the target that are searched for its word and the end of a sentence.
 AROUND = 24
 SENTENCE_ENDS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
@@ -27,7 +27,7 @@ def token_kinds(
 ) -> list[str]:
     """Return the kinds of a target, in the order of ``KINDS``.
 
-    ``texts`` are the decoded tokens of the context, of which the last ``near`` are near, and the decoded target.
+    ``texts`` are the decoded tokens of the context (the last ``near`` are near), then the decoded target.
     ``after`` are the decoded next tokens. ``tokens`` are the IDs of context and target, which distinguish tokens with
     the same text; with them, the last ``AROUND`` texts and the target suffice. For n = 2, ``repeated_near_2`` means
     that the bigram that ends with the target ends in the near context too, ``repeated_far_2`` that it occurs in the far

@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOneIn:
-    """Gain ``score(near) - score(near + i)``. Misses tokens that count only jointly; selects copies of one token."""
+    """Measure by the gain ``score(near) - score(near + i)``. It misses joint effects and selects copies of a token."""
 
     name: ClassVar[str] = "add_one_in"
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"

@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeight:
-    """Attention weights of the last near token, averaged over layers and heads. Ignores values and the target."""
+    """Measure by the last near token's mean attention weight over layers and heads. Ignores values and the target."""
 
     name: ClassVar[str] = "attention"
     summary: ClassVar[str] = "mean attention weight of the last near token; ignores values and the target"

@@ -11,10 +11,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradient:
-    """Gradient of the score by a gate on the attention to each far token, where all gates together weigh as one."""
+    """Measure by the gradient of the score with respect to a gate on the attention to each far token."""
 
     name: ClassVar[str] = "gradient"
-    summary: ClassVar[str] = "gradient by a gate on the attention to each far token; one backward pass for all"
+    summary: ClassVar[str] = "gradient with respect to attention gates, one per far token; one backward pass for all"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = False
     around: ClassVar[str] = "none"

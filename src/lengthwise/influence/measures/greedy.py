@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greedy:
-    """Greedy search: adds the best next token k times. Gains can be negative. Misses tokens that count only jointly."""
+    """Greedy search that adds the best next token k times. Gains can be negative. It misses joint effects."""
 
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"

@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut:
-    """Gain ``score(all without i) - score(all)``. Misses tokens that occur twice."""
+    """Measure by the gain ``score(all without i) - score(all)``. It misses tokens that occur twice."""
 
     name: ClassVar[str] = "leave_one_out"
     summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
@@ -20,7 +20,7 @@ class LeaveOneOut:
     around: ClassVar[str] = "all"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
-        """Score the whole context, complete and without each candidate."""
+        """Score the whole context, and the context without each candidate."""
         visible = np.stack([~scorer.only([])] + [~scorer.only([index]) for index in scorer.candidates.tolist()])
         scores = scorer.scores(visible)
         return top_k(scorer, scores[1:] - scores[0], k)

@@ -22,10 +22,10 @@ class TokenRanking:
 
 @runtime_checkable
 class InfluenceMeasure(Protocol):
-    """Ranks far tokens; the first k of a longer ranking are the selection of k tokens.
+    """Measure that ranks far tokens; the first k tokens of a longer ranking are the selection of k tokens.
 
-    ``exact``: gains are computed with forward passes, not estimated. ``around``: the context at which a gradient
-    prefilters candidates for this measure, see ``SubsetScorer.gradient``.
+    ``exact`` is True if gains are computed with forward passes, not estimated. ``around`` is the context at which a
+    gradient prefilters candidates for this measure, see ``SubsetScorer.gradient``.
     """
 
     name: ClassVar[str]

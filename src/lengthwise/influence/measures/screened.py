@@ -14,7 +14,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """Measure ``then`` on the fraction ``share`` of the far tokens with the largest gradients, and on k at least."""
+    """Measure ``then``, applied to the fraction ``share`` (at least k) of the far tokens with the largest gradients."""
 
     name: ClassVar[str] = "screened"
     summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy (or another) scores these exactly"
@@ -27,7 +27,7 @@ class Screened:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise SettingError(f"invalid share {self.share} of far tokens to score; use 0.1, or up to 1")
+            raise SettingError(f"invalid share {self.share} of far tokens to score; use a number above 0, up to 1")
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Run one backward pass, then the measure ``then`` on the remaining candidates."""

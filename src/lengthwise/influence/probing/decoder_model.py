@@ -22,7 +22,7 @@ ROUNDING = 1e-3
 class DecoderModel:
     """A trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
 
-    This excludes encodings that read neighboring scores (DAPE V2), and options that carry earlier tokens in a token.
+    They have an effect in encodings that read neighboring scores (DAPE V2), and if a token contains earlier tokens.
     Options that depend on the number of tokens, such as length scaling, count visible tokens only.
     """
 
@@ -64,7 +64,7 @@ class DecoderModel:
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
         first = tokens.shape[1] - targets.shape[1]
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first)
         logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)

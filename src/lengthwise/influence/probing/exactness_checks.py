@@ -15,11 +15,11 @@ from lengthwise.influence.probing.hidden_context import Predictions, WindowEvalu
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.window import Window
 
-# Log-probabilities compared beside that of the target: the largest, which rounding changes least.
+# Number of the largest log-probabilities that are compared in addition to the target's; rounding changes them least.
 TOP_TOKENS = 10
-# More queries than fit into one packed sequence. Those compared with a plain pass include the first and last of a pack.
+# More queries than one packed sequence holds; the compared ones include the first and last query of a pack.
 QUERIES, COMPARED = 16, (0, 1, 7, 15)
-# Errors of models that take masks, caches or IDs in a different way.
+# Errors that a model may raise if it takes masks, caches or IDs in a different format.
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError)
 
 OTHER_MODEL = "choose another model"
@@ -45,7 +45,7 @@ def check_study(
     """Raise ``ModelError`` if the queries of a study disagree with plain passes over the whole window.
 
     A plain pass uses no cache, and every token is at its own index. The flags name the queries that the study needs
-    beside strict hiding: masked hiding, gradients of gates, and attention weights.
+    in addition to strict hiding: masked hiding, gradients of gates, and attention weights.
     """
 
     def deviations() -> Iterator[tuple[Deviation, float]]:
@@ -123,11 +123,11 @@ def _strict_deviations(model: NextTokenModel, window: Window, plain: Float[Tenso
     visible = _queries(window)[list(COMPARED)]
     log_probs = _in_order(strict_log_probs(model, [(window, row) for row in visible]))
     yield Deviation(
-        description="predictions with position IDs that count from 0 differ from those without position IDs",
+        description="predictions with position IDs that count from 0 differ from predictions without position IDs",
         nats=max_difference(log_probs[0], plain, window.target),
     )
     yield Deviation(
-        description="leaving tokens out differs from hiding them, as if a layer counted tokens",
+        description="predictions differ if tokens are left out instead of hidden, as if a layer counted tokens",
         nats=_largest(model, window, log_probs, [_strict_mask(window, row) for row in visible]),
         advice="use a smaller --near and --far, or choose another model",
     )
@@ -186,7 +186,7 @@ def _attention_deviation(evaluator: WindowEvaluator) -> Deviation:
     return Deviation(
         description="attention weights on the far tokens are negative, or do not sum to a value between 0 and 1",
         nats=0.0 if valid else math.nan,
-        advice="use another measure than attention",
+        advice="use a measure other than attention",
     )
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.window import Window
 
-# strict: the model reads only the visible tokens. masked: it reads all; near tokens attend only to visible far tokens.
+# strict: the model reads only the visible tokens. masked: it reads all tokens, but hides some from the near tokens.
 MODES = ("strict", "masked")
-# Log-probabilities per forward pass and token of its budget: each sequence yields one per entry of the vocabulary.
+# Limit on the log-probabilities of a forward pass, per token of ``forward_tokens``.
 NUMBERS_PER_TOKEN = 1 << 12
 
 Visible = Bool[np.ndarray, " far"]
@@ -25,7 +25,7 @@ Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 
 
 class WindowEvaluator:
-    """Evaluates a model on one window with subsets of its far tokens visible; the far states are computed once."""
+    """Evaluator of a model on one window with subsets of its far tokens visible; the far states are computed once."""
 
     def __init__(self, model: NextTokenModel, window: Window) -> None:
         self.model, self.window = model, window
@@ -56,7 +56,7 @@ class WindowEvaluator:
             )
 
     def _strict(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Like ``strict_log_probs``, but queries share prefixes without hidden tokens: twice as fast at most."""
+        """Compute ``strict_log_probs`` up to twice as fast: queries share prefixes without hidden tokens."""
         masks = np.stack([self.window.expand(row) for row in visible])
         seq = masks.shape[1]
         # A larger step reads fewer prefixes, but repeats more tokens after each of them.

@@ -1,4 +1,4 @@
-"""Copies of a model that replace its forward passes: to stop before a pass, or to count tokens without computing."""
+"""Copies of a model that can stop before a forward pass, or count tokens without computing."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -43,7 +43,7 @@ def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextT
 
 
 class TokenCounter:
-    """Counts the tokens that a model would read: ``model`` predicts uniformly without computing."""
+    """Counter of the tokens that a model would read; ``model`` predicts uniformly without computing."""
 
     def __init__(self, model: NextTokenModel) -> None:
         self.tokens, self.vocabulary_size = 0, model.vocabulary_size

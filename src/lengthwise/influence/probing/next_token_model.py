@@ -35,7 +35,7 @@ class NextTokenModel(Protocol):
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
         ...
 
     def plain_log_probs(

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lengthwise.influence.probing.hidden_context import WindowEvaluator
 
-# target: do k tokens suffice for the loss of the true next token? prediction: uses only what a method that drops keys
-# and values could use, the model's own prediction.
+# target: the loss of the true next token. prediction: the model's own prediction, the only information available to a
+# method that drops keys and values.
 OBJECTIVES = ("target", "prediction")
 
 
@@ -36,7 +36,7 @@ class Divergence:
     def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
         """Return the divergence of each prediction."""
         probs = self.log_probs_long.exp()
-        # A token of probability 0 adds nothing, even if its log-probability is -inf in both.
+        # A token of probability 0 adds nothing, even if its log-probability is -inf in both predictions.
         return torch.where(probs > 0, probs * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
 
 
@@ -45,7 +45,7 @@ Objective = TargetLoss | Divergence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubsetScorer:
-    """Scores subsets of the far tokens of one window by one objective, in one of ``MODES``.
+    """Scorer of subsets of the far tokens of one window, for one objective and one of ``MODES``.
 
     A measure selects among ``candidates``, indices of far tokens.
     """

@@ -7,9 +7,9 @@ Estimate = Mapping[str, Any]
 Summary = Mapping[str, Any]
 
 LEVELS = (0.5, 0.8, 0.9)
-# Level of LEVELS that k tokens must reach to count as all far tokens in use.
+# One of LEVELS: if k tokens recover this share, the model uses about k far tokens.
 SUFFICIENT = 0.9
-# Nats per target: a smaller difference is rounding, whatever its interval.
+# Smaller differences (nats per target) are rounding errors, whatever their intervals.
 RESOLUTION = 1e-4
 
 
@@ -17,14 +17,14 @@ def answer(summary: Summary) -> dict[str, Any]:
     """Return the evidence (``shown``), bounds on the number of far tokens in use (None: unknown), and the sentence."""
     model = summary["model"]
     differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
-    evidence = f"own minus other text: {in_nats(differences['other'])}"
+    evidence = f"difference between own and other text: {in_nats(differences['other'])}"
     if not _is_positive(differences["other"]):
         sentence = f"No evidence that {model} uses far tokens ({evidence})"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
     at_least, at_most, text = _number_of_tokens(summary)
     elsewhere = differences.get("elsewhere")
     if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
-        evidence += f"; no clear difference to elsewhere in the same document: {in_nats(elsewhere)}"
+        evidence += f"; no clear difference from text elsewhere in the same document: {in_nats(elsewhere)}"
     (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
     if gain["high"] is not None and gain["high"] < -RESOLUTION:
         evidence += f"; but far tokens increase the loss: gain {in_nats(gain)}"
@@ -41,7 +41,7 @@ def _is_positive(estimate: Estimate) -> bool:
 
 
 def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
-    """Return the least and largest number of far tokens in use, and both in words."""
+    """Return the smallest and largest number of far tokens in use, and a phrase that states both."""
     prediction, reference = _prediction(summary)
     if prediction is None:
         return None, None, "far tokens; their number was not measured"
@@ -61,7 +61,7 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
 
 
 def _prediction(summary: Summary) -> tuple[Estimate | None, str]:
-    """Return the share of the prediction that k tokens recover, and whether another text is subtracted, in words."""
+    """Return the share of the prediction that k tokens recover, and a phrase on the correction by another text."""
     pairs = sorted((each for each in summary["paired"] if each["against"] == "other"), key=_rank)
     own = own_selections(summary)
     if pairs:
@@ -72,7 +72,7 @@ def _prediction(summary: Summary) -> tuple[Estimate | None, str]:
 
 
 def own_selections(summary: Summary) -> list[Estimate]:
-    """Return the selections of own far tokens by a measure: strict first, then with the prediction objective first."""
+    """Return the selections of own far tokens by a measure; strict mode and the prediction objective come first."""
     return sorted(
         (each for each in summary["groups"] if each["from"] == "own" and each["knows"] != "nothing"), key=_rank
     )

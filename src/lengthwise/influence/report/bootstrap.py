@@ -26,7 +26,7 @@ Sums = Float[np.ndarray, "documents values"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """Resamples documents with replacement; statistics of equally many documents share the resamples."""
+    """Bootstrap over documents; statistics of the same number of documents share the resamples."""
 
     seed: int
     resamples: int
@@ -40,7 +40,7 @@ class Bootstrap:
         return [estimate(column, documents, undefined) for column in values.T]
 
     def counts(self, documents: int, width: int) -> Iterator[Counts]:
-        """Yield the count of each document: once each first, then blocks of resamples that fit in memory."""
+        """Yield counts of the documents: first one of each, then blocks of resamples that fit in memory."""
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
         block = max(1, BLOCK // max(documents, width, 1))
@@ -51,7 +51,7 @@ class Bootstrap:
 
 
 def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined: str) -> JSON:
-    """Return the first value with the 95% interval of the others.
+    """Return the first value with the 95% interval of the other values.
 
     For few documents, the tails follow Student's t (Hesterberg 2015).
     """
@@ -69,12 +69,12 @@ def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined:
 
 
 def undefined_estimates(number: int, reason: str) -> list[JSON]:
-    """Return estimates without a value, for one reason."""
+    """Return estimates that have a reason in place of a value."""
     return [{"value": None, "low": None, "high": None, "reason": reason} for _ in range(number)]
 
 
 def sums_by_document(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, "targets values"]) -> Sums:
-    """Sum the values of the targets of each document that has any."""
+    """Sum the values over the targets of each document; omit documents without targets."""
     documents, index = np.unique(document, return_inverse=True)
     sums = np.zeros((len(documents), values.shape[1]))
     np.add.at(sums, index, values)
@@ -84,7 +84,7 @@ def sums_by_document(document: Int[np.ndarray, " targets"], values: Float[np.nda
 def ratio(
     numerator: Float[np.ndarray, "resamples values"], denominator: Float[np.ndarray, "resamples _"]
 ) -> Float[np.ndarray, "resamples values"]:
-    """Divide; NaN where the denominator is not positive."""
+    """Divide; return NaN where the denominator is not positive."""
     denominator = np.broadcast_to(denominator, numerator.shape)
     return np.divide(numerator, denominator, out=np.full_like(numerator, math.nan), where=denominator > 0)
 
@@ -113,7 +113,7 @@ def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " ta
 def smallest_k(
     shares: Statistic, ks: Sequence[int], levels: Sequence[float], documents: int, undefined: str, bootstrap: Bootstrap
 ) -> list[JSON]:
-    """Return the smallest k at which the shares reach each level; ``beyond`` if none of the increasing ``ks`` does."""
+    """Return the first of the increasing ``ks`` at which the shares reach each level, or ``beyond`` without a k."""
 
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples levels"]:
         values = shares(counts)

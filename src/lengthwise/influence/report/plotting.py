@@ -16,7 +16,7 @@ BOUNDS = ("value", "low", "high")
 
 
 def numbers(estimates: Sequence[Mapping[str, Any]], name: str) -> Numbers:
-    """Return one number of each estimate; NaN, a gap in a line, if it is missing."""
+    """Return one number of each estimate; a missing number is NaN, which leaves a gap in a line."""
     return [math.nan if each[name] is None else each[name] for each in estimates]
 
 
@@ -28,7 +28,7 @@ def annotate(axes: Any, text: str, at: Numbers, offset: Numbers, **style: Any) -
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """Return the last parts of each model's path, as many as distinguish the models."""
+    """Return the last parts of each model's path; all models get the number of parts that distinguishes them."""
     parts = [PurePath(model).parts for model in models]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(set(parts)):

@@ -66,7 +66,7 @@ class Population:
         denominator: PerTarget,
         undefined: str,
     ) -> list[JSON]:
-        """Estimate the sum of values, which the sample has, over the sum of ``denominator``, which all targets have.
+        """Estimate a sum of values known for the sample, divided by the sum of ``denominator``, known for all targets.
 
         Generalized regression estimator (Sarndal, Swensson and Wretman 1992): a weighted linear regression of the
         values on ``covariate``, which all targets have, predicts the targets outside the sample. Its error is far
@@ -123,8 +123,8 @@ class Population:
 class Divergences:
     """Divergences from the prediction with the whole context, summed over all targets.
 
-    For targets subject to sampling, the sum of the sample is scaled by the ratio of the divergences with near tokens
-    only, of all targets and of the sample. It is never negative, so no share exceeds 1.
+    For targets subject to sampling, the sample's sum is scaled by the ratio of two divergences with near tokens only:
+    over all targets, and over the sample. The result is never negative, so no share exceeds 1.
     """
 
     sums: Sums

@@ -39,7 +39,7 @@ class SelectionColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceColumns:
-    """Full contexts of one source: existence, loss, and whether the loss is clearly lower or higher, per target."""
+    """Per-target columns of one source: existence of its context, loss, and flags for clearly lower or higher loss."""
 
     exists: TargetMask
     loss: PerTarget
@@ -135,7 +135,7 @@ class RowColumns:
 
 
 def _source_numbers(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
-    """Return existence, loss, gains and loses of a source as numbers."""
+    """Return the columns of a source as numbers: existence, loss, ``gains`` and ``loses``."""
     if source == "own":
         entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
     else:

@@ -25,7 +25,7 @@ from lengthwise.influence.report.plotting import (
 
 Summary = Mapping[str, Any]
 Estimate = Mapping[str, Any]
-MAX_LETTERS = 40  # of a model's name
+MAX_LETTERS = 40  # longest displayed name of a model
 
 
 def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: Path) -> Path:
@@ -57,7 +57,7 @@ def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: 
 
 
 def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -> list[Estimate]:
-    """Draw the gain from own far tokens minus that of other sources. Return the estimates."""
+    """Draw the gain from own far tokens minus the gain from other sources. Return the estimates."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     all_estimates = []
     for index, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):

@@ -88,7 +88,7 @@ def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
 
 
 def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the paired differences at each k, and those with all far tokens as horizontal lines."""
+    """Draw the paired differences at each k, and the differences with all far tokens as horizontal lines."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     for far in summary["far"]:
         if far["own_minus"] is not None and far["own_minus"]["value"] is not None:

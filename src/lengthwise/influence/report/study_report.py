@@ -16,7 +16,7 @@ from lengthwise.influence.row_blocks import ROWS
 from lengthwise.influence.study import SUMMARY, InfluenceStudy
 
 PAGE = "influence.html"
-# Texts on the page and tokens of each, limited for browsers; tokens after the last target.
+# Limits for browsers: texts on the page, tokens of each text, and tokens after the last target.
 EXCERPTS, EXCERPT_TOKENS, TOKENS_AFTER = 12, 3000, 16
 
 

@@ -34,7 +34,7 @@ def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int
     """Return the contents of ``summary.json`` from the rows of one model; losses in nats, distances in tokens.
 
     An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason`` of
-    a missing number. A smallest k ``beyond`` the largest k is None; so is a bound without a reason. Results under
+    a missing number. A smallest k or a bound above all measured k is None and has no reason. Results under
     ``selected`` cover targets that were selected by the losses that they compare, so they are not evidence.
     """
     columns, bootstrap = RowColumns(rows, ks), Bootstrap(seed=seed, resamples=resamples)
@@ -57,7 +57,7 @@ def summarize(rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int
 
 
 def _source(population: Population, name: str) -> JSON:
-    """Summarize all far tokens of a source, over the targets that have any."""
+    """Summarize all far tokens of a source, over the targets that have such tokens."""
     columns, source = population.columns, population.columns.sources[name]
     restricted = population.restrict(source.exists)
     return {

@@ -19,12 +19,12 @@ class SummaryTable:
 
 
 def summary_tables(summary: Summary) -> list[SummaryTable]:
-    """Return the tables of a study that have any line."""
-    tables = [_sources(summary), _predictions(summary), _differences(summary), _losses(summary)]
+    """Return the tables of a study that are not empty."""
+    tables = [_source_table(summary), _prediction_table(summary), _difference_table(summary), _loss_table(summary)]
     return [table for table in tables if table.body]
 
 
-def _sources(summary: Summary) -> SummaryTable:
+def _source_table(summary: Summary) -> SummaryTable:
     gap = summary["settings"]["rule"]["gap"]
     body = [
         [
@@ -45,7 +45,7 @@ def _sources(summary: Summary) -> SummaryTable:
     )
 
 
-def _predictions(summary: Summary) -> SummaryTable:
+def _prediction_table(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
         prediction = group["all_targets"]["prediction"]
@@ -58,7 +58,7 @@ def _predictions(summary: Summary) -> SummaryTable:
     )
 
 
-def _differences(summary: Summary) -> SummaryTable:
+def _difference_table(summary: Summary) -> SummaryTable:
     body = []
     for pair in summary["paired"]:
         name = _name(pair, pair["against"])
@@ -72,7 +72,7 @@ def _differences(summary: Summary) -> SummaryTable:
     )
 
 
-def _losses(summary: Summary) -> SummaryTable:
+def _loss_table(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
         name = _name(group, group["from"])
