@@ -22,7 +22,7 @@ from lengthwise.experiments.run_folder import read_rows
 from lengthwise.theory.bounds import BOUNDS
 from lengthwise.theory.bounds.conditions import BoundError
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_loss import pushed_mass
+from lengthwise.theory.bounds.linear_loss import training_piece_mass
 from lengthwise.theory.bounds.sequence_cover import GridCover
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.laplace_risk import laplace_risk
@@ -74,7 +74,7 @@ def without_kappa(case: Extrapolation) -> float:
     """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
     cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
     ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.by_joints().items()}
-    return float((pushed_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
+    return float((training_piece_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 
 def in_proportion(case: Extrapolation) -> float:

@@ -179,7 +179,7 @@ def test_there_is_no_prediction_from_lengths_with_other_planted_sets():
     (prediction,) = found.predictions
     assert prediction.odds is None
     assert prediction.refused == (
-        "only 0 of the training lengths 4 to 8 have the shapes and starts of length 12; a curve needs 2"
+        "only 0 of the training lengths 4 to 8 have the same shapes and starts as length 12; a curve needs 2"
     )
     assert found.verdict.startswith("No risk is guaranteed at length 12")
 
@@ -241,7 +241,7 @@ def test_the_command_prints_the_assumptions_of_a_task(tmp_path, capsys):
     [
         ("law.json", "{", "cannot be read as JSON"),
         ("law.json", "[]", "it is a list, not an object"),
-        ("law.json", '{"background": [0.5, 0.6]}', "add up to 1.1, not to 1"),
+        ("law.json", '{"background": [0.5, 0.6]}', "have the sum 1.1 instead of 1"),
         ("law.json", '{"colour": 1}', "invalid task ("),
         ("law.json", '{"placement": {"name": "nowhere"}}', "unknown saved placement 'nowhere'"),
         ("missing.json", None, "cannot be read as JSON"),

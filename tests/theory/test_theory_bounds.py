@@ -562,7 +562,7 @@ def test_a_shape_that_training_lacks_leaves_the_worst_risks_finite():
 
 
 def test_a_predictor_with_another_k_than_the_law_raises():
-    with pytest.raises(SettingError, match=r"sets of 3 out of 2 tokens, the law plants 2 out of 2"):
+    with pytest.raises(SettingError, match=r"sets of 3 out of 2 tokens, but the law plants 2 out of 2"):
         WindowCover().value(good_case(predictor=position_free_head(k=3)))
 
 
@@ -573,7 +573,7 @@ def test_invalid_sizes_and_samples_raise():
         Sizes(num_tokens=3, k=2, span=4, train_length=5, test_length=9)
     with pytest.raises(UnknownNameError, match=r"unknown regime 'claen'; did you mean 'clean'"):
         random_instance("claen", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=9), 0)
-    with pytest.raises(SettingError, match=r"1 samples or failure 0\.05"):
+    with pytest.raises(SettingError, match=r"1 samples or failure_probability 0\.05"):
         SampledKnownScores(samples=1)
 
 
@@ -589,7 +589,7 @@ def test_instances_depend_on_the_seed_only_and_the_best_head_has_the_smallest_av
 
 
 def test_pieces_longer_than_training_raise():
-    with pytest.raises(BoundError, match=r"pieces of 14 tokens, above the training length 12"):
+    with pytest.raises(BoundError, match=r"pieces of 14 tokens, more than the training length 12"):
         Differences(window=8, chunk=5).value(good_case())
 
 

@@ -234,14 +234,14 @@ INVALID = {
         lambda: to_super_tokens(np.zeros((1, 5), int), couple_halves, 2),
         r"ID 1 has 2 tokens and ID 0 has 3; give every ID the same number",
     ),
-    "a negative ID": (lambda: group_by_id(np.array([-1, 0])), r"a negative one; count IDs from 0"),
+    "a negative ID": (lambda: group_by_id(np.array([-1, 0])), r"a negative ID; return one ID of at least 0"),
     "one ID and two": (
         lambda: super_token_attention(random_attention([[0, 0], [0, 1]], couple_halves, stream(0)), 8),
-        r"one set has 2 different IDs and another 1; use a coupling with equal numbers",
+        r"one set has 2 different IDs and another has 1; use the same number for all",
     ),
     "no room": (
         lambda: super_token_attention(random_attention([[0, 5]], couple_halves, stream(0)), 8),
-        r"IDs \(0, 5\) do not fit the 4 IDs of this length; use a longer one",
+        r"IDs \(0, 5\) do not fit the 4 IDs of this length; use a longer length",
     ),
     "another order": (
         lambda: super_token_attention(random_attention([[0, 1]], reversed_halfway, stream(0)), 12),
@@ -249,21 +249,21 @@ INVALID = {
     ),
     "another place of the super-token": (
         lambda: super_token_law(replace(FAR_PAIR, placement=Local(shapes=((0, 1),), weights=(1.0,))), couple_halves, 8),
-        r"planted super-tokens at IDs \(0, 3\) and \(0, 1\) differ in distribution; choose a coupling",
+        r"planted super-tokens at IDs \(0, 3\) and \(0, 1\) have different distributions; choose a coupling",
     ),
     "one ID or two": (
         lambda: super_token_law(
             replace(FAR_PAIR, placement=Local(shapes=((0, 1),), weights=(1.0,))), couple_neighbors, 8
         ),
-        r"one set has 2 different IDs and another 1",
+        r"one set has 2 different IDs and another has 1",
     ),
     "offsets twice": (
         lambda: random_attention([[0, 1], [0, 1]], couple_halves, stream(0)),
-        r"offsets \(0, 1\) occur twice or have a minimum above 0; list each once",
+        r"invalid offsets \(0, 1\); list each row of offsets once",
     ),
     "offsets without 0": (
         lambda: random_attention([[1, 2]], couple_halves, stream(0)),
-        r"offsets \(1, 2\) occur twice or have a minimum above 0",
+        r"invalid offsets \(1, 2\).* with a minimum of 0",
     ),
     "too short": (lambda: Halves().law(1), r"length 1 is too short for 2 planted tokens"),
 }

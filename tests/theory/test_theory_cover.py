@@ -15,8 +15,8 @@ from lengthwise.theory.bounds.sequence_cover import (
     GridCover,
     Piece,
     ProportionalCover,
+    compute_piece_mass,
     merge_intervals,
-    push_forward,
 )
 
 COVERS = {"grid": GridCover, "proportional": ProportionalCover}
@@ -67,7 +67,7 @@ def test_every_piece_has_the_training_length_and_holds_all_sets_from_the_start(k
         cover = random_cover(kind, rng)
         start = int(rng.integers(cover.test_length))
         for piece in cover.pieces(start):
-            assert len(set(piece.tokens())) == piece.size == cover.train_length
+            assert len(set(piece.tokens())) == piece.num_tokens == cover.train_length
             assert set(piece.tokens()) <= set(range(cover.test_length))
             last = min(start + cover.span, cover.test_length) - 1
             assert piece.core[0] <= start <= last < piece.core[1]
@@ -105,9 +105,10 @@ def test_the_mass_ratio_of_a_grid_cover_is_below_its_closed_form_for_uniform_sta
             placement = Local(shapes=((0, span - 1),), weights=(1.0,)) if span > 1 else UniformShapes(num_planted=1)
             shapes = placement.law(test_length).shapes
             cover = GridCover(test_length=test_length, train_length=train_length, span=span)
-            pushed = push_forward(shape_probabilities(placement, shapes, test_length), cover, ONES)[train_length]
+            planted = shape_probabilities(placement, shapes, test_length)
+            piece_mass = compute_piece_mass(planted, cover, ONES)[train_length]
             probability = shape_probabilities(placement, shapes, train_length)
-            ratio = safe_ratio(pushed.ravel(), probability.ravel()).max()
+            ratio = safe_ratio(piece_mass.ravel(), probability.ravel()).max()
             assert ratio <= constant * test_length / train_length
 
 
@@ -192,24 +193,24 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
     law = random_instance("mixed", Sizes(num_tokens=2, k=2, span=2, train_length=6, test_length=8), seed=0).law
     cover = GridCover(test_length=8, train_length=6, span=2)
     function = {each: rng.random() for each in product((0, 1), repeat=7)}
-    pushed = push_forward(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
-    by_push_forward = direct = 0.0
+    piece_mass = compute_piece_mass(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
+    by_piece_mass = direct = 0.0
     for place in range(5):
         short = sequence_law(law, 6, place)
-        by_push_forward += pushed[0, place, 0] * sum(function[each] * share for each, share in short.items())
+        by_piece_mass += piece_mass[0, place, 0] * sum(function[each] * share for each, share in short.items())
     for start in range(7):
         whole = sequence_law(law, 8, start)
         for piece in cover.pieces(start):
             direct += sum(function[each] * share / 7 for each, share in marginal(whole, piece).items())
-    assert by_push_forward == pytest.approx(direct, abs=1e-12)
+    assert by_piece_mass == pytest.approx(direct, abs=1e-12)
 
 
 def test_covers_without_room_raise():
-    with pytest.raises(BoundError, match=r"half of 7 tokens .* train at 8 or longer"):
+    with pytest.raises(BoundError, match=r"training length 7 .* windows .* at least 8"):
         GridCover(test_length=20, train_length=7, span=4)
-    with pytest.raises(BoundError, match=r"pieces of 8 tokens .* train at 9 or longer"):
+    with pytest.raises(BoundError, match=r"training length 8 .* proportional .* at least 9"):
         ProportionalCover(test_length=20, train_length=8, span=3)
-    with pytest.raises(BoundError, match=r"windows of 3 tokens and chunks of 2 .* at least 4 and chunks of at least 3"):
+    with pytest.raises(BoundError, match=r"window 3 and chunk 2 .* at least 4 and a chunk of at least 3"):
         DifferenceCover(test_length=20, window=3, chunk=2, span=4)
 
 

@@ -108,7 +108,7 @@ def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_
 @pytest.mark.parametrize(
     ("settings", "lengths", "steps", "message"),
     [
-        ({"num_tokens": 5}, (4, 8), 1, "has 5 tokens and 2 outputs, the law 4 tokens and 2 labels"),
+        ({"num_tokens": 5}, (4, 8), 1, "has 5 tokens and 2 outputs, but the law has 4 tokens and 2 labels"),
         ({"num_outputs": 3}, (4, 8), 1, "has 4 tokens and 3 outputs"),
         ({}, (8, 4), 1, r"1 steps on lengths \(8, 4\)"),
         ({}, (4, 8), 0, r"0 steps on lengths"),

@@ -160,10 +160,15 @@ def invalid_arguments():
     single = random_attention(np.random.default_rng(0), 4, 1, 1)
     wide = replace(pairs, shapes=np.array([[0, 1], [0, 9]]))
     return {
-        "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use tv or leakage"),
+        "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use .tv., .leakage."),
         "span": (replace(law, placement=Subsets()), pairs, Leakage(), r"'subsets' has no span"),
         "sets": (law, single, Leakage(), r"sets of 1 tokens never equal the 2 planted tokens"),
-        "tokens": (law, random_attention(np.random.default_rng(0), 3, 2, 3), Leakage(), r"has 3 tokens and the law 4"),
+        "tokens": (
+            law,
+            random_attention(np.random.default_rng(0), 3, 2, 3),
+            Leakage(),
+            r"has 3 tokens and the law has 4",
+        ),
         "outputs": (
             replace(law, labels=((0.5, 0.5, 0.0),) * 4),
             pairs,
@@ -171,7 +176,7 @@ def invalid_arguments():
             r"2 outputs do not match 3 labels",
         ),
         "negative": (law, replace(pairs, default=np.array([-0.5, 1.5])), TotalVariation(), r"output probability -0.5"),
-        "states": (law, wide, Leakage(), r"2 shapes in 10 of 4 tokens make 2,097,152 scores, .* sampled_risk"),
+        "states": (law, wide, Leakage(), r"2 shapes, span 10 and 4 tokens make 2,097,152 scores, .* sampled_risk"),
         "length": (law, pairs, Leakage(), r"length 1 is too short"),
     }
 

@@ -12,7 +12,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds.conditions import eta, joint_weight, planted_shapes, rho, shape_probabilities, uniformity
-from lengthwise.theory.bounds.sequence_cover import GridCover, push_forward
+from lengthwise.theory.bounds.sequence_cover import GridCover, compute_piece_mass
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
 LATER_WIDE = ByLength(
@@ -54,7 +54,7 @@ def table_of(placement, length):
 
 
 def test_eta_below_the_span_raises():
-    with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; use a length of at least the span"):
+    with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; use a length of at least 3"):
         eta(PAIRS, 2, 3)
 
 
@@ -217,19 +217,19 @@ def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):
     cover = GridCover(test_length=20, train_length=8, span=2)
     probability = rng.dirichlet(np.ones(19))
     factor = {joints: rng.random((1, 3)) for joints in product((False, True), repeat=2)}
-    pushed = push_forward(np.append(probability, 0.0)[None], cover, factor)[8]
+    piece_mass = compute_piece_mass(np.append(probability, 0.0)[None], cover, factor)[8]
     expected = np.zeros((8, 3))
     for start in range(19):
         for piece in cover.pieces(start):
             expected[list(piece.tokens()).index(start)] += probability[start] * factor[piece.joints][0]
-    np.testing.assert_allclose(pushed[0], expected, atol=1e-12)
+    np.testing.assert_allclose(piece_mass[0], expected, atol=1e-12)
 
 
 def test_scores_of_the_wrong_number_or_above_all_bounds_raise():
     settings = {"num_tokens": 2, "k": 2, "default": np.zeros(2)}
-    with pytest.raises(SettingError, match=r"3 scores do not fit tuples of 2 out of 2 tokens; give 4"):
+    with pytest.raises(SettingError, match=r"3 scores do not fit tuples of 2 out of 2 tokens; pass 4"):
         PositionFreeAttention(log_scores=np.zeros(3), values=np.zeros((3, 2)), **settings)
-    with pytest.raises(SettingError, match="only minus infinity"):
+    with pytest.raises(SettingError, match="a log score is NaN or infinity"):
         PositionFreeAttention(log_scores=np.full(4, np.inf), values=np.zeros((4, 2)), **settings)
 
 

@@ -1,4 +1,4 @@
-"""Position coupling: tokens with the same ID form a super-token, so tokens at a large distance can share an ID."""
+"""Position coupling: tokens with the same ID form a super-token, even if they are far apart."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from lengthwise.tasks.planted.placement import Local, Placement, ShapeLaw, check
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores, weighted_mean
 
-# Maps a length to the ID of every token; IDs count from 0 without gaps.
+# A function from a length to the ID of every token; IDs count from 0 without gaps.
 Coupling = Callable[[int], Int[np.ndarray, " length"]]
 
-# Tolerance for two probabilities of the same event.
+# Tolerance for the difference of two computed probabilities of one event.
 ROUNDING = 1e-9
 
 
 def couple_halves(length: int) -> Int[np.ndarray, " length"]:
-    """Return the coupling ``psi(i) = i mod length / 2``: token i of each half has ID i."""
+    """Couple both halves, ``psi(i) = i mod length / 2``: token i of each half has ID i."""
     return np.arange(length) % max(length // 2, 1)
 
 
 def couple_neighbors(length: int) -> Int[np.ndarray, " length"]:
-    """Return the coupling of neighbors: tokens 0 and 1 share an ID, tokens 2 and 3, and so on."""
+    """Couple neighbors: tokens 0 and 1 share ID 0, tokens 2 and 3 share ID 1, and so on."""
     return np.arange(length) // 2
 
 
@@ -41,7 +41,7 @@ class Halves:
     min_length: ClassVar[int] = 2
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution of the one shape, uniform over its starts."""
+        """Return the distribution with one shape and uniform starts."""
         return self._at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -55,9 +55,9 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoupledPlacement:
-    """Placement of planted super-tokens: the IDs of the sets of another placement.
+    """Placement of planted super-tokens: it plants the position IDs of the sets of another placement.
 
-    Lengths count super-tokens of ``fibre`` tokens each; ``k`` is the number of different IDs of a set.
+    Lengths count super-tokens of ``fibre`` tokens each; ``k`` is the number of different IDs in a set.
     """
 
     placement: Placement
@@ -66,11 +66,11 @@ class CoupledPlacement:
     k: int
 
     name: ClassVar[str] = "coupled"
-    summary: ClassVar[str] = "the position IDs of the sets of another placement"
+    summary: ClassVar[str] = "position IDs of the sets of another placement"
 
     @property
     def span(self) -> int | None:
-        """The span in IDs, known for k = 1 only."""
+        """The span in IDs: 1 if k is 1, otherwise None (unknown)."""
         return 1 if self.k == 1 else None
 
     @property
@@ -99,8 +99,8 @@ class CoupledPlacement:
 class CoupledAttention:
     """Attention ``f(x) = sum_S g(psi(S), x_S) h(psi(S), x_S) / sum_S g(psi(S), x_S)`` over all sets of k tokens.
 
-    Only differences of IDs matter: each of ``offsets`` holds the IDs of a set in token order, minus the smallest ID.
-    They may repeat and fall; sets with other offsets have score 0. The tables are those of ``TabularAttention``.
+    Only differences of IDs matter. Each row of ``offsets`` lists the IDs of a set in token order, minus the smallest
+    ID; entries may repeat or decrease. Sets with other offsets have score 0. ``TabularAttention`` describes the tables.
     Golowich et al. 2025 (arXiv 2502.16792), definition 3.3 and proposition 4.4; the form is reconstructed.
     """
 
@@ -115,8 +115,8 @@ class CoupledAttention:
         offsets = [tuple(each) for each in self.offsets.tolist()]
         for each in offsets:
             if min(each) != 0 or offsets.count(each) > 1:
-                raise SettingError(f"offsets {each} occur twice or have a minimum above 0; list each once, from 0")
-        # Checks the shapes and numbers of the tables.
+                raise SettingError(f"invalid offsets {each}; list each row of offsets once, with a minimum of 0")
+        # The constructor checks the shapes and the values of the tables.
         TabularAttention(
             num_tokens=self.num_tokens,
             shapes=self.offsets,
@@ -126,13 +126,13 @@ class CoupledAttention:
         )
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return the weighted mean of the values, or the default if no set has weight, from all C(length, k) sets."""
+        """Return the mean of the values over all C(length, k) sets by weight, or the default if no set has weight."""
         return weighted_mean(*self.score_sets(tokens, self.coupling(tokens.shape[1])), self.default)
 
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"], ids: Int[np.ndarray, " length"]
     ) -> tuple[Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return the log score and the value of each set with one of the ``offsets``."""
+        """Return the log score and the value of each set whose offsets are listed."""
         k = self.offsets.shape[1]
         sets = np.array(list(combinations(range(len(ids)), k))).reshape(-1, k)
         differences = ids[sets] - ids[sets].min(axis=1, keepdims=True)
@@ -142,9 +142,9 @@ class CoupledAttention:
 
 
 def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids fibre"]:
-    """Return the token indexes of each ID in order; ``SettingError`` unless all IDs have the same number of tokens."""
+    """Return the token indexes of each ID; raises ``SettingError`` if IDs have different numbers of tokens."""
     if len(ids) == 0 or ids.min() < 0:
-        raise SettingError("the coupling returned no ID or a negative one; count IDs from 0")
+        raise SettingError("the coupling returned no IDs or a negative ID; return one ID of at least 0 per token")
     count = np.bincount(ids)
     if count.min() < count.max():
         raise SettingError(
@@ -157,17 +157,17 @@ def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids fibre"]
 def to_super_tokens(
     tokens: Int[np.ndarray, "batch length"], coupling: Coupling, num_tokens: int
 ) -> Int[np.ndarray, "batch ids"]:
-    """Encode the tokens of each ID as one number, the first token leading."""
+    """Encode the tokens of each ID as one number; the first token is the leading digit."""
     places = group_by_id(coupling(tokens.shape[1]))
     return np.asarray(tokens[:, places] @ num_tokens ** np.arange(places.shape[1] - 1, -1, -1))
 
 
 def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
-    """Return the same function of super-tokens: relative and local in IDs, for any distance between tokens.
+    """Convert to an attention over super-tokens that computes the same function: it is relative and local in IDs.
 
-    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length``, at which
-    the order of the tokens of neighboring IDs is checked. ``SettingError`` if that order changes along the sequence, or
-    if sets have different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
+    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length``. Raises
+    ``SettingError`` if the token order of neighboring IDs changes along a sequence of ``length``, or if sets have
+    different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
     places = group_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
@@ -176,7 +176,7 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     tables = []
     for shape in shapes:
         order = _order(places, shape)
-        # The ID of each token within the set, in token order.
+        # The IDs of the tokens in the set, in token order.
         ids = np.repeat(np.array(shape), places.shape[1])[order]
         log_scores, values = attention.score_sets(tuples[:, order], ids)
         weights, _ = normalize_scores(log_scores)
@@ -191,10 +191,10 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
 
 
 def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
-    """Return the planted law of the super-tokens: the same probabilities, with IDs in place of token indexes.
+    """Convert a planted law of tokens to the law of super-tokens: the same probabilities by ID. Derived here.
 
-    Checked at ``length`` tokens. ``SettingError`` if IDs have different numbers of tokens, sets different numbers of
-    IDs, or planted super-tokens a distribution that depends on their IDs. Derived here.
+    Raises ``SettingError`` if, at ``length`` tokens, IDs have different numbers of tokens, sets have different numbers
+    of IDs, or the distribution of planted super-tokens depends on their IDs.
     """
     k, joint = _planted_super_tokens(law, coupling, length)
     share = joint.sum(axis=1)
@@ -215,7 +215,7 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
 def _planted_super_tokens(
     law: Planted, coupling: Coupling, length: int
 ) -> tuple[int, Float[np.ndarray, "codes labels"]]:
-    """Return the number of planted super-tokens and their joint distribution with the label."""
+    """Return the number of planted super-tokens and the joint distribution of their tokens and the label."""
     ids, places = coupling(length), group_by_id(coupling(length))
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
@@ -234,8 +234,8 @@ def _planted_super_tokens(
     for key, table in tables.items():
         if np.abs(table / table.sum() - tables[first] / tables[first].sum()).max() > ROUNDING:
             raise SettingError(
-                f"planted super-tokens at IDs {key} and {first} differ in distribution; choose a coupling that puts "
-                "planted tokens at the same index of their super-tokens"
+                f"planted super-tokens at IDs {key} and {first} have different distributions; choose a coupling that "
+                "places planted tokens at the same index of their super-tokens"
             )
     return k, tables[first] / tables[first].sum()
 
@@ -244,16 +244,16 @@ def _distinct(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " 
     distinct = np.unique(ids)
     if len(distinct) != count:
         raise SettingError(
-            f"one set has {len(distinct)} different IDs and another {count}; use a coupling with equal numbers"
+            f"one set has {len(distinct)} different IDs and another has {count}; use the same number for all"
         )
     return distinct
 
 
 def _order(places: Int[np.ndarray, "ids fibre"], shape: Sequence[int]) -> Int[np.ndarray, " tokens"]:
-    """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must not depend on c."""
+    """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must be equal for all c."""
     num_starts = len(places) - shape[-1]
     if num_starts < 1:
-        raise SettingError(f"IDs {tuple(shape)} do not fit the {len(places)} IDs of this length; use a longer one")
+        raise SettingError(f"IDs {tuple(shape)} do not fit the {len(places)} IDs of this length; use a longer length")
     orders = [np.argsort(places[start + np.array(shape)].ravel()) for start in range(num_starts)]
     for order in orders:
         if not np.array_equal(order, orders[0]):
@@ -265,5 +265,5 @@ def _order(places: Int[np.ndarray, "ids fibre"], shape: Sequence[int]) -> Int[np
 
 
 def _all_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:
-    """Return all tuples of k tokens in the order of their codes."""
+    """Return all tuples of k tokens, sorted by code."""
     return np.array(list(product(range(num_tokens), repeat=k)))

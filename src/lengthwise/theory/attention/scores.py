@@ -1,4 +1,4 @@
-"""Trainable scores of sets of tokens and exact sums over all sets: products, chains, and all shapes within a span."""
+"""Trainable scores of sets of tokens, with exact sums: products, chains, and tables of all shapes within a span."""
 
 from itertools import combinations, product
 from math import comb
@@ -14,54 +14,54 @@ from lengthwise.tasks.planted.distribution import check_listed
 from lengthwise.theory.attention.values import (
     INIT_STD,
     LOG_ZERO,
-    Sequences,
+    AttentionInputs,
     Values,
     check_table_size,
     decode_tuples,
     log_sum_by_bin,
 )
 
-# Sets per block: limits memory and changes results by rounding only.
+# Sets per block; the value limits memory and affects results only by rounding.
 BLOCK = 1 << 22
-# The largest number of sets that tokens with shared position IDs may form.
+# The largest number of sets to list for tokens with coupled position IDs.
 MAX_COUPLED_SETS = 1 << 24
-# Beyond this, codes of tuples and shapes would not fit 64-bit integers.
+# The largest number of codes; more codes would not fit 64-bit integers.
 MAX_CODES = 1 << 62
 
 
 class ProductScores(nn.Module):
-    """Scores ``g = prod_j u_j(x_(i_j))`` of all sets of k tokens in order, at any distance.
+    """Product scores ``g = prod_j u_j(x_(i_j))`` of all sets of k tokens, at any distance.
 
     The sums are ordered elementary symmetric polynomials, ``E_j(i) = E_j(i - 1) + u_j(x_i) E_(j-1)(i - 1)``, computed
-    as one cumulative log-sum-exp per slot. Time ``O(seq k states)``. Reconstructed.
+    as one cumulative log-sum-exp for each j. The time is ``O(seq k states)``. Reconstructed.
     """
 
     def __init__(self, num_tokens: int, k: int) -> None:
         super().__init__()
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
 
-    def sum_by_last_token(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+    def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
-        sums = sequences.starts[None, :, None, None].expand(len(sequences.tokens), -1, 1, 1) * sequences.power
-        own = functional.embedding(sequences.tokens, sequences.power * self.tokens.T)  # batch seq k
-        for slot in range(len(self.tokens)):
-            if slot > 0:
+        sums = inputs.starts[None, :, None, None].expand(len(inputs.tokens), -1, 1, 1) * inputs.power
+        own = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
+        for tuple_index in range(len(self.tokens)):
+            if tuple_index > 0:
                 sums = functional.pad(sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
-            sums = values.read(slot, sums + own[:, :, None, slot, None], sequences.tokens)
+            sums = values.read(tuple_index, sums + own[:, :, None, tuple_index, None], inputs.tokens)
         return sums[:, :, 0]
 
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
-        """Return ``log g`` of sets by their tokens; IDs have no effect."""
-        return sum_slot_scores(self.tokens, tuples)
+        """Return ``log g`` of sets from their tokens; IDs have no effect."""
+        return sum_token_scores(self.tokens, tuples)
 
 
 class ChainScores(nn.Module):
-    """Scores ``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))`` within ``span`` and ``max_gap``.
+    """Chain scores ``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))`` within ``span`` and ``max_gap``.
 
-    Time ``O(seq k max_gap states)``. If ``span`` is below the reach of k - 1 gaps, the offset from the first token is
-    one more axis: times ``span``. Without ``linked``, all t are 1: local products. Reconstructed.
+    The time is ``O(seq k max_gap states)``, multiplied by ``span`` if the span is smaller than k - 1 gaps. Without
+    ``linked``, all t are 1, so the scores are local products. Reconstructed.
     """
 
     def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, linked: bool = True) -> None:
@@ -73,40 +73,40 @@ class ChainScores(nn.Module):
 
     @property
     def span_binds(self) -> bool:
-        """True if the span excludes sets that the gaps allow."""
+        """True if the span excludes sets that ``max_gap`` allows."""
         return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
 
-    def sum_by_last_token(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+    def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
-        tokens, power = sequences.tokens, sequences.power
-        sums = sequences.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
+        tokens, power = inputs.tokens, inputs.power
+        sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
         if self.span_binds:
             sums = functional.pad(sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
         own = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
         links = self._link_scores(tokens, power)
-        for slot in range(len(self.tokens)):
-            if slot > 0:
-                sums = self._advance(sums, links[..., slot - 1])
-            if slot == len(self.tokens) - 1 and self.span_binds:
+        for tuple_index in range(len(self.tokens)):
+            if tuple_index > 0:
+                sums = self._advance(sums, links[..., tuple_index - 1])
+            if tuple_index == len(self.tokens) - 1 and self.span_binds:
                 sums = sums.logsumexp(dim=2, keepdim=True)
-            sums = values.read(slot, sums + own[:, :, None, slot, None], tokens)
+            sums = values.read(tuple_index, sums + own[:, :, None, tuple_index, None], tokens)
         return sums[:, :, 0]
 
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
-        """Return ``log g`` of sets by their IDs and tokens; ``LOG_ZERO`` beyond the largest gap or the span."""
+        """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond ``max_gap`` or the span."""
         gaps = ids.diff(dim=-1)
-        scores = sum_slot_scores(self.tokens, tuples)
+        scores = sum_token_scores(self.tokens, tuples)
         if self.links is not None:
-            slots = torch.arange(gaps.shape[-1])
+            link_indexes = torch.arange(gaps.shape[-1])
             near = gaps.clamp(1, self.max_gap) - 1
-            scores = scores + self.links[slots, near, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
+            scores = scores + self.links[link_indexes, near, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
         far = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
         return torch.where(far, LOG_ZERO, scores)
 
-    def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq slots"]:
-        """Return the score of the link to each token, by gap from 1; links from before the sequence are arbitrary."""
+    def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq links"]:
+        """Return the score of the link to each token for every gap; links from before the sequence are arbitrary."""
         seq, most = tokens.shape[1], self.max_gap
         if self.links is None:
             return self.tokens.new_zeros(1, 1, 1, 1).expand(most, *tokens.shape, len(self.tokens) - 1)
@@ -114,27 +114,27 @@ class ChainScores(nn.Module):
         before = torch.stack([padded[:, most - gap : most - gap + seq] for gap in range(1, most + 1)])
         gaps = torch.arange(most, device=tokens.device)[:, None, None]
         num_tokens = self.tokens.shape[1]
-        # One look-up for all slots: each look-up has a costly backward pass.
+        # Look up all links at once, because each look-up has a costly backward pass.
         return functional.embedding((gaps * num_tokens + before) * num_tokens + tokens, power * self.links.flatten(1).T)
 
     def _advance(
         self, sums: Float[Tensor, "batch seq offsets states"], link: Float[Tensor, "gaps batch seq"]
     ) -> Float[Tensor, "batch seq offsets states"]:
-        """Return log sums over tuples that end before each token, including the link to it."""
+        """Return log sums over the tuples that end before each token, including the link to that token."""
         seq, offsets = sums.shape[1:3]
         padded = functional.pad(
             sums, (0, 0, self.max_gap if self.span_binds else 0, 0, self.max_gap, 0), value=LOG_ZERO
         )
         moved = []
         for early in range(self.max_gap - 1, -1, -1):
-            # A gap larger by one is an offset larger by one from the first token.
+            # Each step of the gap is one step of the offset from the first token.
             offset = early if self.span_binds else 0
             moved.append(padded[:, early : early + seq, offset : offset + offsets])
         return (torch.stack(moved) + link[..., None, None]).logsumexp(dim=0)
 
 
 class TableScores(nn.Module):
-    """A table of log scores by shape and tuple."""
+    """Table of log scores by shape and tuple."""
 
     def __init__(self, num_shapes: int, num_codes: int) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class TableScores(nn.Module):
 
 
 class PerceptronScores(nn.Module):
-    """A log score from embeddings of the shape and of the token in each slot, with one hidden layer."""
+    """Perceptron of log scores from embeddings of the shape and of each token, with one hidden layer."""
 
     def __init__(self, num_shapes: int, num_tokens: int, k: int, width: int = 32) -> None:
         super().__init__()
@@ -159,16 +159,16 @@ class PerceptronScores(nn.Module):
 
     def forward(self, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Compute log scores; the sum of embeddings is the first linear layer."""
-        slots = self.num_tokens * torch.arange(self.k, device=codes.device)
-        parts = self.token(decode_tuples(codes, self.num_tokens, self.k) + slots).sum(dim=-2)
+        first_rows = self.num_tokens * torch.arange(self.k, device=codes.device)
+        parts = self.token(decode_tuples(codes, self.num_tokens, self.k) + first_rows).sum(dim=-2)
         return self.read(self.shape(shapes) + parts)[..., 0]
 
 
 class WindowScores(nn.Module):
-    """Scores ``g(shape, x)`` for all shapes within a span; ``scores`` maps shapes and codes to log scores.
+    """Scores ``g(shape, x)`` of all shapes within a span; ``scores`` maps shapes and codes to log scores.
 
-    Time ``O(seq shapes (k + outputs))``. Coupled position IDs may be equal or fall, so they have more shapes. Their
-    sets are searched among tokens sorted by ID: w IDs hold at most w times the largest number of tokens per ID.
+    The time is ``O(seq shapes (k + outputs))``. Coupled position IDs may be equal or decrease, so they have more
+    shapes; their sets are searched among the tokens sorted by ID.
     """
 
     shapes: Int[Tensor, "shapes k"]
@@ -179,17 +179,17 @@ class WindowScores(nn.Module):
         self.span = int(shapes.max()) + 1
         if max(len(shapes) * num_tokens ** shapes.shape[1], self.span ** shapes.shape[1]) > MAX_CODES:
             raise SettingError(
-                f"sets of {shapes.shape[1]} of {num_tokens} tokens within span {self.span} have codes beyond 64 bits; "
-                "use fewer, or score 'chain' or 'product' with value 'automaton'"
+                f"the codes of {shapes.shape[1]}-token sets ({num_tokens} tokens, span {self.span}) exceed 64 bits; "
+                "reduce the tokens, k or the span, or use score 'chain' or 'product' with value 'automaton'"
             )
         self.scores = scores
         self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
 
-    def sum_by_last_token(self, values: Values, sequences: Sequences) -> Float[Tensor, "batch seq outputs"]:
+    def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
-        if sequences.position_ids is not None:
-            return self._sum_coupled(values, sequences, sequences.position_ids)
-        tokens = sequences.tokens
+        if inputs.position_ids is not None:
+            return self._sum_coupled(values, inputs, inputs.position_ids)
+        tokens = inputs.tokens
         before = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
         places = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
         total = None
@@ -197,10 +197,10 @@ class WindowScores(nn.Module):
             shapes = self.shapes[block]
             first = places - shapes[:, -1]  # seq block
             codes = torch.zeros_like(tokens)[..., None]
-            for slot in shapes.T:
-                codes = codes * self.num_tokens + before[..., self.span - 1 - shapes[:, -1] + slot]
-            log = self._log_products(values, block.expand_as(codes), codes, sequences.power)
-            starts = torch.where(first >= 0, sequences.power * sequences.starts[first.clamp(min=0)], LOG_ZERO)
+            for offset in shapes.T:
+                codes = codes * self.num_tokens + before[..., self.span - 1 - shapes[:, -1] + offset]
+            log = self._log_products(values, block.expand_as(codes), codes, inputs.power)
+            starts = torch.where(first >= 0, inputs.power * inputs.starts[first.clamp(min=0)], LOG_ZERO)
             block_sum = (log + starts[..., None]).logsumexp(dim=2)
             total = block_sum if total is None else total.logaddexp(block_sum)
         assert total is not None
@@ -209,14 +209,14 @@ class WindowScores(nn.Module):
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
-        """Return ``log g`` of sets by their IDs and tokens; ``LOG_ZERO`` beyond the span."""
+        """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond the span."""
         shapes, known = self._shape_indexes(ids)
         return torch.where(known, self.scores(shapes, self._encode(tuples)), LOG_ZERO)
 
     def _log_products(
         self, values: Values, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"], power: float
     ) -> Float[Tensor, "*shape outputs"]:
-        """Return ``log g^power h``, from a table of all pairs if that table is shorter than the list of sets."""
+        """Return ``log g^power h``; if all pairs of shape and tuple are fewer than the sets, compute each pair once."""
         num_codes = self.num_tokens ** self.shapes.shape[1]
         number = len(self.shapes) * num_codes
         if number >= codes.numel():
@@ -227,25 +227,25 @@ class WindowScores(nn.Module):
         return functional.embedding(shapes * num_codes + codes, table)
 
     def _sum_coupled(
-        self, values: Values, sequences: Sequences, position_ids: Int[Tensor, "batch seq"]
+        self, values: Values, inputs: AttentionInputs, position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq outputs"]:
-        tokens, seq = sequences.tokens, sequences.tokens.shape[1]
+        tokens, seq = inputs.tokens, inputs.tokens.shape[1]
         order = position_ids.argsort(dim=1, stable=True)
         sets = self._candidate_sets(order, position_ids.gather(1, order))
         inside = sets[..., -1] < seq
         sets = sets.clamp(max=seq - 1)
         tuples, ids = (each.gather(1, sets.flatten(1)).view_as(sets) for each in (tokens, position_ids))
         shapes, known = self._shape_indexes(ids)
-        log = self._log_products(values, shapes, self._encode(tuples), sequences.power)
+        log = self._log_products(values, shapes, self._encode(tuples), inputs.power)
         log = torch.where((inside & known)[..., None], log, LOG_ZERO)
         return log_sum_by_bin(log, sets[..., -1], seq)
 
     def _candidate_sets(
         self, order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
     ) -> Int[Tensor, "batch sets k"]:
-        """Return each set that may fit the span once, as sorted token indexes; ``seq`` stands for no token.
+        """List every set that may fit the span, once, as sorted token indexes; the index ``seq`` means no token.
 
-        ``ids`` are sorted by ``order``.
+        ``ids`` are the sorted IDs, and ``order`` is the permutation that sorts them.
         """
         (batch, seq), k = order.shape, self.shapes.shape[1]
         first = torch.searchsorted(ids, ids - self.span, right=True)
@@ -264,10 +264,10 @@ class WindowScores(nn.Module):
     def _shape_indexes(
         self, ids: Int[Tensor, "batch sets k"]
     ) -> tuple[Int[Tensor, "batch sets"], Bool[Tensor, "batch sets"]]:
-        """Return the index of the shape of each set by its IDs, and True if the shape is listed."""
+        """Return the shape index of each set from its IDs, and a flag that is True if the shape is listed."""
         relative = ids - ids.amin(dim=-1, keepdim=True)
         places = self.span ** torch.arange(ids.shape[-1] - 1, -1, -1, device=ids.device)
-        # Beyond the span, a code could equal that of another shape.
+        # Beyond the span, two shapes could have the same code.
         near = relative.amax(dim=-1) < self.span
         codes = (relative * places).sum(dim=-1).where(near, -1)
         sorted_codes, order = (self.shapes * places).sum(dim=-1).sort()
@@ -280,7 +280,7 @@ class WindowScores(nn.Module):
 
 
 def shapes_within(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shapes k"]:
-    """Return every shape within a span as distances from the smallest ID; coupled IDs may be equal or fall."""
+    """List every shape within a span as distances from the smallest ID; coupled IDs may be equal or decrease."""
     if coupled:
         check_listed(span**k, f"span {span} in coupled IDs")
         return np.array([ids for ids in product(range(span), repeat=k) if min(ids) == 0])
@@ -288,8 +288,8 @@ def shapes_within(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shape
     return np.array([(0, *rest) for rest in combinations(range(1, span), k - 1)])
 
 
-def sum_slot_scores(
+def sum_token_scores(
     scores: Float[Tensor, "k tokens"], tuples: Int[Tensor, "batch sets k"]
 ) -> Float[Tensor, "batch sets"]:
-    """Return the sum over slots of the score of the token in each slot."""
+    """Return the sum of the token scores of each tuple; row j of ``scores`` belongs to token j of the tuple."""
     return scores[torch.arange(len(scores)), tuples].sum(dim=-1)

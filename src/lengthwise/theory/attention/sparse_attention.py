@@ -1,4 +1,4 @@
-"""Trainable sparse functional attention, summed exactly by the fastest algorithm that its scores allow."""
+"""Trainable sparse functional attention, with exact sums by the fastest algorithm for its scores."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from lengthwise.theory.attention.scores import (
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.attention.values import (
     LOG_ZERO,
+    AttentionInputs,
     AutomatonValues,
-    Sequences,
     TableValues,
     check_table_size,
     decode_tuples,
@@ -31,7 +31,7 @@ from lengthwise.theory.attention.values import (
 
 SCORES = ("table", "mlp", "chain", "product")
 VALUES = ("table", "automaton")
-# Log weights below this count as zero; it lies above LOG_ZERO because scores are added to LOG_ZERO.
+# Log weights below this threshold count as zero. It exceeds LOG_ZERO because scores are added to LOG_ZERO.
 ZERO_THRESHOLD = LOG_ZERO / 2
 # Tolerance for probabilities that add up to one.
 ROUNDING = 1e-9
@@ -41,7 +41,7 @@ ROUNDING = 1e-9
 class Temperature:
     """Power of all scores that grows with the length: ``tau = 1 + ln(length / train_length) / log_gap``, at least 1.
 
-    ``log_gap`` is the log ratio of planted to background scores. With it, the weight of the whole background stays
+    ``log_gap`` is the log ratio of planted to background scores. The power keeps the total weight of the background
     close to its value at ``train_length``. Derived here.
     """
 
@@ -51,7 +51,7 @@ class Temperature:
     def __post_init__(self) -> None:
         if self.train_length < 1 or self.log_gap <= 0:
             raise SettingError(
-                f"invalid train_length {self.train_length} and log_gap {self.log_gap}; use positive numbers"
+                f"invalid train_length {self.train_length} or log_gap {self.log_gap}; use positive numbers"
             )
 
     def power(self, length: int) -> float:
@@ -64,13 +64,13 @@ class SparseFunctionalAttention(nn.Module):
     """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens in its structure.
 
     ``score`` is the form of g: a ``table`` by shape and tuple, an ``mlp`` of both, a ``chain`` of tokens with links up
-    to ``max_gap``, or a ``product`` of tokens. ``local``: sets have at most ``span`` tokens from first to last; only a
-    product works without it. ``relative``: the start of a set does not matter; otherwise each of the first
-    ``num_places`` token indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of
-    distributions over the outputs (``by_shape``: one per shape), or an ``automaton`` of ``num_states``. ``coupled``:
-    sets are formed over position IDs, which may be equal or fall. Outputs are uniform if no set has weight. Golowich
-    et al. 2025 (arXiv 2502.16792), section 3; parameters and algorithms are reconstructed. ``SettingError`` if no exact
-    algorithm exists for the settings.
+    to ``max_gap``, or a ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a product works
+    without it. With ``relative``, the start of a set does not matter; otherwise each of the first ``num_places`` token
+    indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of distributions over the
+    outputs (with ``by_shape``, one table per shape), or an ``automaton`` of ``num_states``. With ``coupled``, sets are
+    formed over position IDs, which may be equal or decrease. Outputs are uniform if no set has weight. Golowich et al.
+    2025 (arXiv 2502.16792), section 3; parameters and algorithms are reconstructed. Raises ``SettingError`` if the
+    settings have no exact algorithm.
     """
 
     num_tokens: int
@@ -110,16 +110,16 @@ class SparseFunctionalAttention(nn.Module):
         position_ids: Int[Tensor, "batch seq"] | None = None,
         all_prefixes: bool = False,
     ) -> Float[Tensor, "batch outputs"] | Float[Tensor, "batch seq outputs"]:
-        """Return ``log f`` after the last token, or after every token; probability 0 is close to ``LOG_ZERO``.
+        """Return ``log f`` after the last token or after every token; values near ``LOG_ZERO`` mean probability 0.
 
         ``position_ids`` come from a position coupling. Scores then depend on the differences of the IDs in a set; the
         tokens of a set remain in index order.
         """
         if all_prefixes and self.temperature is not None:
-            raise SettingError("all_prefixes is invalid with a temperature; call the module on one prefix at a time")
+            raise SettingError("all_prefixes does not support a temperature; call the module on one prefix at a time")
         sums_by_token = self.sets.sum_by_last_token(self.values, self._prepare(tokens, position_ids))
         sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
-        # The values are distributions, so their sum over the outputs is the sum of the scores. NaN remains NaN.
+        # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
         no_weight = sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
         return torch.where(no_weight, self.default.log_softmax(dim=-1), sums.log_softmax(dim=-1))
 
@@ -129,36 +129,33 @@ class SparseFunctionalAttention(nn.Module):
         planted_sets: Int[Tensor, "batch k"],
         position_ids: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, " batch"]:
-        """Return one minus the attention weight of a set of token indexes from 0, or 1 if no set has weight."""
-        sequences = self._prepare(tokens, position_ids)
-        total = self.sets.sum_by_last_token(self.values, sequences).logsumexp(dim=(1, 2))
-        own = self._log_scores(sequences, planted_sets.sort(dim=-1).values[:, None])[:, 0]
+        """Return one minus the attention weight of the planted token indexes, or 1 if no set has weight."""
+        inputs = self._prepare(tokens, position_ids)
+        total = self.sets.sum_by_last_token(self.values, inputs).logsumexp(dim=(1, 2))
+        own = self._log_scores(inputs, planted_sets.sort(dim=-1).values[:, None])[:, 0]
         return torch.where(total <= ZERO_THRESHOLD, 1.0, -torch.expm1((own - total).clamp(max=0)))
 
     def log_weights(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None = None
     ) -> tuple[Int[Tensor, "sets k"], Float[Tensor, "batch sets"]]:
-        """Return all sets of k tokens, within the span unless coupled, and the log attention weight of each.
-
-        Values close to ``LOG_ZERO`` mean no weight. ``SettingError`` for too many sets to list.
-        """
-        sequences = self._prepare(tokens, position_ids)
+        """List all sets (within the span unless coupled) and log attention weights, near ``LOG_ZERO`` for weight 0."""
+        inputs = self._prepare(tokens, position_ids)
         listing: Placement = Subsets(num_planted=self.k)
         if self.span is not None and not self.coupled:
             listing = UniformShapes(num_planted=self.k, widest=self.span)
         sets = torch.from_numpy(listing.law(tokens.shape[1]).sets()[0]).to(tokens.device)
-        scores = self._log_scores(sequences, sets.expand(len(tokens), -1, -1))
+        scores = self._log_scores(inputs, sets.expand(len(tokens), -1, -1))
         total = scores.logsumexp(dim=-1, keepdim=True)
         return sets, torch.where(total <= ZERO_THRESHOLD, LOG_ZERO, scores - total)
 
     def shapes(self) -> Int[np.ndarray, "shapes k"]:
-        """Return the shapes of ``scores``: distances from the smallest ID. ``SettingError`` without locality."""
+        """Return the shapes (distances from the smallest ID) of ``scores``; raises ``SettingError`` if not local."""
         if self.span is None:
-            raise SettingError("a product without locality has a shape for every distance; set span")
+            raise SettingError("a product without locality has no finite list of shapes; set span")
         return shapes_within(self.span, self.k, coupled=self.coupled)
 
     def scores(self) -> Float[Tensor, "shapes codes"]:
-        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` is g = 0."""
+        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0."""
         shapes = torch.from_numpy(self.shapes()).to(self.default.device)
         number = self.num_tokens**self.k
         check_table_size(len(shapes) * number, f"scores of {len(shapes)} shapes of {number:,} tuples each")
@@ -167,10 +164,10 @@ class SparseFunctionalAttention(nn.Module):
 
     @torch.no_grad()
     def to_tabular(self) -> TabularAttention:
-        """Return the same function as tables in double precision; ``SettingError`` if not relative and local."""
+        """Convert to double-precision tables; raises ``SettingError`` if the attention is not relative and local."""
         if self.span is None or self.coupled or not self.relative or self.temperature is not None:
             raise SettingError(
-                "only a local, relative attention is one table for all lengths; build it with a span and without "
+                "only a local, relative attention has one table for all lengths; build it with a span and without "
                 "coupled, num_places and temperature"
             )
         exact = deepcopy(self).double().cpu()
@@ -187,15 +184,15 @@ class SparseFunctionalAttention(nn.Module):
 
     @classmethod
     def from_tabular(cls, attention: TabularAttention) -> "SparseFunctionalAttention":
-        """Build the double-precision module that computes a tabular attention; scores of 0 stay 0 in training.
+        """Build a double-precision module that computes a tabular attention; scores of 0 stay 0 in training.
 
-        ``SettingError`` if the default, or a value with weight, is not a distribution.
+        Raises ``SettingError`` if the default, or a value with weight, is not a distribution.
         """
         has_weight = np.isfinite(attention.log_scores)
         distributions = np.concatenate([attention.values[has_weight], attention.default[None]])
         if (distributions < 0).any() or (np.abs(distributions.sum(axis=1) - 1) > ROUNDING).any():
             raise SettingError(
-                "values and default must be distributions over the outputs; make them nonnegative with a sum of 1"
+                "values or default are not distributions over the outputs; use values of at least 0 with a sum of 1"
             )
         module = cls(
             num_tokens=attention.num_tokens,
@@ -217,26 +214,28 @@ class SparseFunctionalAttention(nn.Module):
         module.values.logits.detach()[places] = torch.from_numpy(values)
         return module
 
-    def _log_scores(self, sequences: Sequences, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
+    def _log_scores(self, inputs: AttentionInputs, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
         ids = sets
-        if sequences.position_ids is not None:
-            ids = sequences.position_ids.gather(1, sets.flatten(1)).view_as(sets)
-        tuples = sequences.tokens.gather(1, sets.flatten(1)).view_as(sets)
-        return sequences.power * (self.sets.log_scores(ids, tuples) + sequences.starts[sets[..., 0]])
+        if inputs.position_ids is not None:
+            ids = inputs.position_ids.gather(1, sets.flatten(1)).view_as(sets)
+        tuples = inputs.tokens.gather(1, sets.flatten(1)).view_as(sets)
+        return inputs.power * (self.sets.log_scores(ids, tuples) + inputs.starts[sets[..., 0]])
 
-    def _prepare(self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None) -> Sequences:
+    def _prepare(
+        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None
+    ) -> AttentionInputs:
         seq = tokens.shape[1]
         if not tokens.numel() or not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_tokens:
             raise SettingError(f"invalid tokens; pass at least one token, each from 0 to {self.num_tokens - 1}")
         if position_ids is not None and not self.coupled:
-            raise SettingError("position_ids were passed to an attention without coupling; build it with coupled=True")
+            raise SettingError("position_ids need an attention with coupling; build it with coupled=True")
         if self.coupled and position_ids is None:
             position_ids = torch.arange(seq, device=tokens.device).expand_as(tokens)
         if not self.relative and seq > self.num_places:
             raise SettingError(f"{seq} tokens exceed num_places {self.num_places}; set num_places to at least {seq}")
         starts = self.default.new_zeros(seq) if self.relative else self.places[:seq]
         power = 1.0 if self.temperature is None else self.temperature.power(seq)
-        return Sequences(tokens=tokens, starts=starts, position_ids=position_ids, power=power)
+        return AttentionInputs(tokens=tokens, starts=starts, position_ids=position_ids, power=power)
 
     def _build_scores(self) -> WindowScores | ChainScores | ProductScores:
         if self.span is None:
@@ -254,28 +253,31 @@ class SparseFunctionalAttention(nn.Module):
             raise unknown_name("score", self.score, SCORES)
         if self.value not in VALUES:
             raise unknown_name("value", self.value, VALUES)
-        for invalid, message in (*self._invalid_sizes(), *self._invalid_combinations()):
+        for invalid, message in (*self._size_checks(), *self._combination_checks()):
             if invalid:
                 raise SettingError(message)
 
-    def _invalid_sizes(self) -> tuple[tuple[bool, str], ...]:
+    def _size_checks(self) -> tuple[tuple[bool, str], ...]:
         min_span = 1 if self.coupled else self.k
         sizes = (self.num_tokens, self.k, self.num_outputs)
         return (
             (min(sizes) < 1, f"num_tokens, k and num_outputs are {sizes}; set each to at least 1"),
             (self.local and self.span is None, "a local attention needs a span; set span or local=False"),
-            (not self.local and self.span is not None, f"span {self.span} is invalid with local=False; remove one"),
+            (
+                not self.local and self.span is not None,
+                f"span {self.span} needs local=True; set it or remove span",
+            ),
             (
                 self.span is not None and self.span < min_span,
-                f"{self.k} tokens do not fit a span of {self.span}; use at least {min_span}",
+                f"{self.k} tokens do not fit a span of {self.span}; use a span of at least {min_span}",
             ),
             (
                 self.relative != (self.num_places == 0),
-                f"relative is {self.relative} with num_places {self.num_places}; set num_places only if not relative",
+                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 if and only if relative",
             ),
         )
 
-    def _invalid_combinations(self) -> tuple[tuple[bool, str], ...]:
+    def _combination_checks(self) -> tuple[tuple[bool, str], ...]:
         window = self.score in ("table", "mlp")
         return (
             (
@@ -284,7 +286,7 @@ class SparseFunctionalAttention(nn.Module):
             ),
             (
                 self.coupled and not (window and self.relative and self.temperature is None),
-                "coupled needs a relative score 'table' or 'mlp' without temperature; change these or remove coupled",
+                "coupled needs relative, score 'table' or 'mlp', and no temperature; change these or remove coupled",
             ),
             (
                 self.by_shape and not (window and self.value == "table"),
@@ -292,6 +294,6 @@ class SparseFunctionalAttention(nn.Module):
             ),
             (
                 self.max_gap is not None and (window or not self.local or self.max_gap < 1),
-                f"invalid max_gap {self.max_gap}; use at least 1, and only with a local score 'chain' or 'product'",
+                f"invalid max_gap {self.max_gap}; use at least 1, with local and score 'chain' or 'product'",
             ),
         )

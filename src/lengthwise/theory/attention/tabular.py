@@ -1,4 +1,4 @@
-"""Tables of a sparse functional attention: the input of bounds and exact risks."""
+"""Sparse functional attention as tables: the input of bounds and exact risks."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,8 +16,8 @@ class TabularAttention:
     """Relative, local attention ``f(x) = sum_S g(S, x_S) h(S, x_S) / sum_S g(S, x_S)`` over sets ``S = c + shape``.
 
     Relative: the start ``c`` does not matter. Local: no shape is wider than ``span``. ``log_scores`` holds log g,
-    minus infinity for g = 0. The code of a tuple reads its tokens as digits, the first token leading. ``default`` is
-    the output if all scores are 0. Golowich et al. 2025 (arXiv 2502.16792), section 3.
+    with minus infinity for g = 0. Tokens are the digits of the code of a tuple; the first token is the leading digit.
+    ``default`` is the output if all scores are 0. Golowich et al. 2025 (arXiv 2502.16792), section 3.
     """
 
     num_tokens: int
@@ -31,7 +31,7 @@ class TabularAttention:
         if self.log_scores.shape != (len(self.shapes), codes) or self.values.shape[:2] != self.log_scores.shape:
             raise SettingError(
                 f"scores of shape {self.log_scores.shape} and values of shape {self.values.shape} do not fit "
-                f"{len(self.shapes)} shapes of {codes} tuples each"
+                f"{len(self.shapes)} shapes of {codes} tuples each; pass one score and one value per shape and tuple"
             )
         _check_log_scores(self.log_scores)
 
@@ -42,11 +42,11 @@ class TabularAttention:
 
     @property
     def span(self) -> int:
-        """The span of the widest shape in tokens, both ends included."""
+        """The span of the widest shape in tokens, including both ends."""
         return int(self.shapes[:, -1].max()) + 1
 
     def sets(self, length: int) -> tuple[Int[np.ndarray, "sets k"], Int[np.ndarray, " sets"]]:
-        """Return all sets that fit as token indexes from 0, and the index of the shape of each."""
+        """Return all sets that fit, as token indexes from 0, and the shape index of each set."""
         fits = np.arange(length) < (length - self.shapes[:, -1])[:, None]
         shape, start = fits.nonzero()
         return start[:, None] + self.shapes[shape], shape
@@ -54,7 +54,7 @@ class TabularAttention:
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets that fit, with the log score and the value of each."""
+        """Return all sets that fit, and the log score and the value of each set."""
         sets, shape = self.sets(tokens.shape[1])
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[shape, codes], self.values[shape, codes]
@@ -69,8 +69,8 @@ class TabularAttention:
 class PositionFreeAttention:
     """Attention ``f(x) = sum_S g(x_S) h(x_S) / sum_S g(x_S)`` over all sets of k tokens at any distance, in order.
 
-    ``log_scores``, ``values``, codes and ``default`` are those of ``TabularAttention``. Golowich et al. 2025
-    (arXiv 2502.16792), section 3; the class without positions is derived here.
+    The tables are indexed by tuple code, as in ``TabularAttention``. Golowich et al. 2025 (arXiv
+    2502.16792), section 3; the class without positions is derived here.
     """
 
     num_tokens: int
@@ -82,15 +82,15 @@ class PositionFreeAttention:
     def __post_init__(self) -> None:
         if self.k < 1 or len(self.log_scores) != self.num_tokens**self.k:
             raise SettingError(
-                f"{len(self.log_scores)} scores do not fit tuples of {self.k} out of {self.num_tokens} tokens; give "
-                f"{self.num_tokens ** max(self.k, 1)} and a k of 1 or more"
+                f"{len(self.log_scores)} scores do not fit tuples of {self.k} out of {self.num_tokens} tokens; pass "
+                f"{self.num_tokens ** max(self.k, 1)} scores and a k of at least 1"
             )
         _check_log_scores(self.log_scores)
 
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets, with the log score and the value of each; ``SettingError`` for too many sets to list."""
+        """Return all sets with their log scores and values; raises ``SettingError`` for too many sets to list."""
         length = tokens.shape[1]
         check_listed(comb(length, self.k), f"length {length}")
         sets = np.array(list(combinations(range(length), self.k)), dtype=np.int64).reshape(-1, self.k)
@@ -106,7 +106,7 @@ class PositionFreeAttention:
 def normalize_scores(
     log_scores: Float[np.ndarray, "batch sets"],
 ) -> tuple[Float[np.ndarray, "batch sets"], Float[np.ndarray, " batch"]]:
-    """Return weights that sum to 1 per sequence (0 if all scores are 0), and the sum relative to the largest score."""
+    """Return the scores divided by their sum (0 if all are 0), and that sum relative to the largest score."""
     if log_scores.shape[1] == 0:
         return log_scores, np.zeros(len(log_scores))
     top = log_scores.max(axis=1, keepdims=True)
@@ -120,11 +120,11 @@ def weighted_mean(
     values: Float[np.ndarray, "batch sets outputs"],
     default: Float[np.ndarray, " outputs"],
 ) -> Float[np.ndarray, "batch outputs"]:
-    """Return the mean of the values by their scores, or the default if all scores of a sequence are 0."""
+    """Return the mean of the values weighted by scores, or the default if all scores of a sequence are 0."""
     weights, total = normalize_scores(log_scores)
     return np.where(total[:, None] > 0, np.einsum("bs,bso->bo", weights, values), default)
 
 
 def _check_log_scores(log_scores: np.ndarray) -> None:
     if np.isnan(log_scores).any() or (log_scores == np.inf).any():
-        raise SettingError("a log score is NaN or infinite; only minus infinity, a score of 0, is allowed")
+        raise SettingError("a log score is NaN or infinity; use finite values, or minus infinity for a score of 0")

@@ -1,4 +1,4 @@
-"""Training of sparse functional attention on a planted law: new sequences per step, short lengths, log loss."""
+"""Training of sparse functional attention on a planted law with log loss: new short sequences at every step."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """Settings of Adam with a cosine learning rate down to 0 and decoupled ``weight_decay`` of all logits."""
+    """Settings of AdamW; the learning rate falls to 0 on a cosine, and ``weight_decay`` applies to all logits."""
 
     batch_size: int = 64
     learning_rate: float = 0.05
@@ -28,13 +28,13 @@ class FitSettings:
         if self.batch_size < 1 or self.learning_rate <= 0 or self.weight_decay < 0:
             raise SettingError(
                 f"invalid batch_size {self.batch_size}, learning_rate {self.learning_rate} or weight_decay "
-                f"{self.weight_decay}; the first two must be above 0, the last at least 0"
+                f"{self.weight_decay}; use positive values, or 0 for weight_decay"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitHistory:
-    """The length and the loss of every step, in nats per label, before the update of that step."""
+    """The length of every step, and its loss before the update in nats per label."""
 
     length: Int[np.ndarray, " steps"]
     loss: Float[np.ndarray, " steps"]
@@ -51,8 +51,8 @@ def fit(
 ) -> FitHistory:
     """Train ``module`` in place; each step samples a length from ``lengths`` (inclusive) and new sequences.
 
-    The sequences depend on the seed only. ``SettingError`` if module, law and lengths do not fit; ``DivergedError`` if
-    the loss is not finite.
+    The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not match, and
+    ``DivergedError`` if the loss is not finite.
     """
     _check(module, law, lengths, steps)
     settings = FitSettings() if settings is None else settings
@@ -78,7 +78,7 @@ def fit(
 
 @torch.no_grad()
 def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: int, size: int, seed: int) -> float:
-    """Return the mean log loss of the label in nats on ``size`` sequences that training never samples."""
+    """Return the mean log loss of the label, in nats, on ``size`` sequences from a separate random stream."""
     _check(module, law, (length, length), 1)
     return _loss(module, law, length, size, stream(seed, "held out", length)).item()
 
@@ -93,18 +93,18 @@ def _loss(
 def _check(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], steps: int) -> None:
     if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
         raise SettingError(
-            f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, the law {law.num_tokens} "
-            f"tokens and {law.num_labels} labels; use the same numbers for both"
+            f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
+            f"{law.num_tokens} tokens and {law.num_labels} labels; use the same numbers for both"
         )
     if lengths[0] > lengths[1] or steps < 1:
-        raise SettingError(f"invalid {steps} steps on lengths {lengths}; use (shortest, longest) and at least 1 step")
+        raise SettingError(f"invalid {steps} steps on lengths {lengths}; use 1 step or more and shortest <= longest")
     check_fits(law.placement, lengths[0])
 
 
 def fit_tables(
     law: Planted, lengths: tuple[int, int], steps: int, seed: int
 ) -> TabularAttention | PositionFreeAttention:
-    """Train an attention and return its tables: local if the law has a span, otherwise without positions."""
+    """Train an attention and return its tables: a local one if the law has a span, otherwise one without positions."""
     span = law.placement.span
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "initial weights").integers(2**63)))

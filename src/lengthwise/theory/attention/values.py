@@ -1,4 +1,4 @@
-"""Trainable values of sets of tokens, evaluated token by token, and the input that all sums over sets share."""
+"""Trainable values of sets of tokens, evaluated token by token, and the inputs of the sums over sets."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,10 +21,10 @@ INIT_STD = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequences:
-    """Token sequences, the log score added by the first token of a set, and the power applied to all scores.
+class AttentionInputs:
+    """Inputs of the sums: tokens, the log score added at the start of a set, and the power of all scores.
 
-    ``position_ids`` come from a position coupling; None if the ID of each token is its index.
+    ``position_ids`` come from a position coupling; they are None if the ID of each token is its index.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -35,23 +35,23 @@ class Sequences:
 
 @runtime_checkable
 class Values(Protocol):
-    """The value ``h``: a distribution over the outputs for every tuple of k tokens."""
+    """A value function ``h``: a distribution over the outputs for every tuple of k tokens."""
 
     def read(
-        self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
-        """Extend log sums over tuples by one token; after the last slot the states are the outputs."""
+        """Extend log sums over tuples by one token; after the last token, the states are the outputs."""
         ...
 
     def log_values(
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
-        """Return ``log h`` by tuple code and by the index of the shape of the set."""
+        """Return ``log h`` for tuple codes and shape indexes."""
         ...
 
 
 class TableValues(nn.Module):
-    """A distribution over the outputs for every tuple: one for all shapes, or one for each of ``num_shapes``."""
+    """Table of distributions over the outputs by tuple, shared by all shapes or separate for ``num_shapes`` shapes."""
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_shapes: int = 1) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class TableValues(nn.Module):
         self.logits = nn.Parameter(INIT_STD * torch.randn(num_shapes, num_tokens**k, num_outputs))
 
     def read(
-        self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
-        """Append the token to the prefix of the tuple, which is the state; the last token reads the value.
+        """Append the token to the state, which is the prefix of the tuple; the last token looks up the value.
 
         The last token needs no state, so k tokens cost ``|V|^(k - 1)`` states.
         """
-        assert len(self.logits) == 1, "values by shape are looked up, not read token by token"
-        if slot < self.k - 1:
+        assert len(self.logits) == 1, "values by shape need a look-up of whole tuples"
+        if tuple_index < self.k - 1:
             is_token = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
             return torch.where(is_token, sums[..., None], LOG_ZERO).flatten(-2)
         by_token = rearrange(
@@ -85,10 +85,10 @@ class TableValues(nn.Module):
 
 
 class AutomatonValues(nn.Module):
-    """A stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
+    """Stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
 
-    Each slot has a table of transition logits by token and state. This represents every value that is a tensor train
-    of rank ``num_states`` with positive factors. With k = 1 it is a table.
+    Each tuple index has its own table of transition logits by token and state. The automaton represents every tensor
+    train of rank ``num_states`` with positive factors. With k = 1 it is a table.
     """
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_states: int = 2) -> None:
@@ -100,19 +100,19 @@ class AutomatonValues(nn.Module):
         self.steps = nn.ParameterList([torch.randn(num_tokens, before, after) for before, after in pairwise(sizes)])
 
     def read(
-        self, slot: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Apply one transition of the automaton."""
-        return log_matmul(sums, functional.embedding(tokens, self.steps[slot].log_softmax(-1).flatten(1)))
+        return log_matmul(sums, functional.embedding(tokens, self.steps[tuple_index].log_softmax(-1).flatten(1)))
 
     def log_values(
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
-        """Run the automaton on each tuple; shapes have no effect."""
+        """Run the automaton on every tuple; shapes have no effect."""
         tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
         sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
-        for slot in range(len(self.steps)):
-            sums = self.read(slot, sums, tuples[..., slot])
+        for tuple_index in range(len(self.steps)):
+            sums = self.read(tuple_index, sums, tuples[..., tuple_index])
         return sums.view(*codes.shape, sums.shape[-1])
 
 
@@ -147,6 +147,6 @@ def check_table_size(entries: int, what: str) -> None:
     """Raise ``SettingError`` if a table is too large to hold in memory."""
     if entries > MAX_TABLE_ENTRIES:
         raise SettingError(
-            f"{what} make {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; use fewer, or score "
-            "'chain' or 'product' with value 'automaton'"
+            f"{what} make a table of {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; reduce them, or "
+            "use score 'chain' or 'product' with value 'automaton'"
         )

@@ -1,7 +1,7 @@
-"""All upper bounds on the risk at longer lengths by name, including those of theorem 4.3 for any known loss.
+"""Upper bounds on the risk at longer lengths, by name, including the bounds of theorem 4.3 for all losses here.
 
-The forms of theorem 4.3 are those of Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the constants and the
-factor kappa are reconstructed. Without kappa they are false: see the counterexample 'heavy joints'.
+The forms of theorem 4.3 come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the constants and the
+factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy joints'.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from lengthwise.theory.bounds.linear_loss import (
     one_joint_kappa,
     uniform_constant,
 )
-from lengthwise.theory.bounds.sequence_cover import DifferenceCover, push_forward
+from lengthwise.theory.bounds.sequence_cover import DifferenceCover, compute_piece_mass
 from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores
 
 
@@ -41,61 +41,61 @@ def _published_factor(case: Extrapolation) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfLength:
-    """``3 kappa eta_L eta_N L N^2 delta`` with the average risk delta over L/2 .. L, with room for 4 spans."""
+    """Bound ``3 kappa eta_L eta_N L N^2 delta`` with the average risk delta over L/2 .. L, for L >= 4 spans."""
 
     name: ClassVar[str] = "Theorem 4.3, factor L N^2"
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound; the span enters only through the required room."""
+        """Return the bound; the span only sets the minimum training length."""
         return _published_factor(case) * case.train_length * case.test_length**2 * case.average_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfSpans:
-    """``3 kappa eta_L eta_N L (N / w)^2 delta`` with the average risk delta, with room for 4 spans w."""
+    """Bound ``3 kappa eta_L eta_N L (N / w)^2 delta`` with the average risk delta and the span w, for L >= 4 w."""
 
     name: ClassVar[str] = "Theorem 4.3, factor L (N / w)^2"
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound from at most ``N / w`` windows and chunks; the average risk costs the factor L."""
+        """Return the bound, which has at most ``N / w`` windows and chunks; the average risk adds the factor L."""
         return _published_factor(case) * case.train_length * (case.test_length / case.span) ** 2 * case.average_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinimaxSquareOfSpans:
-    """``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta over the lengths L/2 .. L."""
+    """Bound ``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta over the lengths L/2 .. L."""
 
     name: ClassVar[str] = "Theorem 4.3 for minimax training, factor (N / w)^2"
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which needs a small risk at every training length."""
+        """Return the bound, which is small only if the risk is small at every training length."""
         return _published_factor(case) * (case.test_length / case.span) ** 2 * case.largest_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfRatio:
-    """``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L, for nearly uniform starts."""
+    """Bound ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L, for nearly uniform starts."""
 
     name: ClassVar[str] = "Theorem 4.3 for uniform starts, factor (N / L)^2"
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return ``LinearOfLargest`` times ``N / L``, which ignores that starts are less likely at longer lengths."""
+        """Return ``N / L`` times ``LinearOfLargest``: this bound ignores that each start is rarer at longer lengths."""
         return LinearOfLargest().value(case) * case.test_length / case.train_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearOfLargest:
-    """``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, even L, for nearly uniform starts."""
+    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even L, uniform starts."""
 
     name: ClassVar[str] = "linear in N / L, several training lengths"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound; each start is less likely at longer lengths, which cancels one factor ``N / L``."""
+        """Return the bound; each start is rarer at longer lengths, which cancels one factor ``N / L``."""
         case.check_loss()
         case.check_room(4)
         length = case.train_length
@@ -107,9 +107,9 @@ class LinearOfLargest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)`` over the pieces J, with and without each chunk.
+    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)``; each chunk gives a piece J with it and one without it.
 
-    By default, ``window`` is half the training length, and ``chunk`` the rest without a span.
+    By default, ``window`` is half the training length, and ``chunk`` is the other half minus a span.
     """
 
     window: int | None = None
@@ -119,7 +119,7 @@ class Differences:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which subtracts errors and so needs several training lengths ('canceling errors')."""
+        """Return the bound, which needs several training lengths; see the counterexample 'canceling errors'."""
         case.check_loss()
         span = case.check_room(1)
         window = case.train_length - case.train_length // 2 if self.window is None else self.window
@@ -127,14 +127,14 @@ class Differences:
         size = window + chunk + span - 1
         if size > case.train_length:
             raise BoundError(
-                f"a window of {window} and chunks of {chunk} at span {span} make pieces of {size} tokens, above the "
-                f"training length {case.train_length}; lower one of them (see counterexample 'unbounded reach')"
+                f"window {window} and chunk {chunk} with span {span} make pieces of {size} tokens, more than the "
+                f"training length {case.train_length}; lower window or chunk (see counterexample 'unbounded reach')"
             )
         cover = DifferenceCover(test_length=case.test_length, window=window, chunk=chunk, span=span)
         factor = {joints: each * case.tuple_probabilities for joints, each in case.joint_weight.by_joints().items()}
         require_finite(float(factor[True, True].max()), FINITE_KAPPA, "heavy joints")
-        pushed = push_forward(case.probability(case.test_length).sum(axis=2), cover, factor)
-        return sum(float((mass * case.risk_table(length, case.loss)).sum()) for length, mass in pushed.items())
+        piece_mass = compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, factor)
+        return sum(float((mass * case.risk_table(length, case.loss)).sum()) for length, mass in piece_mass.items())
 
 
 BOUNDS: dict[str, type[Bound]] = {
@@ -161,7 +161,7 @@ BOUNDS: dict[str, type[Bound]] = {
         ShortenedGaps,
     )
 }
-# Bounds that sum over the pieces of every planted set, which takes long at long test lengths.
+# Bounds that sum over the pieces of every planted set; they are slow at long test lengths.
 COVER_BOUNDS = (
     Differences,
     WindowCover,

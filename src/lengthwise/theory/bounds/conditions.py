@@ -1,4 +1,4 @@
-"""Conditions of the bounds: regularity of the placement, kappa for the weight across joints, and their errors."""
+"""Conditions of the bounds: regularity of the placement and the factor kappa, with their errors."""
 
 import math
 from collections.abc import Iterable
@@ -12,16 +12,16 @@ from lengthwise.tasks.planted.placement import Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 
-# True if deleted tokens leave a joint to the left, to the right of the planted run.
+# Two flags: whether deleted tokens leave a joint to the left and to the right of the planted run.
 Joints = tuple[bool, bool]
 
 
 class BoundError(LengthwiseError):
-    """A condition of a bound fails; the message names the condition, its value, and a counterexample without it."""
+    """Error for a failed condition of a bound; the message gives the condition, its value, and a counterexample."""
 
 
 def require_finite(value: float, condition: str, counterexample: str) -> float:
-    """Return the value; ``BoundError`` if it is infinite. ``condition`` states the condition and what to change."""
+    """Return ``value``, or raise ``BoundError`` with the text ``condition`` if it is infinite."""
     if not math.isfinite(value):
         raise BoundError(f"{condition} (value {value}; see counterexample '{counterexample}')")
     return value
@@ -30,7 +30,7 @@ def require_finite(value: float, condition: str, counterexample: str) -> float:
 def check_room(train_length: int, test_length: int, span: int, spans: int) -> None:
     """Raise ``BoundError`` if ``train_length`` is below ``spans`` spans or above ``test_length``."""
     if test_length < train_length:
-        raise BoundError(f"test length {test_length} is below training length {train_length}; use a longer one")
+        raise BoundError(f"test length {test_length} is below training length {train_length}; use a longer test length")
     if train_length < spans * span:
         raise BoundError(
             f"training length {train_length} is below {spans} times the span of {span}; train at {spans * span} or "
@@ -59,8 +59,8 @@ def shape_probabilities(
 def rho(placement: Placement, test_length: int, train_length: int) -> float:
     """Return ``max Q_test(o, c) / Q_train(o, c')`` over shapes o and all starts c, c' that fit. Reconstructed.
 
-    One side of the regularity assumption of Golowich et al. 2025 (arXiv 2502.16792, section 4). Infinite if the
-    training length lacks a set, at any start, of a shape that the test length has.
+    This is one side of the regularity assumption of Golowich et al. 2025 (arXiv 2502.16792, section 4). The value is
+    infinite if a shape of the test length has probability 0 at some start of the training length.
     """
     shapes = planted_shapes(placement, [test_length])
     _, high = _extremes(placement, shapes, test_length)
@@ -71,12 +71,12 @@ def rho(placement: Placement, test_length: int, train_length: int) -> float:
 def eta(placement: Placement, length: int, span: int) -> float:
     """Return the smallest eta with ``1 / eta <= Q_length(o, c) / Q_l(o, c') <= eta`` for ``span <= l <= length``.
 
-    All shapes o of either length and all starts c, c' that fit count. Regularity as in Golowich et al. 2025 (arXiv
-    2502.16792), section 4; that c and c' vary independently is reconstructed. Infinite if only one side is 0;
-    ``SettingError`` for a length below the span.
+    The inequality covers all shapes o of both lengths and all starts c, c' that fit. It is the regularity of Golowich
+    et al. 2025 (arXiv 2502.16792), section 4; the independence of c and c' is reconstructed. The value is infinite if
+    only one side is 0. Raises ``SettingError`` for a length below the span.
     """
     if length < span:
-        raise SettingError(f"length {length} has no room for the span {span}; use a length of at least the span")
+        raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span}")
     lengths = range(span, length + 1)
     shapes = planted_shapes(placement, lengths)
     low, high = _extremes(placement, shapes, length)
@@ -89,7 +89,7 @@ def eta(placement: Placement, length: int, span: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniformity:
-    """Constants of ``low q(o) / (l - o_k) <= Q_l(o, c) <= high q(o) / (l - o_k)``: close to uniform starts."""
+    """Constants of nearly uniform starts: ``low q(o) / (l - o_k) <= Q_l(o, c) <= high q(o) / (l - o_k)``."""
 
     shapes: Int[np.ndarray, "shapes k"]
     shape_law: Float[np.ndarray, " shapes"]
@@ -98,12 +98,12 @@ class Uniformity:
 
     @property
     def rho0(self) -> float:
-        """The ratio of the constants: 1 for uniform starts, infinite if a set that fits has probability 0."""
+        """The ratio ``high / low``: 1 for uniform starts, infinite if a set that fits has probability 0."""
         return self.high / self.low if self.low > 0 else float("inf")
 
 
 def uniformity(placement: Placement, lengths: Iterable[int]) -> Uniformity:
-    """Return the shape distribution q with the smallest ratio of the constants over all lengths. Reconstructed."""
+    """Find the shape distribution q with the smallest ratio of the constants over all lengths. Reconstructed."""
     lengths = list(lengths)
     shapes = planted_shapes(placement, lengths)
     low, high = np.full(len(shapes), np.inf), np.zeros(len(shapes))
@@ -119,7 +119,7 @@ def uniformity(placement: Placement, lengths: Iterable[int]) -> Uniformity:
 def _extremes(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> tuple[Float[np.ndarray, " shapes"], Float[np.ndarray, " shapes"]]:
-    """Return the smallest and largest probability of each shape over the starts that fit; 0 if none fits."""
+    """Return the smallest and largest probability of each shape over the starts that fit; 0 if no start fits."""
     probability = shape_probabilities(placement, shapes, length)
     fits = np.arange(length) < length - shapes[:, -1:]
     low = np.where(fits, probability, np.inf).min(axis=1)
@@ -127,17 +127,17 @@ def _extremes(
 
 
 def safe_ratio(above: Float[np.ndarray, " size"], below: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
-    """Return quotients: infinite if only ``below`` is 0, and 0 if both are 0."""
+    """Return ``above / below``: infinity if only ``below`` is 0, and 0 if both are 0."""
     return np.divide(above, below, out=np.where(above > 0, np.inf, 0.0), where=below > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointWeight:
-    """Bounds on the weight of sets that cross a joint, relative to the weight before tokens were deleted.
+    """Bounds on the weight of sets that cross a joint, relative to the weight before the deletion of tokens.
 
-    For each planted tuple and a joint to the left and right of the planted run: ``swap_ratio`` is the largest ratio of
-    two scores that differ only in tokens beyond the joint, ``log_crossing`` the log of the largest weight that can
-    cross it. ``log_planted`` is the log score of the planted set. Derived here.
+    The last axis of two is the side of the joint: left or right of the planted run. ``swap_ratio`` is the largest ratio
+    of two scores that differ only in tokens beyond the joint. ``log_crossing`` is the log of the largest weight that
+    can cross the joint, and ``log_planted`` is the log score of the planted set. Derived here.
     """
 
     swap_ratio: Float[np.ndarray, "tuples 2"]
@@ -145,28 +145,28 @@ class JointWeight:
     log_planted: Float[np.ndarray, "shapes tuples"]
 
     def bounded_ratio(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
-        """Return kappa from ``swap_ratio``: each crossing set matches a set of the whole sequence on one side."""
+        """Return kappa from ``swap_ratio``: each crossing set is matched with a set of the whole sequence."""
         return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
 
     def planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
         """Return kappa from the planted score: 1 plus the crossing weight relative to that score."""
         with np.errstate(over="ignore", invalid="ignore"):
             relative = np.exp(self.log_crossing[None] - self.log_planted[:, :, None])  # shapes tuples 2
-        # Without a crossing set the weight is 0, even relative to a planted score of 0.
+        # If no set crosses, the weight is 0, even relative to a planted score of 0.
         relative = np.where(self.log_crossing == -np.inf, 0.0, relative)
         return np.asarray(1 + np.where(joints, relative, 0.0).sum(axis=2))
 
     def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return the smaller kappa by planted shape and tuple: 1 without joints or for single tokens."""
+        """Return the smaller kappa of each planted shape and tuple: 1 without joints or for single tokens."""
         return np.minimum(self.bounded_ratio(joints)[None], self.planted_score(joints))
 
     def by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
-        """Return kappa for joints on no side, one side, and both sides."""
+        """Return kappa for every combination of joints: on no side, on one side, and on both sides."""
         return {joints: self.kappa(joints) for joints in ((False, False), (True, False), (False, True), (True, True))}
 
 
 def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
-    """Compute the bounds for every planted tuple; only background tokens lie beyond a joint. Derived here."""
+    """Compute the bounds of every planted tuple; all tokens beyond a joint are background. Derived here."""
     sides = [[_across(law, predictor, planted, far_first) for far_first in (True, False)] for planted in law.tuples]
     by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
     no_score = np.full(predictor.log_scores.shape[1], -np.inf)
@@ -181,7 +181,7 @@ def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarr
 def _across(
     law: Planted, predictor: TabularAttention, planted: tuple[int, ...], far_first: bool
 ) -> tuple[float, float]:
-    """Return the swap ratio and log crossing weight of a joint; ``far_first`` if the planted run is on the right."""
+    """Return the swap ratio and log crossing weight of a joint; ``far_first`` puts the planted run on its right."""
     background = np.flatnonzero(np.array(law.background) > 0)
     near = np.union1d(background, planted)
     swap, crossing = 1.0, -np.inf
@@ -192,7 +192,7 @@ def _across(
             tokens = [first] * cut + [last] * (predictor.k - cut)
             possible = table[np.ix_(*tokens)].reshape(len(first) ** cut, -1)
             swap = max(swap, _swap_ratio(possible if far_first else possible.T))
-            # The number of sets of this shape with this cut at the joint.
+            # The number of sets of this shape whose joint is at this cut.
             num_sets = shape[cut] - shape[cut - 1]
             crossing = np.logaddexp(crossing, np.log(num_sets) + possible.max())
     return swap, float(crossing)

@@ -1,4 +1,4 @@
-"""Extrapolation from a training length to a test length: the inputs of all bounds, and predictions from curves."""
+"""Extrapolation from a training length to a test length: inputs of all bounds, and predictions from fitted curves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,7 @@ from lengthwise.theory.risk.growth_curves import FAR_LENGTH, fit_odds, limit_ris
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 MIN_LIMIT = 1e-12
-# Tolerance of the constant of uniform starts, which is 1.
+# Tolerance for the constant rho0, which is 1 for uniform starts.
 ROUNDING = 1e-9
 
 ConditionalRiskFunction = Callable[[Planted, Predictor, int, Loss], ConditionalRisk]
@@ -42,7 +42,7 @@ MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extrapolation:
-    """Lazily computed inputs of the bounds; ``conditional_risk`` gives exact risks by planted set.
+    """Lazily computed inputs of the bounds; ``conditional_risk`` returns exact risks by planted set.
 
     ``mean_risk``, if set, computes the mean of these risks at lower cost. The risk at ``test_length`` is never used.
     """
@@ -56,14 +56,14 @@ class Extrapolation:
     mean_risk: MeanRiskFunction | None = None
 
     def __post_init__(self) -> None:
-        # A tuple that is never planted has no risk, and its score must not affect kappa.
+        # Drop tuples that are never planted: they have no risk, and their scores must not affect kappa.
         object.__setattr__(self, "law", self.law.possible)
 
     @property
     def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
-        """The predictor, if relative by construction; otherwise ``BoundError``.
+        """The predictor; raises ``BoundError`` if it is not relative by construction.
 
-        ``SettingError`` if it reads tokens or sets of a size other than those of the law.
+        Raises ``SettingError`` if the number of tokens or the set size differs from the law.
         """
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
@@ -73,24 +73,24 @@ class Extrapolation:
         size = self.predictor.num_tokens, self.predictor.k
         if size != (self.law.num_tokens, self.law.k):
             raise SettingError(
-                f"the predictor reads sets of {size[1]} out of {size[0]} tokens, the law plants {self.law.k} out of "
-                f"{self.law.num_tokens}; use the same numbers for both"
+                f"the predictor reads sets of {size[1]} out of {size[0]} tokens, but the law plants {self.law.k} out "
+                f"of {self.law.num_tokens}; use the same numbers for both"
             )
         return self.predictor
 
     @property
     def attention(self) -> TabularAttention:
-        """The predictor, if relative and local by construction; otherwise ``BoundError``."""
+        """The predictor; raises ``BoundError`` if it is not relative and local by construction."""
         if isinstance(self.relative_predictor, PositionFreeAttention):
             raise BoundError(
-                "the class is not local: it reads sets at any distance; use a TabularAttention, or the bound for a "
-                "class without positions (see counterexample 'unbounded reach')"
+                "the class is not local: it reads sets at any distance; use a TabularAttention, or the bound 'no "
+                "locality' (see counterexample 'unbounded reach')"
             )
         return self.relative_predictor
 
     @cached_property
     def span(self) -> int:
-        """The span in tokens of planted sets and of sets of the class; ``BoundError`` if it is unlimited."""
+        """The span in tokens of planted sets and of sets of the class; raises ``BoundError`` if it is unlimited."""
         self.check_sparsity()
         if self.law.placement.span is None:
             raise BoundError(
@@ -112,7 +112,7 @@ class Extrapolation:
                 )
 
     def check_linear(self) -> None:
-        """Raise ``BoundError`` for a loss whose errors may cancel, and for outputs that are not probabilities."""
+        """Raise ``BoundError`` if the errors of the loss may cancel, or if outputs are not probabilities."""
         if not isinstance(self.loss, (TotalVariation, Leakage)):
             raise BoundError(
                 f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use 'tv' or "
@@ -132,18 +132,18 @@ class Extrapolation:
         for name, values in (("value", predictor.values), ("default", predictor.default)):
             if not ((values >= 0) & (values <= 1)).all():
                 raise BoundError(
-                    f"a {name} of the predictor lies outside 0 to 1, so losses may cancel; use probabilities (see "
+                    f"a {name} of the predictor lies outside 0 to 1, so losses may cancel; use values from 0 to 1 (see "
                     "counterexample 'canceling errors')"
                 )
 
     def check_room(self, spans: int) -> int:
-        """Return the span; ``BoundError`` if the training length is below ``spans`` spans."""
+        """Return the span, or raise ``BoundError`` if the training length is below ``spans`` spans."""
         check_room(self.train_length, self.test_length, self.span, spans)
         return self.span
 
     @property
     def train_lengths(self) -> range:
-        """The training lengths, from half the longest, rounded up, to the longest."""
+        """The training lengths: half the longest (rounded up) to the longest."""
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @cached_property
@@ -178,7 +178,7 @@ class Extrapolation:
 
     @cached_property
     def average_risk(self) -> float:
-        """The mean risk over the training lengths, the training objective of the paper."""
+        """The mean risk over the training lengths, which is the training objective of the paper."""
         return float(np.mean([self.risk(length) for length in self.train_lengths]))
 
     @cached_property
@@ -188,7 +188,7 @@ class Extrapolation:
 
     @cached_property
     def risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
-        """The function from a length and a loss to the risk by shape, start and tuple, for all sets that fit."""
+        """The function that maps a length and a loss to the risk by shape, start and tuple, for all sets that fit."""
         return cache(self._risk_table)
 
     def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
@@ -206,9 +206,9 @@ class Extrapolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The risk at a length as predicted from training lengths, or the reason for no prediction in ``refused``.
+    """The predicted risk at a length, or the reason for the missing prediction in ``refused``.
 
-    ``low`` and ``high`` come from the residuals of the fit; they are too narrow if the true curve is not an odds law.
+    ``low`` and ``high`` come from the residuals of the fit; the interval is too narrow if no odds law fits the risk.
     """
 
     length: int
@@ -220,7 +220,7 @@ class Prediction:
 
 
 def predict(law: Planted, predictor: Predictor, train_length: int, length: int, loss: Loss) -> Prediction:
-    """Extrapolate the exact risks at the training lengths that have the shapes and starts of ``length``."""
+    """Extrapolate the exact risks at the training lengths with the same shapes and starts as ``length``."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None:
         return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
     halves = range((train_length + 1) // 2, train_length + 1)
@@ -228,19 +228,19 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     if len(usable) < 2:
         return Prediction(
             length=length,
-            refused=f"only {len(usable)} of the training lengths {halves.start} to {train_length} have the shapes and "
-            f"starts of length {length}; a curve needs 2",
+            refused=f"only {len(usable)} of the training lengths {halves.start} to {train_length} have the same shapes "
+            f"and starts as length {length}; a curve needs 2",
         )
     try:
         risks = laplace_risks(law, predictor, usable, loss)
     except SettingError as error:
         return Prediction(length=length, refused=str(error))
-    # The limit is 0 for a head without risk, and an odds law needs a positive limit.
+    # An odds law needs a positive limit, but a head without risk has limit 0.
     odds = fit_odds(usable, risks, max(limit_risk(law, predictor), MIN_LIMIT))
     low, high = odds.interval(length)
     return Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(usable, risks, length))
 
 
 def _same_placement(placement: Placement, train_length: int, length: int) -> bool:
-    """Return True if both lengths, and very long ones, have the same shape distribution and uniform starts."""
+    """Return True if both lengths and ``FAR_LENGTH`` have the same shape distribution and uniform starts."""
     return uniformity(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + ROUNDING

@@ -1,7 +1,7 @@
-"""Bounds for linear losses (total variation and leakage), which need one training length only. Derived here.
+"""Bounds for linear losses (total variation and leakage), which need only one training length. Derived here.
 
-For every sequence, the error of the whole is at most the sum over the pieces of a cover of their errors times the kappa
-of their joints: scores are added, never subtracted.
+For every sequence, the error is at most a sum over the pieces of a cover: the error of each piece times the kappa of
+its joints. Errors are added, never subtracted.
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from lengthwise.theory.bounds.conditions import (
     uniformity,
 )
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, ProportionalCover, push_forward, worst_case
+from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, ProportionalCover, compute_piece_mass, worst_case
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
-FINITE_KAPPA = "no finite kappa: a set across a joint can outweigh a planted set; score every planted tuple above 0"
-REGULARITY = "the training length lacks a set that is planted at the test length; use a regular placement"
+FINITE_KAPPA = "no finite kappa: a set across a joint can outweigh a planted set; score all planted tuples above 0"
+REGULARITY = "the training length lacks a set that the test length plants; use a placement with the same sets"
 
 CoverType = type[GridCover] | type[ProportionalCover]
 
@@ -42,43 +42,43 @@ class Bound(Protocol):
     provenance: ClassVar[str]
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound in the unit of the loss, possibly above 1; ``BoundError`` if a condition fails."""
+        """Return the bound, which may exceed 1, or raise ``BoundError`` if a condition fails."""
         ...
 
 
 def one_joint_kappa(case: Extrapolation) -> float:
-    """Return the largest kappa of a single joint over shapes, tuples and sides; ``BoundError`` if infinite."""
+    """Return the largest kappa of a single joint, or raise ``BoundError`` if it is infinite."""
     kappas = case.joint_weight.by_joints()
     largest = float(max(kappas[True, False].max(), kappas[False, True].max()))
     return require_finite(largest, FINITE_KAPPA, "heavy joints")
 
 
 def uniform_constant(case: Extrapolation, lengths: range) -> float:
-    """Return rho0 of the placement over these lengths and the test length; ``BoundError`` if infinite."""
+    """Return rho0 over these lengths and the test length, or raise ``BoundError`` if it is infinite."""
     rho0 = uniformity(case.law.placement, [*lengths, case.test_length]).rho0
     return require_finite(rho0, REGULARITY, "rare shape")
 
 
-def pushed_mass(
+def training_piece_mass(
     case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
 ) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return the mass of each planted set and tuple in the pieces of a cover of the training length."""
+    """Return the mass of each planted set and tuple in the pieces, which all have the training length."""
     weighted = {joints: each * case.tuple_probabilities for joints, each in factor.items()}
-    return push_forward(case.probability(case.test_length).sum(axis=2), cover, weighted)[case.train_length]
+    return compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, weighted)[case.train_length]
 
 
 def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return ``pushed_mass`` with kappa as the factor; ``BoundError`` if a condition of the cover bounds fails."""
+    """Return ``training_piece_mass`` with the factor kappa, or raise ``BoundError`` if a condition fails."""
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
     kappas = case.joint_weight.by_joints()
     require_finite(float(kappas[True, True].max()), FINITE_KAPPA, "heavy joints")
-    return pushed_mass(case, cover, kappas)
+    return training_piece_mass(case, cover, kappas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowCover:
-    """``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the pieces J of a cover by windows on a grid."""
+    """Bound ``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the pieces J of a ``GridCover``."""
 
     name: ClassVar[str] = "window cover"
     provenance: ClassVar[str] = "derived here"
@@ -90,7 +90,7 @@ class WindowCover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalWindowCover:
-    """``WindowCover`` with a proportional cover: fewer pieces, but most of them with two joints."""
+    """Variant of ``WindowCover`` with a ``ProportionalCover``: fewer pieces, but most of them have two joints."""
 
     name: ClassVar[str] = "proportional cover"
     provenance: ClassVar[str] = "derived here"
@@ -103,7 +103,7 @@ class ProportionalWindowCover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstRisks:
-    """``WindowCover`` with the worst risks by planted set that have the mean risk of the training length."""
+    """Variant of ``WindowCover`` with the worst risks by planted set whose mean is the training risk."""
 
     cover: CoverType = GridCover
 
@@ -111,14 +111,14 @@ class WorstRisks:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is finite even if training lacks a set: its loss then counts as 1."""
+        """Return the bound, which is finite even if training lacks a set; a missing set counts with loss 1."""
         mass = kappa_weighted_mass(case, self.cover)
         return worst_case(case.risk(case.train_length), mass.ravel(), case.probability(case.train_length).ravel()).value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRatio:
-    """The largest ratio of kappa-weighted mass in the pieces to training probability, times ``R_L``."""
+    """Bound ``R_L`` times the largest ratio of the kappa-weighted mass in the pieces to the training probability."""
 
     cover: CoverType = GridCover
 
@@ -126,7 +126,7 @@ class LargestRatio:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is at least ``WorstRisks``."""
+        """Return the bound, which is never below ``WorstRisks``."""
         mass, probability = kappa_weighted_mass(case, self.cover), case.probability(case.train_length)
         ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
         return require_finite(ratio, REGULARITY, "rare shape") * case.risk(case.train_length)
@@ -142,7 +142,7 @@ def _check_single_tokens(case: Extrapolation) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
-    """``(N - 1) / (L - 1) R_L`` for k = 1 and any placement: each other token is in one piece on average."""
+    """Bound ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement; each other token is in one piece on average."""
 
     name: ClassVar[str] = "single tokens"
     provenance: ClassVar[str] = "derived here"
@@ -155,7 +155,7 @@ class SingleTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokenGroups:
-    """``1 - (1 - R_L)^T`` with an integer ``T = (N - 1) / (L - 1)``, for k = 1: at most 1 and at most ``T R_L``."""
+    """Bound ``1 - (1 - R_L)^T`` for k = 1 with an integer ``T = (N - 1) / (L - 1)``; at most 1 and ``T R_L``."""
 
     name: ClassVar[str] = "single tokens, independent groups"
     provenance: ClassVar[str] = "derived here"
@@ -174,13 +174,13 @@ class SingleTokenGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowth:
-    """``16 kappa rho0 (N / L) R_L`` for even L with room for 4 spans; 20 instead of 16 for odd L."""
+    """Bound ``16 kappa rho0 (N / L) R_L`` for L of at least 4 spans; odd L have 20 instead of 16."""
 
     name: ClassVar[str] = "linear in N / L"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound from a grid cover: ``4 N / L`` windows times ``4 N / L`` pieces times ``rho0 L / N``."""
+        """Return the bound: ``4 N / L`` windows of a grid cover, ``4 N / L`` pieces and the factor ``rho0 L / N``."""
         case.check_linear()
         case.check_room(4)
         constant = 20 if case.train_length % 2 else 16
@@ -191,13 +191,13 @@ class LinearGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowthOfMean:
-    """``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, with room for 8 spans."""
+    """Bound ``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, for L of at least 8 spans."""
 
     name: ClassVar[str] = "linear in N / L, mean over training lengths"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return a bound on ``LinearGrowth`` at the training length with the smallest risk."""
+        """Return the bound, which is above ``LinearGrowth`` at the training length with the smallest risk."""
         case.check_linear()
         case.check_room(8)
         factor = 40 * one_joint_kappa(case) * uniform_constant(case, case.train_lengths)
@@ -206,19 +206,19 @@ class LinearGrowthOfMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorCorrected:
-    """``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``: counts the error e_z of the planted set itself once.
+    """Bound ``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``, which counts the error e_z of the planted set once.
 
-    ``A_L`` is the mean attention on the planted set. Total variation only.
+    ``A_L`` is the mean attention on the planted set. The loss must be total variation.
     """
 
     name: ClassVar[str] = "window cover, label noise counted once"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which improves on ``WindowCover`` if labels are random."""
+        """Return the bound, which is below ``WindowCover`` if labels are random."""
         mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
-            raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set costs nothing; use another bound")
+            raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set has no error; use loss 'tv'")
         index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
         floor = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
         for index, shape in enumerate(case.shapes.tolist()):
@@ -233,16 +233,16 @@ class FloorCorrected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLocality:
-    """``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and a class without positions.
+    """Bound ``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and no positions.
 
-    About ``(N / L)^k``: the number of planted tokens is the exponent. Attained in the limit.
+    The factor is about ``(N / L)^k`` for k planted tokens; the bound is attained in the limit.
     """
 
     name: ClassVar[str] = "no locality"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, an average over random subsequences that hold the planted set."""
+        """Return the bound, which averages over random subsequences that contain the planted set."""
         case.check_linear()
         k = case.law.k
         if not isinstance(case.relative_predictor, PositionFreeAttention):
@@ -259,9 +259,9 @@ class NoLocality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortenedGaps:
-    """``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, even L.
+    """Bound ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, even L.
 
-    Gaps are shortened, not removed, so no joint arises and kappa is not needed. The second term is necessary.
+    Gaps become shorter instead of disappearing, so there is no joint and no kappa. The second term is necessary.
     """
 
     name: ClassVar[str] = "shortened gaps"
@@ -272,11 +272,11 @@ class ShortenedGaps:
         case.check_linear()
         span = case.check_room(4)
         if span < 2:
-            raise BoundError(f"sets of span {span} cross no joint; use a bound with kappa, which is 1")
+            raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use a bound with kappa")
         num_blocks = case.train_length // (16 * (span - 1)) - 2
         if num_blocks < 1 or case.train_length % 2:
             raise BoundError(
-                f"training length {case.train_length} is odd or has no room for gaps at span {span}; train at an even "
+                f"training length {case.train_length} is odd or too short for span {span}; train at an even "
                 f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
             )
         growth = case.test_length / case.train_length

@@ -1,7 +1,7 @@
-"""Covers of a long sequence by short pieces that all hold the planted set and together hold every local set.
+"""Covers of a long sequence: short pieces that all hold the planted set and together hold every local set.
 
-A piece is the sequence without some tokens that are not planted. By the deletion lemma it has the distribution of the
-shorter length, so its risk is a risk at a training length. Intervals are half open.
+To form a piece, delete some tokens that are not planted. By the deletion lemma, a piece has the distribution of
+sequences of its length, so its risk is a risk at a training length. Intervals are half open.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The concatenated tokens of ``runs``; ``core`` lies in one run and holds the planted set.
+    """Part of a sequence: the concatenated tokens of ``runs``. One run contains ``core``, which holds the planted set.
 
-    Of the local sets inside a run, a piece claims those that start in ``left`` before the core, those that end in
-    ``right`` after it, and, with ``claims_core``, those inside the core. A cover claims each local set once.
+    A piece claims the local sets inside a run that start in ``left`` (before the core) or end in ``right`` (after it).
+    With ``claims_core``, it also claims the sets inside the core. A cover claims each local set once.
     """
 
     runs: tuple[Interval, ...]
@@ -32,25 +32,25 @@ class Piece:
     claims_core: bool = False
 
     @property
-    def size(self) -> int:
+    def num_tokens(self) -> int:
         """The number of tokens in the piece."""
         return sum(end - start for start, end in self.runs)
 
     @property
     def joints(self) -> Joints:
-        """True for a joint to the left, to the right of the run that holds the core."""
+        """Two flags: whether the run of the core has a joint to its left and to its right."""
         return self.runs[0][1] <= self.core[0], self.core[1] <= self.runs[-1][0]
 
-    def tokens(self) -> Int[np.ndarray, " size"]:
+    def tokens(self) -> Int[np.ndarray, " num_tokens"]:
         """Return the token indexes of the piece in increasing order."""
         return np.concatenate([np.arange(*run) for run in self.runs])
 
     def index_of(self, token: int) -> int:
-        """Return the index within the piece of a token index of the sequence."""
+        """Return the index within the piece for a token index of the sequence."""
         return sum(min(end, token) - start for start, end in self.runs if start < token)
 
     def mirror(self, length: int) -> "Piece":
-        """Return the piece of the reversed sequence."""
+        """Return the same piece in the reversed sequence."""
         core, left, right, *runs = (
             (length - end, length - start) for start, end in (self.core, self.right, self.left, *reversed(self.runs))
         )
@@ -59,20 +59,20 @@ class Piece:
 
 @runtime_checkable
 class Cover(Protocol):
-    """A rule that gives the pieces of a planted set from the token index where the set starts."""
+    """A rule that maps the first token index of a planted set to the pieces of the sequence."""
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return at least one piece; pieces claim sets in this order."""
+        """Return one or more pieces; earlier pieces claim sets first."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCover:
-    """Windows on a grid, and one piece of exactly ``train_length`` tokens per chunk of the rest. Derived here.
+    """Cover by windows on a grid: each chunk of the rest gives one piece of ``train_length`` tokens. Derived here.
 
-    The core is a window of half the training length. A chunk far from it brings the ``span - 1`` tokens before it, so
-    that no local set joins it to the core; the chunk next to the core forms one run with it. At most one joint.
-    ``BoundError`` if half the training length is below the span.
+    The core is a window of half the training length. A piece contains the core, a chunk, and the ``span - 1`` tokens
+    before the chunk, so no local set joins the chunk to the core. The chunk next to the core extends its run. Pieces
+    have at most one joint. Raises ``BoundError`` if half the training length is below the span.
     """
 
     test_length: int
@@ -82,8 +82,8 @@ class GridCover:
     def __post_init__(self) -> None:
         if not 2 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
-                f"windows of half of {self.train_length} tokens out of {self.test_length} do not hold every set of "
-                f"span {self.span}; train at {2 * self.span} or longer, and test at no shorter length (see "
+                f"training length {self.train_length} and test length {self.test_length} give no cover by windows for "
+                f"span {self.span}; use a training length of at least {2 * self.span} and a longer test length (see "
                 "counterexample 'unbounded reach')"
             )
 
@@ -105,7 +105,7 @@ class GridCover:
         step = self.train_length - (high - low) - self.span + 1
         for chunk in range(near, self.test_length, step):
             end = min(chunk + step, self.test_length)
-            # The last chunk moves inside, so that every piece has the training length.
+            # Move the last chunk inward, so that every piece has the training length.
             run = (end - step - self.span + 1, end)
             pieces.append(Piece(runs=merge_intervals(core, run), core=core, right=(chunk, end)))
         return pieces
@@ -113,11 +113,11 @@ class GridCover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalCover:
-    """Pieces of exactly ``train_length`` tokens: a core of one span with room on both sides. Derived here.
+    """Cover by pieces of exactly ``train_length`` tokens: a core of one span and slices on both sides. Derived here.
 
-    The room is divided in proportion to the tokens on each side, so that the planted set stays at about the same
-    relative index: about ``(test_length - span) / (train_length - 3 * span + 2)`` pieces, at most two joints.
-    ``BoundError`` if the training length is below three spans.
+    The slices are proportional to the number of tokens on each side, so the planted set keeps its relative index.
+    There are about ``(test_length - span) / (train_length - 3 * span + 2)`` pieces with at most two joints.
+    Raises ``BoundError`` if the training length is below three spans.
     """
 
     test_length: int
@@ -127,24 +127,24 @@ class ProportionalCover:
     def __post_init__(self) -> None:
         if not 3 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
-                f"pieces of {self.train_length} tokens out of {self.test_length} have no room on both sides of a span "
-                f"of {self.span}; train at {3 * self.span} or longer, and test at no shorter length (see "
+                f"training length {self.train_length} and test length {self.test_length} give no proportional cover at "
+                f"span {self.span}; use a training length of at least {3 * self.span} and a longer test length (see "
                 "counterexample 'unbounded reach')"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return the run around the core, then pairs of slices outwards."""
+        """Return the piece around the core, then pieces with slices further away."""
         low = min(start, self.test_length - self.span)
         high = low + self.span
         before, after, room = low, self.test_length - high, self.train_length - self.span
-        # The fewest pieces; among those, the proportion closest to that of the sequence.
+        # Minimize the number of pieces, then the distance from the proportions of the sequence.
         target = room * before / max(before + after, 1)
         fits = range(max(0, room - after), min(before, room) + 1)
         left = min(fits, key=lambda each: (self._number(each, before, after), abs(each - target)))
         to_left, to_right = self._slices(left, before), self._slices(room - left, after)
         pieces = []
         for index in range(max(len(to_left), len(to_right))):
-            # After the last slice of one side, its nearest slice repeats, which makes no joint.
+            # A side without further slices repeats its nearest slice, which makes no joint.
             nearer, ahead = to_left[index] if index < len(to_left) else (left, left)
             closer, behind = to_right[index] if index < len(to_right) else (room - left, room - left)
             piece = Piece(
@@ -160,25 +160,26 @@ class ProportionalCover:
         return pieces
 
     def _number(self, left: int, before: int, after: int) -> int:
-        """Return the number of pieces for this room on the left; above ``test_length`` if no number suffices."""
+        """Return the number of pieces for ``left`` tokens on the left; more than ``test_length`` if no cover exists."""
         sides = ((left, before), (self.train_length - self.span - left, after))
-        if any(self.span > reach < total for reach, total in sides):
+        if any(self.span > width < total for width, total in sides):
             return self.test_length + 1
-        return max(1 - (reach - total) // (reach - self.span + 1) if reach < total else 1 for reach, total in sides)
+        return max(1 - (width - total) // (width - self.span + 1) if width < total else 1 for width, total in sides)
 
-    def _slices(self, reach: int, total: int) -> list[Interval]:
-        """Cut the distances from the core up to ``total`` into the intervals that the slices claim."""
-        step = max(reach - self.span + 1, 1)
-        return [(0, reach), *((start, min(start + step, total)) for start in range(reach, total, step))]
+    def _slices(self, first_slice_width: int, total: int) -> list[Interval]:
+        """Divide the distances from the core, up to ``total``, into the intervals that the slices claim."""
+        step = max(first_slice_width - self.span + 1, 1)
+        starts = range(first_slice_width, total, step)
+        return [(0, first_slice_width), *((start, min(start + step, total)) for start in starts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceCover:
-    """Pieces whose errors, added and subtracted, give the error of the whole: for losses where errors may cancel.
+    """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
-    The core is a window of ``window`` tokens on a grid; the rest is cut into chunks of ``chunk``. Each chunk gives two
-    pieces, with and without it; their difference is the contribution of the sets that end in the chunk. Reconstructed
-    from Golowich et al. 2025 (arXiv 2502.16792), theorem 4.3. The pieces claim no sets.
+    The core is a window of ``window`` tokens on a grid; the rest is divided into chunks of ``chunk`` tokens. Each chunk
+    gives a piece with it and a piece without it; their difference is the effect of the sets that end in the chunk.
+    Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem 4.3. The pieces claim no sets.
     """
 
     test_length: int
@@ -190,8 +191,8 @@ class DifferenceCover:
         min_chunk = max(self.span - 1, 1)
         if self.window < self.span or self.chunk < min_chunk or self.test_length < self.window:
             raise BoundError(
-                f"windows of {self.window} tokens and chunks of {self.chunk} out of {self.test_length} do not separate "
-                f"sets of span {self.span}; use windows of at least {self.span} and chunks of at least {min_chunk}"
+                f"window {self.window} and chunk {self.chunk} do not separate sets of span {self.span} at test length "
+                f"{self.test_length}; use a window of at least {self.span} and a chunk of at least {min_chunk}"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
@@ -206,7 +207,7 @@ class DifferenceCover:
         high = core[1]
         pieces = []
         for first in range(high, self.test_length, self.chunk):
-            # With the tokens before the chunk, no local set joins the core to it.
+            # The tokens before the chunk prevent local sets that join the chunk to the core.
             gap = max(first - self.span + 1, high)
             end = min(first + self.chunk, self.test_length)
             pieces += [Piece(runs=merge_intervals(core, (gap, last)), core=core) for last in (end, first)]
@@ -214,14 +215,14 @@ class DifferenceCover:
 
 
 def grid_window(start: int, test_length: int, window: int, span: int) -> Interval:
-    """Return the window that holds every set of the span from ``start``; windows begin ``window - span + 1`` apart."""
+    """Return the grid window that contains every set of the span at ``start``; the step is ``window - span + 1``."""
     step = window - span + 1
     low = min(start // step * step, test_length - window)
     return low, low + window
 
 
 def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
-    """Return the same tokens in as few runs as possible; intervals must be sorted and disjoint."""
+    """Join adjacent intervals and drop empty ones; intervals must be sorted and disjoint."""
     runs: list[Interval] = []
     for start, end in intervals:
         if start < end:
@@ -230,28 +231,29 @@ def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
     return tuple(runs)
 
 
-def push_forward(
+def compute_piece_mass(
     probability: Float[np.ndarray, "shapes length"],
     cover: Cover,
     factor: Mapping[Joints, Float[np.ndarray, "shapes tuples"]],
-) -> dict[int, Float[np.ndarray, "shapes size tuples"]]:
-    """Return the mass of each planted set at its index in the pieces of a cover, by piece size. Derived here.
+) -> dict[int, Float[np.ndarray, "shapes num_tokens tuples"]]:
+    """Return the mass of each planted set at its index in the pieces of a cover, by number of tokens. Derived here.
 
-    Every piece of a set adds the probability of the set times the factor of its joints. With a factor of 1, the total
-    is the expected number of pieces.
+    Each piece of a set adds the probability of the set, multiplied by the factor of the joints of the piece. With a
+    factor of 1, the total is the expected number of pieces.
     """
-    pushed: dict[int, Float[np.ndarray, "shapes size tuples"]] = {}
+    piece_mass: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
     for start in np.flatnonzero(probability.any(axis=0)):
         for piece in cover.pieces(int(start)):
-            if piece.size not in pushed:
-                pushed[piece.size] = np.zeros((len(probability), piece.size, factor[False, False].shape[1]))
-            pushed[piece.size][:, piece.index_of(int(start))] += probability[:, start, None] * factor[piece.joints]
-    return pushed
+            size = piece.num_tokens
+            if size not in piece_mass:
+                piece_mass[size] = np.zeros((len(probability), size, factor[False, False].shape[1]))
+            piece_mass[size][:, piece.index_of(int(start))] += probability[:, start, None] * factor[piece.joints]
+    return piece_mass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstCase:
-    """The largest risk ``value``, the risk of each atom that attains it, and the price per unit of training risk."""
+    """The largest risk ``value``, the risks of the atoms that attain it, and the price per unit of training risk."""
 
     value: float
     risk: Float[np.ndarray, " atoms"]
@@ -260,26 +262,26 @@ class WorstCase:
 
 def worst_case(
     train_risk: float,
-    pushed: Float[np.ndarray, " atoms"],
+    piece_mass: Float[np.ndarray, " atoms"],
     train_mass: Float[np.ndarray, " atoms"],
     max_loss: float = 1.0,
 ) -> WorstCase:
-    """Maximize ``sum pushed r`` over ``0 <= r <= max_loss`` with ``sum train_mass r <= train_risk``. Derived here.
+    """Maximize ``sum piece_mass r`` over ``0 <= r <= max_loss`` with ``sum train_mass r <= train_risk``. Derived here.
 
-    A fractional knapsack (Neyman-Pearson lemma): risk goes where ``pushed / train_mass`` is largest. The value is
-    finite even if that ratio is infinite. ``pushed`` may have any mass; the price is 0 if the budget is not used up.
+    This is a fractional knapsack (Neyman-Pearson lemma): atoms with the largest ``piece_mass / train_mass`` get risk
+    first. The value is finite even if that ratio is infinite. The price is 0 if some training risk remains.
     """
     if not (train_risk >= 0 and max_loss > 0):
-        raise SettingError(f"invalid risk {train_risk} with losses up to {max_loss}; use 0 or more")
-    if not (np.isfinite(pushed).all() and (pushed >= 0).all() and (train_mass >= 0).all()):
-        raise SettingError("a mass of the planted set is negative or infinite; use probabilities or their finite sums")
-    ratio = safe_ratio(pushed, train_mass)
+        raise SettingError(f"invalid risk {train_risk} or max_loss {max_loss}; use at least 0, and above 0")
+    if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
+        raise SettingError("a mass of planted sets is negative or infinite; use finite values of at least 0")
+    ratio = safe_ratio(piece_mass, train_mass)
     order = np.argsort(-ratio, kind="stable")
     cost = train_mass[order] * max_loss
     spent_before = np.cumsum(cost) - cost
     share = np.clip(np.divide(train_risk - spent_before, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
-    risk = np.zeros_like(pushed)
+    risk = np.zeros_like(piece_mass)
     risk[order] = share * max_loss
     partial = np.flatnonzero((share < 1) & (cost > 0))
     price = float(ratio[order[partial[0]]]) if len(partial) else 0.0
-    return WorstCase(value=float(pushed @ risk), risk=risk, price=price)
+    return WorstCase(value=float(piece_mass @ risk), risk=risk, price=price)

@@ -1,7 +1,7 @@
-"""White-box bounds that read the scores inside the pieces of a cover, so that kappa is not needed. Derived here.
+"""White-box bounds, which read the scores inside the pieces of a cover and do not need kappa. Derived here.
 
-The error of the whole is at most the sum over pieces of the loss of the claimed sets, weighted among the sets of the
-piece only. The expectation of each summand is over sequences of the training length.
+The error of a sequence is at most the sum over its pieces of the loss of the claimed sets. Within a piece, the weights
+of its sets sum to 1. The expectation of each summand is over sequences of the training length.
 """
 
 from collections import defaultdict
@@ -22,13 +22,13 @@ from lengthwise.theory.bounds.sequence_cover import GridCover, Interval, Piece, 
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, enumerated_risk, num_sequences
 
 CoverType = type[GridCover] | type[ProportionalCover]
-# The largest number of sequences over all windows of an exact bound.
+# The largest number of sequences, summed over all windows, of an exact bound.
 MAX_SEQUENCES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece of a cover in its own token indexes: the ends of its runs and the sets that it claims."""
+    """A piece of a cover by its own token indexes: the ends of its runs and the intervals of its claimed sets."""
 
     ends: tuple[int, ...]
     core: Interval
@@ -61,7 +61,7 @@ def window_of(piece: Piece) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowLoss:
-    """The loss of the sets that a window claims, weighted among all sets inside its runs; in [0, 1]."""
+    """The loss of the sets that a window claims, with weights over all sets inside its runs; in [0, 1]."""
 
     window: Window
     loss: Loss
@@ -75,7 +75,7 @@ class WindowLoss:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return the loss; if no set inside a run has weight, the window that claims the core has the default's."""
+        """Return the loss; if no set in a run has weight, it is the default's loss with ``claims_core``, else 0."""
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_sets(tokens)
         held = self.window.holds(sets)
@@ -93,7 +93,7 @@ class WindowLoss:
 
 @dataclass(frozen=True, slots=True)
 class FixedSet:
-    """Placement of one planted set, the same at every length."""
+    """Placement that plants one fixed set at every length."""
 
     shape: tuple[int, ...]
     start: int
@@ -113,15 +113,15 @@ class FixedSet:
 
     @property
     def min_length(self) -> int:
-        """The length up to the last planted token."""
+        """The number of tokens up to the last planted token."""
         return self.start + self.shape[-1] + 1
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution with all probability on the set."""
+        """Return the distribution in which the set has probability 1."""
         return ShapeLaw(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Return the set ``size`` times."""
+        """Repeat the set ``size`` times."""
         return np.tile(self.start + np.array(self.shape), (size, 1))
 
 
@@ -138,9 +138,9 @@ class Summand:
 
 
 def summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, float]:
-    """Return all summands with their expected numbers; few are distinct, at any test length.
+    """Return the distinct summands with their expected counts; their number stays small at long test lengths.
 
-    ``BoundError`` if the cover has no room, the class or the law is not local, or the loss is not linear.
+    Raises ``BoundError`` for a cover without room, a class or law that is not local, or a loss that is not linear.
     """
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
@@ -157,7 +157,7 @@ def summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownScores:
-    """``sum_S Q_N(S) sum_J E[sum of g e over the sets that J claims / sum of g over the sets inside runs of J]``."""
+    """Bound ``sum_S Q_N(S) sum_J E[sum of g e over sets that J claims / sum of g over sets inside runs of J]``."""
 
     cover: CoverType = ProportionalCover
 
@@ -165,13 +165,13 @@ class KnownScores:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound by enumeration; ``SettingError`` for too many sequences of the training length."""
+        """Return the bound by enumeration; raises ``SettingError`` for too many sequences of the training length."""
         weights, total = summands(case, self.cover), 0.0
         number = len(weights) * num_sequences(case.law, case.train_length)
         if number > MAX_SEQUENCES:
             raise SettingError(
                 f"{len(weights)} windows of {case.train_length} tokens have {number:,} sequences, more than the "
-                f"{MAX_SEQUENCES:,} allowed; use a shorter training length, or the sampled bound"
+                f"{MAX_SEQUENCES:,} allowed; use a shorter training length or SampledKnownScores"
             )
         for summand, weight in weights.items():
             loss = WindowLoss(summand.window, case.loss)
@@ -181,24 +181,25 @@ class KnownScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledKnownScores:
-    """``KnownScores`` estimated from ``samples`` sequences; below the risk with probability at most ``failure``.
+    """Estimate of ``KnownScores`` from ``samples`` sequences.
 
-    Summands are sampled by weight, and the empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009,
-    theorem 4).
+    The bound is invalid with probability at most ``failure_probability``. Summands are sampled in proportion to their
+    weights, and the empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).
     """
 
     cover: CoverType = ProportionalCover
     samples: int = 10_000
-    failure: float = 0.05
+    failure_probability: float = 0.05
     seed: int = 0
 
     name: ClassVar[str] = "window cover, known scores, 95% by sampling"
     provenance: ClassVar[str] = "derived here"
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or not 0 < self.failure < 1:
+        if self.samples < 2 or not 0 < self.failure_probability < 1:
             raise SettingError(
-                f"invalid {self.samples} samples or failure {self.failure}; use 2 or more, and between 0 and 1"
+                f"invalid {self.samples} samples or failure_probability {self.failure_probability}; use at least 2 "
+                "samples and a probability between 0 and 1"
             )
 
     def value(self, case: Extrapolation) -> float:
@@ -210,7 +211,7 @@ class SampledKnownScores:
         losses = [
             _sample(case, summand, number, rng) for summand, number in zip(weights, numbers.tolist(), strict=True)
         ]
-        return total * bernstein_above(np.concatenate(losses), self.failure)
+        return total * bernstein_above(np.concatenate(losses), self.failure_probability)
 
 
 def _sample(case: Extrapolation, summand: Summand, size: int, rng: np.random.Generator) -> Float[np.ndarray, " size"]:
@@ -220,8 +221,8 @@ def _sample(case: Extrapolation, summand: Summand, size: int, rng: np.random.Gen
     return WindowLoss(summand.window, case.loss).evaluate(case.attention, tokens, sets, labels)
 
 
-def bernstein_above(values: Float[np.ndarray, " samples"], failure: float) -> float:
-    """Return a number that the mean of independent values in [0, 1] exceeds with probability at most ``failure``."""
-    level = log(2 / failure)
+def bernstein_above(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
+    """Return an upper bound on the mean of independent values in [0, 1]; it fails with ``failure_probability``."""
+    level = log(2 / failure_probability)
     spread = float(values.var(ddof=1))
     return float(values.mean()) + sqrt(2 * spread * level / len(values)) + 7 * level / (3 * (len(values) - 1))

@@ -1,1 +1,1 @@
-"""Risks of sparse functional attention on planted laws: exact, sampled, limiting, and that of the Bayes predictor."""
+"""Risks of sparse functional attention on planted laws: exact, sampled and limiting risks, and the Bayes risk."""

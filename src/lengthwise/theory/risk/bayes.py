@@ -1,4 +1,4 @@
-"""Bayes predictor of a planted law, which is itself a sparse functional attention. Derived here."""
+"""Bayes predictor of a planted law, which is a sparse functional attention. Derived here."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,13 +12,13 @@ from lengthwise.theory.attention.tabular import TabularAttention, weighted_mean
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
 
-# Log score added by each token that the background never produces, so that sets without it have no weight.
+# The log score of each token that the background never produces; sets without these tokens get no weight.
 MARKER_SCORE = 80.0
 
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """``E[-log f_y]`` in nats, minimized by the Bayes predictor; unbounded, and infinite if f_y may be 0."""
+    """Log loss ``E[-log f_y]`` in nats; the Bayes predictor minimizes it. It is infinite if f_y may be 0."""
 
     name: ClassVar[str] = "log"
 
@@ -29,7 +29,7 @@ class LogLoss:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence; labels of probability 0 cost nothing."""
+        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence; labels with probability 0 have no loss."""
         with np.errstate(divide="ignore"):
             logs = np.log(predictor.predict(tokens))
         return np.asarray(-(labels * np.where(labels > 0, logs, 0.0)).sum(axis=1))
@@ -37,10 +37,10 @@ class LogLoss:
 
 @dataclass(frozen=True, slots=True)
 class BayesPredictor:
-    """The posterior of the label at any length and placement: ``P(y | x) = sum_S P(S | x) K(y | x_S)``.
+    """Posterior of the label at any length and placement: ``P(y | x) = sum_S P(S | x) K(y | x_S)``. Derived here.
 
-    ``P(S | x)`` is ``Q(S) Qvoc(x_S) / mu(x_S)`` divided by its sum over all sets. For x of probability 0 the output is
-    the prior of the labels. Derived here.
+    ``P(S | x)`` is ``Q(S) Qvoc(x_S) / mu(x_S)`` divided by its sum over all sets. If x has probability 0, the output
+    is the prior of the labels.
     """
 
     law: Planted
@@ -48,7 +48,7 @@ class BayesPredictor:
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets that may be planted, with the log score and the value of each."""
+        """Return all sets that may be planted, with their log scores and values."""
         sets, weights = self.law.set_weights(tokens)
         with np.errstate(divide="ignore"):
             return sets, np.log(weights), self.law.label_law[self.law.codes(tokens[:, sets])]
@@ -60,12 +60,12 @@ class BayesPredictor:
 
 
 def bayes_attention(law: Planted, length: int) -> TabularAttention:
-    """Return the Bayes predictor at one length as a relative and local attention; derived here.
+    """Build the Bayes predictor at one length as a relative and local attention; derived here.
 
-    Its scores are ``Q(o, c) Qvoc(z) / mu(z)``, for uniform starts c given the shape o. With one shape it is the same at
-    all lengths. A token that the background never produces counts ``MARKER_SCORE`` nats instead of infinitely many;
-    this is exact to rounding, because such tokens occur in planted sets only. ``SettingError`` for a placement without
-    a span or with unequal starts.
+    The scores are ``Q(o, c) Qvoc(z) / mu(z)``, for uniform starts c given the shape o. With one shape, the function is
+    the same at all lengths. A token that the background never produces has ``MARKER_SCORE`` nats instead of
+    infinity; the result is exact up to rounding, because such tokens occur only in planted sets. Raises
+    ``SettingError`` for a placement without a span or with unequal starts.
     """
     if law.placement.span is None:
         raise SettingError(
@@ -94,10 +94,10 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
 
 
 def bayes_risk(law: Planted, length: int, loss: Loss) -> float:
-    """Return the exact risk of the Bayes predictor, at any length for the losses ``log``, ``tv`` and ``leakage``.
+    """Return the exact risk of the Bayes predictor; with a span, the losses log, tv and leakage work at any length.
 
-    It is the minimum over all predictors for ``log``, and the posterior mass off the planted set for ``leakage``. Other
-    losses, and placements without a span, are enumerated: ``SettingError`` for too many sequences.
+    For ``log``, it is the minimum over all predictors; for ``leakage``, the posterior mass of other sets. Other
+    losses and placements without a span need enumeration, which raises ``SettingError`` for too many sequences.
     """
     if law.placement.span is not None:
         if isinstance(loss, LogLoss):
@@ -112,7 +112,7 @@ def _prior(law: Planted) -> Float[np.ndarray, " outputs"]:
 
 
 def _log_ratio(law: Planted) -> Float[np.ndarray, " codes"]:
-    """Return ``log Qvoc(z) / mu(z)`` of every tuple z, with ``MARKER_SCORE`` instead of -log 0."""
+    """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; ``MARKER_SCORE`` replaces -log 0."""
     mu = np.array(law.background)
     log_mu = np.where(mu > 0, np.log(np.where(mu > 0, mu, 1.0)), -MARKER_SCORE)
     every = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)

@@ -1,4 +1,4 @@
-"""Losses, and exact risks by enumeration of all sequences of a length with their probabilities."""
+"""Losses, and exact risks from an enumeration of all sequences of a length."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import normalize_scores
 
-# The largest number of sequences to enumerate, and the number per block.
+# The largest number of sequences to enumerate, and the number of sequences per block.
 MAX_SEQUENCES = 1 << 24
 BLOCK = 1 << 14
 
@@ -21,7 +21,7 @@ class Predictor(Protocol):
     """A function from token sequences to outputs."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return the outputs after each whole sequence."""
+        """Return the output for each sequence."""
         ...
 
 
@@ -32,7 +32,7 @@ class AttentionPredictor(Predictor, Protocol):
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets, with the log score and the value of each."""
+        """Return all sets with their log scores and values."""
         ...
 
 
@@ -55,9 +55,9 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TotalVariation:
-    """One minus the predicted probability of the label: linear, in [0, 1], for outputs that are probabilities.
+    """One minus the predicted probability of the label: a linear loss in [0, 1] if the outputs are probabilities.
 
-    The share of wrong answers is at most twice this loss, and this loss is at most the root of half the log loss.
+    The share of wrong answers is at most twice this loss. This loss is at most the square root of half the log loss.
     """
 
     name: ClassVar[str] = "tv"
@@ -92,7 +92,7 @@ class Distance:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """One minus the attention weight of the planted set: linear, in [0, 1]; 1 if no set has weight."""
+    """One minus the attention weight of the planted set: a linear loss in [0, 1]; it is 1 if no set has weight."""
 
     name: ClassVar[str] = "leakage"
 
@@ -103,7 +103,7 @@ class Leakage:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return the attention weight of all other sets per sequence."""
+        """Return the total attention weight of all other sets per sequence."""
         assert isinstance(predictor, AttentionPredictor)
         sets, log_scores, _ = predictor.score_sets(tokens)
         weights, _ = normalize_scores(log_scores)
@@ -128,7 +128,7 @@ class ConditionalRisk:
 def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
     """Return the exact expected loss given each planted set.
 
-    The cost is ``sets * tuples * |V|^(length - k)`` predictions; ``SettingError`` above ``MAX_SEQUENCES``.
+    The cost is ``sets * tuples * |V|^(length - k)`` predictions. Raises ``SettingError`` above ``MAX_SEQUENCES``.
     """
     sets, probability = law.placement.law(length).sets()
     number = len(sets) * num_sequences(law, length)
@@ -151,7 +151,7 @@ def num_sequences(law: Planted, length: int) -> int:
 
 
 def _sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield blocks of all sequences with this planted set, with label probabilities and probability of each."""
+    """Yield all sequences with this planted set in blocks, with their label probabilities and probabilities."""
     mu = np.array(law.background)
     possible = np.flatnonzero(mu)
     free = np.setdiff1d(np.arange(length), planted)

@@ -1,4 +1,4 @@
-"""Growth curves that extrapolate the risk to longer lengths, with intervals, horizons and exact limits."""
+"""Growth curves of the risk at longer lengths, with intervals, horizons and exact limits."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from lengthwise.theory.risk.laplace_risk import placement_risks
 
 # The largest number of iterations of the weighted fit.
 MAX_ITERATIONS = 20
-# The length whose shape distribution stands for that of very long sequences.
+# The length at which the shape distribution approximates the one of very long sequences.
 FAR_LENGTH = 1 << 14
 
 Risks = Sequence[float] | Float[np.ndarray, " lengths"]
@@ -25,11 +25,11 @@ Risks = Sequence[float] | Float[np.ndarray, " lengths"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddsLaw:
-    """The curve ``R(N) = (a + b N) / (1 + c N)``: linear at first, with the limit ``b / c``.
+    """Growth curve ``R(N) = (a + b N) / (1 + c N)``, which starts linear and has the limit ``b / c``.
 
     ``parameters`` are a, b, c with their ``covariance``; ``freedom`` is the number of lengths minus fitted parameters.
-    With the limit 1, the odds ``R / (1 - R)`` are linear in the length. Exact if all background weights are equal, but
-    not a bound: rare background tokens with large weights give another curve. Derived here.
+    With the limit 1, the odds ``R / (1 - R)`` are linear in the length. The curve is exact if all background weights
+    are equal, but it is no bound: rare background tokens with large weights give another curve. Derived here.
     """
 
     parameters: Float[np.ndarray, "3"]
@@ -38,7 +38,7 @@ class OddsLaw:
 
     @property
     def limit(self) -> float:
-        """The limit of the risk: infinite for a rising straight line, the constant for a flat one."""
+        """The limit of the risk: infinite for a rising straight line, and a for a constant."""
         a, b, c = self.parameters.tolist()
         if c > 0:
             return b / c
@@ -50,9 +50,9 @@ class OddsLaw:
         return (a + b * length) / (1 + c * length)
 
     def interval(self, length: int | float) -> tuple[float | None, float | None]:
-        """Return the 95% interval from the residuals of the fit (Student's t), or None without degrees of freedom.
+        """Return the 95% interval from the residuals of the fit (Student's t), or (None, None) if ``freedom`` is 0.
 
-        It covers the noise of the measured risks, not the distance of the true curve from an odds law.
+        It covers the noise of the measured risks, not the difference between the true curve and an odds law.
         """
         if self.freedom < 1:
             return None, None
@@ -69,15 +69,15 @@ class OddsLaw:
 
 
 def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsLaw:
-    """Fit the odds law by least squares; the ``limit`` is fitted too if it is None.
+    """Fit the odds law by least squares; if ``limit`` is None, fit the limit too.
 
     Pass the limit if it is known (``limit_risk`` of an attention, or 1 for leakage): short lengths determine it poorly.
-    The curve is never convex: risks that are give a straight line if the limit is fitted, and falling risks a constant.
+    The curve is never convex. With a fitted limit, convex risks give a straight line, and falling risks a constant.
     Derived here.
     """
     sizes, values = _curve(lengths, risks, min_lengths=2 if limit is not None else 3)
     if limit is not None and limit <= 0:
-        raise SettingError(f"invalid limit {limit}; use one above 0, or None to fit it")
+        raise SettingError(f"invalid limit {limit}; use a limit above 0, or None to fit it")
     if limit is None:
         curve = _least_squares(sizes, values, np.eye(3))
         if (curve.parameters[1:] >= 0).all():
@@ -92,12 +92,12 @@ def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsL
 def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
     """Extrapolate the straight line through the first and the last measured length.
 
-    An upper bound if the risk is concave in the length, such as leakage with k = 1. For k > 1 this is not proved.
+    It is an upper bound if the risk is concave in the length, such as leakage with k = 1; k > 1 has no proof.
     Derived here.
     """
     sizes, values = _curve(lengths, risks, min_lengths=2)
     if length < sizes[-1]:
-        raise SettingError(f"length {length} is below the measured {int(sizes[-1])}; use a longer one")
+        raise SettingError(f"length {length} is below the measured {int(sizes[-1])}; use a longer length")
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return float(values[-1] + (length - sizes[-1]) * slope)
 
@@ -105,9 +105,9 @@ def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
 def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = None) -> float:
     """Return the exact limit of the risk for long sequences; the default loss is ``TotalVariation``. Derived here.
 
-    If background has weight, it outweighs the planted set: the output tends to the mean value of background, and
-    leakage to 1. Otherwise only sets that overlap the planted set count, and the limit is the risk far from both ends,
-    for linear losses only.
+    If background sets have weight, they outweigh the planted set: the output tends to their mean value, and the
+    leakage to 1. Otherwise only sets that overlap the planted set have weight, and the limit is the risk far from both
+    ends; this case needs a linear loss.
     """
     loss = TotalVariation() if loss is None else loss
     every = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
@@ -133,7 +133,7 @@ class _ConstantPredictor:
 
 
 def _interior(law: Planted, attention: TabularAttention) -> ShapeLaw:
-    """Return a planted set far enough from both ends that all sets of the attention that overlap it fit."""
+    """Return a distribution of planted sets so far from both ends that all overlapping sets fit."""
     far = law.placement.law(FAR_LENGTH)
     margin = attention.span - 1
     probability = np.zeros((len(far.shapes), int(far.shapes[:, -1].max()) + 1 + 2 * margin))
@@ -144,23 +144,23 @@ def _interior(law: Planted, attention: TabularAttention) -> ShapeLaw:
 def _curve(
     lengths: Sequence[int], risks: Risks, min_lengths: int
 ) -> tuple[Float[np.ndarray, " lengths"], Float[np.ndarray, " lengths"]]:
-    """Return both as arrays; ``SettingError`` for too few or unsorted lengths, and for risks that are not finite."""
+    """Return lengths and risks as arrays; raises ``SettingError`` for few or unsorted lengths or infinite risks."""
     sizes, values = np.array(lengths, dtype=float), np.array(risks, dtype=float)
     if len(sizes) != len(values):
         raise SettingError(f"{len(values)} risks do not match {len(sizes)} lengths; pass one risk per length")
     if len(sizes) < min_lengths:
         raise SettingError(f"{len(sizes)} lengths do not determine the curve; measure at least {min_lengths}")
     if (np.diff(sizes) <= 0).any():
-        raise SettingError(f"lengths {list(lengths)} do not increase; sort them and list each once")
+        raise SettingError(f"lengths {list(lengths)} do not increase; sort them and list each length once")
     if not np.isfinite(values).all():
-        raise SettingError("a risk is NaN or infinite; remove its length")
+        raise SettingError("a risk is NaN or infinite; remove this risk and its length")
     return sizes, values
 
 
 def _least_squares(
     sizes: Float[np.ndarray, " lengths"], values: Float[np.ndarray, " lengths"], free: Float[np.ndarray, "3 free"]
 ) -> OddsLaw:
-    """Fit a, b, c in the span of the columns of ``free``: the residual times ``1 + c N`` is linear, so reweight it."""
+    """Fit a, b, c in the span of the columns of ``free`` by reweighting the linear residual times ``1 + c N``."""
     design = np.stack([np.ones_like(sizes), sizes, -sizes * values], axis=1) @ free
     parameters = np.zeros(3)
     for _ in range(MAX_ITERATIONS):

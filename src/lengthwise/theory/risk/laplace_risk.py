@@ -1,4 +1,4 @@
-"""Exact risks at any length by a Laplace transform, which turns sums over all sets into steps of a Markov chain.
+"""Exact risks at any length from a Laplace transform, which turns sums over all sets into Markov chain steps.
 
 ``1 / a = int_0^inf exp(-s a) ds`` turns the quotient of sparse functional attention into ``E[b exp(-s a)]``. Both sums
 grow token by token, given the last ``span - 1`` tokens. Derived here.
@@ -20,17 +20,17 @@ from lengthwise.theory.risk.transfer_operator import Insertion, TokenChain, chai
 STEP = 0.25
 # The first node has s times the largest sum equal to LOW, the last has s times the smallest equal to HIGH.
 LOW, HIGH = 1e-17, 60.0
-# For this s times a sum, the exponential of its negative is exactly 0.
+# If s times a sum is this large, exp(-s a) is exactly 0.
 EXTINCT = 800.0
-# Relative tolerance of two computations of the same probability.
+# Relative tolerance for two computed values of one probability.
 ROUNDING = 1e-9
 
 
 def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: Loss) -> float:
     """Return the exact risk for ``TotalVariation`` or ``Leakage``, to about 12 significant digits.
 
-    The cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few hundred s.
-    ``SettingError`` for other losses, placements without a span, and too many states. Derived here.
+    The cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few hundred values of s.
+    Raises ``SettingError`` for other losses, placements without a span, and too many states. Derived here.
     """
     return float(laplace_risks(law, attention, [length], loss)[0])
 
@@ -38,39 +38,39 @@ def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: L
 def laplace_risks(
     law: Planted, attention: TabularAttention, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
-    """Return ``laplace_risk`` at several lengths, which share all matrix powers."""
+    """Return ``laplace_risk`` at several lengths, which share their matrix powers."""
     return placement_risks(law, attention, _shape_laws(law, lengths), loss)
 
 
 def placement_risks(
     law: Planted, attention: TabularAttention, shape_laws: Sequence[ShapeLaw], loss: Loss
 ) -> Float[np.ndarray, " shape_laws"]:
-    """Return the exact risk for each of several distributions of the planted set; derived here."""
+    """Return the exact risk for each distribution of the planted set; derived here."""
     labels, label_index = np.unique(np.array(law.labels), axis=0, return_inverse=True)
     if isinstance(loss, TotalVariation):
         _check_outputs(law, attention)
         costs, default = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
     elif isinstance(loss, Leakage):
         _check_set_size(law, attention)
-        # Labels have no effect: one cost for all.
+        # Labels have no effect, so all tuples share one cost.
         label_index, default = np.zeros_like(label_index), np.ones(1)
         costs = np.ones((1, *attention.log_scores.shape))
     else:
-        raise SettingError(f"loss '{loss.name}' is not linear in the attention; use tv or leakage, or sampled_risk")
+        raise SettingError(f"loss '{loss.name}' is not linear in the attention; use 'tv', 'leakage' or sampled_risk")
     weights = np.where(label_index.ravel() == np.arange(len(default))[:, None], np.array(law.probabilities), 0.0)
     insertion = Insertion(np.array(law.tuples), weights, planted_is_free=isinstance(loss, Leakage))
     chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
     low, high, extinct = _range(chain, shape_laws)
     totals = chain_totals(chain, insertion, shape_laws, np.append(np.arange(low, high, STEP), extinct))
-    # What remains of exp(-s a) at the last node is the probability that no set has weight, which gives the default.
+    # At the last node, exp(-s a) is the probability that no set has weight; the output is then the default.
     return np.asarray(STEP * totals.derivative.sum(axis=(0, 2)) + default @ totals.value[:, :, -1])
 
 
 def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
-    """Return the exact ``E[-log f_y]`` in nats, to about 1e-12; infinite if a possible label may get probability 0.
+    """Return the exact ``E[-log f_y]`` in nats, to about 1e-12; infinite if the probability of a label may be 0.
 
-    Uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``, where a is the sum of all scores and a_y that of
-    scores times values of label y. ``SettingError`` as in ``laplace_risk``. Derived here.
+    Uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``. Here a is the sum of all scores, and a_y is the
+    sum of scores times values of label y. Raises the same errors as ``laplace_risk``. Derived here.
     """
     shape_laws = _shape_laws(law, [length])
     _check_outputs(law, attention)
@@ -97,14 +97,14 @@ def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeL
 def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
     if law.placement.span is None:
         raise SettingError(
-            f"placement '{law.placement.name}' has no span, which exact risks at any length need; use enumerated_risk "
-            "or sampled_risk"
+            f"placement '{law.placement.name}' has no span, but laplace_risk needs one; use enumerated_risk or "
+            "sampled_risk"
         )
     return [law.placement.law(length) for length in lengths]
 
 
 def _range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
-    """Return the first and last log s of the integral, and a log s at which only a sum of 0 contributes."""
+    """Return the first and last log s of the integral, and a log s at which only sums of 0 contribute."""
     finite = chain.log_scores[np.isfinite(chain.log_scores)]
     if not len(finite):
         return 0.0, 0.0, 0.0
@@ -129,11 +129,11 @@ def _check_outputs(law: Planted, attention: TabularAttention) -> None:
 def _check_set_size(law: Planted, attention: TabularAttention) -> None:
     _check_tokens(law, attention)
     if attention.k != law.k:
-        raise SettingError(f"sets of {attention.k} tokens never equal the {law.k} planted tokens; use loss tv")
+        raise SettingError(f"sets of {attention.k} tokens never equal the {law.k} planted tokens; use loss 'tv'")
 
 
 def _check_tokens(law: Planted, attention: TabularAttention) -> None:
     if attention.num_tokens != law.num_tokens:
         raise SettingError(
-            f"the attention has {attention.num_tokens} tokens and the law {law.num_tokens}; use the same number"
+            f"the attention has {attention.num_tokens} tokens and the law has {law.num_tokens}; use the same number"
         )

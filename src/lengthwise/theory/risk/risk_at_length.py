@@ -1,4 +1,4 @@
-"""Risks at any length by the best available method: exact if possible, otherwise sampled with valid intervals."""
+"""Risks at any length by the best available method: exact if possible, otherwise sampled with intervals."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ NUM_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class SampledRisk:
-    """The losses of sampled sequences, each the expectation over the label."""
+    """Losses of sampled sequences; each loss is an expectation over the label."""
 
     losses: Float[np.ndarray, " size"]
 
@@ -36,11 +36,11 @@ class SampledRisk:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the mean; ``SettingError`` for a single sequence."""
+        """The standard error of the mean; raises ``SettingError`` for a single sequence."""
         return math.sqrt(_variance(self.losses) / len(self.losses))
 
     def bernstein(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the empirical Bernstein interval for losses in [0, 1], narrow for a small variance."""
+        """Return the empirical Bernstein interval for losses in [0, 1]; it is narrow if their variance is small."""
         return empirical_bernstein(self.losses, confidence)
 
     def hoeffding(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class SampledRisk:
 def sampled_risk(
     law: Planted, predictor: Predictor, length: int, loss: Loss, size: int, rng: np.random.Generator
 ) -> SampledRisk:
-    """Sample ``size`` sequences and evaluate their losses, at the cost of as many predictions."""
+    """Sample ``size`` sequences and evaluate their losses, with one prediction per sequence."""
     if size < 1:
         raise SettingError(f"invalid sample size {size}; use at least 1")
     block = max(1, BLOCK // length)
@@ -69,7 +69,7 @@ def sampled_risk(
 
 
 def empirical_bernstein(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval of the mean of independent values in [0, 1], valid at every size (Maurer and Pontil 2009)."""
+    """Return an interval for the mean of independent values in [0, 1], for any number (Maurer and Pontil 2009)."""
     _check(values, confidence)
     size, log_odds = len(values), math.log(4 / (1 - confidence))
     half = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
@@ -77,14 +77,14 @@ def empirical_bernstein(values: Float[np.ndarray, " size"], confidence: float = 
 
 
 def hoeffding(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval of the mean of independent values in [0, 1], valid at every size (Hoeffding 1963)."""
+    """Return an interval for the mean of independent values in [0, 1], for any number (Hoeffding 1963)."""
     _check(values, confidence)
     return _clip(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
 
 def _variance(values: Float[np.ndarray, " size"]) -> float:
     if len(values) < 2:
-        raise SettingError(f"{len(values)} value has no variance; sample at least 2, or use hoeffding")
+        raise SettingError(f"{len(values)} value has no variance; sample at least 2 sequences, or use hoeffding()")
     return float(values.var(ddof=1))
 
 
@@ -102,7 +102,7 @@ def _check(values: Float[np.ndarray, " size"], confidence: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskEstimate:
-    """A risk, its 95% interval (of width 0 if exact), and the method in ``how``."""
+    """A risk, its 95% interval (width 0 if exact), and the method in ``how``."""
 
     risk: float
     low: float
@@ -138,7 +138,7 @@ def estimate_risk(
     if isinstance(predictor, TabularAttention):
         methods.insert(0, lambda: laplace_risk(law, predictor, length, loss))
     for method in methods:
-        # Raised for no span, too many states, or too many sequences.
+        # The error means no span, too many states, or too many sequences.
         with suppress(SettingError):
             risk = method()
             return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")

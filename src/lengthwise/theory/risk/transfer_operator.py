@@ -1,4 +1,4 @@
-"""Transfer operator of the last tokens: expectations of ``exp(-s a)`` and ``s b exp(-s a)``. Derived here."""
+"""Transfer operator over the last tokens, for expectations of ``exp(-s a)`` and ``s b exp(-s a)``. Derived here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 
-# The largest number of scores over all states and next tokens, and of states for which matrices are multiplied.
+# The largest number of scores, and the largest number of states for products of dense matrices.
 MAX_SCORES = 1 << 16
 MAX_DENSE_STATES = 128
-# The largest number of array entries per step; s is processed in blocks.
+# The largest number of array entries per step; the values of s are processed in blocks of this size.
 BLOCK = 1 << 18
-# The largest exponent: exp(-exp(x)) is 0 well below it.
+# The largest exponent x; exp(-exp(x)) is 0 even for much smaller x.
 MAX_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """A dual number (value and derivative) per cost; products follow the product rule. Leading axes may have size 1."""
+    """Dual numbers (value and derivative) by cost, with the product rule; leading axes may have size 1."""
 
     value: Float[np.ndarray, "#costs s from to"]
     derivative: Float[np.ndarray, "costs s from to"]
 
     def __matmul__(self, other: "Dual") -> "Dual":
-        """Apply this operator, then the other."""
+        """Apply this operator first and ``other`` second."""
         return Dual(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
 
     def __add__(self, other: "Dual") -> "Dual":
@@ -37,16 +37,16 @@ class Dual:
         return Dual(self.value + other.value, self.derivative + other.derivative)
 
     def times(self, weight: Float[np.ndarray, " costs"] | float) -> "Dual":
-        """Multiply by a weight per cost."""
+        """Multiply by one weight per cost."""
         by_cost = np.reshape(weight, (-1, 1, 1, 1))
         return Dual(self.value * by_cost, self.derivative * by_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChain:
-    """The score that the next token adds, and its cost, given the state of the last ``span - 1`` tokens.
+    """Markov chain with the score and cost of each next token, given the state: the last ``span - 1`` tokens.
 
-    States near the start of the sequence have fewer tokens. ``tokens`` lists the tokens of positive probability.
+    States near the start of the sequence have fewer tokens. ``tokens`` lists the tokens with positive probability.
     """
 
     tokens: Int[np.ndarray, " tokens"]
@@ -64,17 +64,17 @@ class TokenChain:
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
     ) -> "TokenChain":
-        """Build the chain from the scores and costs of all sets; ``SettingError`` for too many states."""
+        """Build the chain from the scores and costs of all sets; raises ``SettingError`` for too many states."""
         mu = np.array(law.background)
         tokens = np.union1d(np.flatnonzero(mu), np.unique(law.tuples))
         memory = int(shapes[:, -1].max())
         scores = len(shapes) * len(tokens) ** (memory + 1)
         if scores > MAX_SCORES:
             raise SettingError(
-                f"{len(shapes)} shapes in {memory + 1} of {len(tokens)} tokens make {scores:,} scores, more than the "
-                f"{MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
+                f"{len(shapes)} shapes, span {memory + 1} and {len(tokens)} tokens make {scores:,} scores, more than "
+                f"the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
             )
-        # -1 stands for the tokens before the sequence.
+        # The value -1 stands for tokens before the sequence.
         listed = [
             (-1,) * (memory - known) + last for known in range(memory + 1) for last in product(tokens, repeat=known)
         ]
@@ -99,16 +99,16 @@ class TokenChain:
 
     @property
     def num_states(self) -> int:
-        """The number of states of the last tokens."""
+        """The number of states."""
         return len(self.successor)
 
     @cached_property
     def log_weight(self) -> Float[np.ndarray, "states tokens"]:
-        """The log of the total score of all sets that end at the new token."""
+        """Log of the total score of the sets that end at the new token."""
         return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
 
     def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
-        """Return the mean cost of the sets that end at the new token; sets of ``free_shape`` cost nothing."""
+        """Return the mean cost of the sets that end at the new token; sets of ``free_shape`` have cost 0."""
         counts = (
             np.ones(len(self.shapes), dtype=bool) if free_shape is None else (self.shapes != free_shape).any(axis=1)
         )
@@ -118,7 +118,7 @@ class TokenChain:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """The planted tuples with a weight per cost; with ``planted_is_free``, the planted set costs nothing."""
+    """Planted tuples with one weight per cost; with ``planted_is_free``, the planted set has cost 0."""
 
     tuples: Int[np.ndarray, "tuples k"]
     weights: Float[np.ndarray, "costs tuples"]
@@ -127,7 +127,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Expectations of ``exp(-s a)`` and of ``s b exp(-s a)`` per cost and distribution of the planted set."""
+    """Expectations of ``exp(-s a)`` and of ``s b exp(-s a)`` by cost and distribution of the planted set."""
 
     value: Float[np.ndarray, "costs laws s"]
     derivative: Float[np.ndarray, "costs laws s"]
@@ -136,17 +136,18 @@ class Totals:
 def chain_totals(
     chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
-    """Return the totals for every distribution of the planted set and every s."""
+    """Compute the totals for every distribution of the planted set and every s."""
     states = chain.num_states
     entries = len(insertion.weights) * states * len(chain.tokens) * (states if states <= MAX_DENSE_STATES else 1)
     size = max(1, BLOCK // entries)
-    blocks = [_block(chain, insertion, shape_laws, log_s[first : first + size]) for first in range(0, len(log_s), size)]
+    starts = range(0, len(log_s), size)
+    blocks = [_totals_for_block(chain, insertion, shape_laws, log_s[start : start + size]) for start in starts]
     return Totals(
         *(np.concatenate([getattr(block, each) for block in blocks], axis=2) for each in ("value", "derivative"))
     )
 
 
-def _block(
+def _totals_for_block(
     chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
     operator = _Operator(chain, insertion, log_s)
@@ -162,18 +163,18 @@ def _block(
 
 
 class _Operator:
-    """Background and planted tokens as operators on distributions over states, for one block of s."""
+    """Operators of background and planted tokens on distributions over states, for one block of s."""
 
     def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
         self.chain, self.insertion = chain, insertion
-        # With the factor s, the derivative stays in the range of floats even if scores do not.
+        # The factor s keeps the derivative in the range of floats even if scores exceed it.
         self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_EXPONENT))  # s states tokens
         self.decay = np.exp(-self.exponent)
         self.cost = chain.cost()
         self.powers: dict[tuple[int, ...], list[tuple[Dual, Dual]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Dual:
-        """Sum over all starts: background before the planted set, the set, background after it."""
+        """Sum over all starts the operators of background tokens, the planted set, and background tokens."""
         before = self._unit(np.eye(1, self.chain.num_states))
         after = before.times(np.zeros(len(self.insertion.weights)))
         edges = np.flatnonzero(np.diff(probability)) + 1
@@ -184,8 +185,8 @@ class _Operator:
     def _add_starts(
         self, before: Dual, after: Dual, planted: Int[np.ndarray, " k"], weight: float, starts: int
     ) -> tuple[Dual, Dual]:
-        """Process consecutive starts of the same probability."""
-        # One matrix costs as much as a step from each of the states.
+        """Add consecutive starts with the same probability."""
+        # A matrix product costs as much as one step for each state.
         if starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
             for _ in range(starts):
                 after = self._step(after) + self._insert(before, planted).times(weight)
@@ -199,7 +200,7 @@ class _Operator:
         return before, after
 
     def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[Dual, Dual]:
-        """Return the operator of ``2 ** bit`` background tokens, and the sum over all ways to plant the set in them."""
+        """Return the operator of ``2 ** bit`` background tokens, and its sum over all insertions of the planted set."""
         powers = self.powers.setdefault(tuple(planted.tolist()), [])
         if not powers:
             unit = self._unit(np.eye(self.chain.num_states))
@@ -210,7 +211,7 @@ class _Operator:
         return powers[bit]
 
     def _insert(self, at: Dual, planted: Int[np.ndarray, " k"]) -> Dual:
-        """Append the planted tokens and the background between them, summed over tuples."""
+        """Append the planted tokens and the background between them; sum over the planted tuples."""
         last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
         inserted = at.times(np.zeros(len(self.insertion.weights)))
         for each, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
@@ -224,7 +225,7 @@ class _Operator:
     def _step(
         self, at: Dual, token: int | None = None, cost: Float[np.ndarray, "costs states tokens"] | None = None
     ) -> Dual:
-        """Append one token: a background token, or ``token``."""
+        """Append one token: ``token``, or a background token if it is None."""
         chain, cost = self.chain, self.cost if cost is None else cost
         probability = chain.background if token is None else (chain.tokens == token).astype(float)
         possible = np.flatnonzero(probability)
@@ -242,7 +243,7 @@ class _Operator:
 def _sum_into(
     flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
 ) -> Float[np.ndarray, "costs s from states"]:
-    """Sum the flow into each successor state."""
+    """Add up the flow into each successor state."""
     flat = successor.ravel()
     order = flat.argsort(kind="stable")
     reached, first = np.unique(flat[order], return_index=True)
