@@ -17,6 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers():
             if mark.name in ("covering", "first"):
+                assert hasattr(item, "callspec"), f"{item.nodeid} has no parameters, so {mark.name} has no effect"
                 groups[item.nodeid.partition("[")[0], mark.name, mark.args[0]].append(item)
     for (_, name, number), cases in groups.items():
         values = [[repr(value) for value in case.callspec.params.values()] for case in cases]

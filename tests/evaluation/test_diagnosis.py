@@ -113,7 +113,7 @@ def test_untrained_ids_are_the_limiting_cause(needle):
     assert found.fits
     assert causes(found)[UNTRAINED_IDS].repair_rate >= 0.95
     assert causes(found)[DILUTED].repair_rate <= 0.05
-    assert found.limited_by.startswith("limited by IDs or distances that training did not show (0.0")
+    assert found.limited_by.startswith("limited by IDs or distances not seen in training (0.0")
     ids = {each.quantity: each for each in found.range_shifts}["ID in the support of an answer"]
     assert (ids.train_max, ids.fraction_beyond) == (LARGEST, 1.0)
     assert ids.test_max > LARGEST
@@ -156,7 +156,7 @@ class OneOff(torch.nn.Module):
         # The head reads the full prompt in all subsamples.
         ("keys", "limited by wrong predicted IDs (24 of 24 first errors; exact match 1.00 with right IDs)"),
         # IDs of training have fewer distinct values.
-        ("distinct_ids", "limited by more different IDs than training showed (0.00 of the first errors are right with"),
+        ("distinct_ids", "limited by more distinct IDs than in training (0.00 of the first errors are right with"),
     ],
     ids=["tokens", "distinct IDs"],
 )
@@ -208,7 +208,6 @@ def test_a_run_without_failures_has_no_causes(copying):
     assert (found.failures, found.causes, found.range_shifts, found.subsampling_control) == (None, (), (), None)
 
 
-@pytest.mark.first(1)
 def test_a_run_that_does_not_fit_is_limited_by_training(unfitted, capsys):
     found = diagnose_run(load_run(unfitted, device="cpu"), 8, num_examples=16)
     assert not found.fits
@@ -262,7 +261,7 @@ FIRST = "limited by wrong tokens (6 of 10 first errors)"
     [
         ((0.9, 0.1, 0.0), 0.1, 1.0, 1.0, "limited by attention diluted by more tokens (0.90 of the first errors"),
         ((0.1, 0.8, 0.0), 0.1, 1.0, 1.0, f"limited by {UNTRAINED_IDS} (0.10 of the first errors are right with fewer"),
-        ((0.7, 0.8, 0.0), 0.1, 1.0, 1.0, "limited by the combination of more tokens and other IDs than in training"),
+        ((0.7, 0.8, 0.0), 0.1, 1.0, 1.0, "limited by the combination of more tokens and IDs not seen in training"),
         ((0.1, 0.1, 0.7), 0.1, 1.0, 1.0, f"limited by {EITHER}"),
         ((0.3, 0.2, 0.1), 0.1, 1.0, 1.0, "limited by several causes"),
         ((0.1, 0.1, 0.1), 0.1, 1.0, 1.0, f"{FIRST}, and neither by IDs nor"),
@@ -464,5 +463,7 @@ def test_a_task_graded_by_loss_raises_an_error(tmp_path):
 
 def test_a_length_beyond_the_encoding_raises_an_error(needle):
     run = with_random_untrained_ids(needle())
-    with pytest.raises(PositionRangeError, match=r"length 100 reaches ID 1\d\d but the encoding holds IDs up to 63"):
+    with pytest.raises(
+        PositionRangeError, match=r"length 100 requires ID 1\d\d, but the encoding supports IDs up to 63"
+    ):
         collect_failures(probed_model_of(run, seed=0), 100, 4)

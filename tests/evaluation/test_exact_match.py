@@ -389,7 +389,7 @@ def test_trained_distances_emit_no_warning():
 
 
 def test_an_encoding_with_too_few_ids_raises_an_error_with_the_required_number():
-    text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
+    text = r"length 8 requires ID 18, but the encoding supports IDs up to 17; set its num_position_ids to at least 19"
     with pytest.raises(PositionRangeError, match=text):
         evaluate_sequential(18)
     assert len(evaluate_sequential(19)) == 2

@@ -240,7 +240,7 @@ def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
     few = replace(probed_model(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
     found = assumptions.check_fit(few, Fidelity(whole=0.95, half=0.95, quarter=0.95))
     assert not found.holds
-    assert found.found == "exact match 0.300; 0.950 of the answer tokens right at length 6, without the end token"
+    assert found.found == "exact match 0.300; 0.950 of the answer tokens are right at length 6, without the end token"
 
 
 def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
@@ -254,7 +254,7 @@ def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
 def test_sparsity_is_a_property_of_the_task(task, k):
     found = assumptions_of(task, Sequential())["sparsity"]
     assert found.found.startswith(
-        f"an answer depends on up to {k} tokens, including the one before it (declared by the task)"
+        f"an answer depends on up to {k} tokens, including the previous token (declared by the task)"
     )
 
 
@@ -332,7 +332,7 @@ def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
 
 def test_low_coverage_is_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(prediction, "MAX_PIECES", 4)
-    with pytest.raises(InconclusiveError, match=r"cannot tell: 4 pieces .* cover 0\.\d\d of one"):
+    with pytest.raises(InconclusiveError, match=r"cannot tell: 4 pieces .* cover only 0\.\d\d of a sequence"):
         predict(*fitted, 60)
 
 
@@ -395,7 +395,7 @@ def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
         # A failure between two doublings counts only at a test length.
         ({18: 0.5}, [18], 12, "at length 18: 0.50 with its IDs only, 1.00 with its number of tokens only"),
         ({18: 0.5}, [], 6 << 4, "the longest length tested"),
-        ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances that training did not show (at length 24"),
+        ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances not seen in training (at length 24"),
     ],
 )
 def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_lengths, horizon, limit):
@@ -404,7 +404,7 @@ def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_leng
         return forecast(length, value, ids_only=value)
 
     model = probed_model(Parity(), small_decoder("rotary", Parity()))
-    found = certificate._horizon(model, predict_length, test_lengths)
+    found = certificate._find_longest_accurate_length(model, predict_length, test_lengths)
     assert (found.tokens, found.exact) == (horizon, horizon)
     assert limit in found.limited_by
 
@@ -412,10 +412,10 @@ def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_leng
 @pytest.mark.parametrize(
     ("ids_only", "token_count_only", "limit"),
     [
-        (0.5, 1.0, "IDs or distances that training did not show (at length 12: 0.50 with its IDs only, 1.00 with"),
+        (0.5, 1.0, "IDs or distances not seen in training (at length 12: 0.50 with its IDs only, 1.00 with"),
         (1.0, 0.4, "attention diluted by more tokens (at length 12: 1.00 with its IDs only, 0.40 with"),
         (1.0, 1.0, "IDs and number of tokens together (at length 12"),
-        (0.5, None, "IDs or distances that training did not show (at length 12: 0.50 with its IDs only)"),
+        (0.5, None, "IDs or distances not seen in training (at length 12: 0.50 with its IDs only)"),
     ],
 )
 def test_the_limit_is_the_change_with_the_lower_accuracy(ids_only, token_count_only, limit):
@@ -440,7 +440,7 @@ def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch)
 
 @pytest.mark.parametrize(
     ("half", "quarter", "reason"),
-    [(0.95, 0.8, "1.00 of the answers are right on all tokens and 0.80 on some of them"), (0.95, 0.92, None)],
+    [(0.95, 0.8, "1.00 of the answers are right on all tokens and 0.80 on a part of them"), (0.95, 0.92, None)],
 )
 def test_low_fidelity_of_subsampling_prevents_predictions(half, quarter, reason):
     refusal = certificate._refusal(Fidelity(whole=1.0, half=half, quarter=quarter))

@@ -189,7 +189,7 @@ def test_untrained_distances_emit_a_warning(text):
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "too long": (
         {"lengths": (16, 5000)},
-        r"length 5000 needs 5001 tokens and the longest held-out document has (\d+);",
+        r"length 5000 needs 5001 tokens, but the longest held-out document has (\d+);",
     ),
     "free decoding": ({"decode": "free"}, r"a loss requires teacher forcing; leave out --decode free"),
     "stop at zero": ({"stop_at_zero": True}, r"a loss requires teacher forcing; leave out .* stop_at_zero"),
@@ -209,7 +209,7 @@ def test_settings_that_do_not_apply_to_losses_raise_an_error(name, text):
 
 
 def test_ids_beyond_the_encoding_raise_an_error(text):
-    with pytest.raises(PositionRangeError, match=r"length 80 reaches ID 80 but the encoding holds IDs up to 63"):
+    with pytest.raises(PositionRangeError, match=r"length 80 requires ID 80, but the encoding supports IDs up to 63"):
         evaluate(text, encoding=Learned(num_position_ids=64))
 
 

@@ -25,7 +25,7 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import FIT_EXAMPLES, evaluate, load_run
-from lengthwise.experiments.run_folder import seal_rows
+from lengthwise.experiments.run_folder import write_rows_with_digest
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
 from lengthwise.training.trainer import Trainer
@@ -151,7 +151,7 @@ def test_a_worker_that_outlives_its_parent_adds_no_duplicate_rows(tmp_path, monk
 
     def measure_twice(run: Any, *arguments: Any, **settings: Any) -> list[dict[str, Any]]:
         rows = list(measure(run, *arguments, **settings))
-        seal_rows(run.folder / COMPARISON_ROWS, rows)
+        write_rows_with_digest(run.folder / COMPARISON_ROWS, rows)
         return rows
 
     monkeypatch.setattr(comparison_module, "iter_result_rows", measure_twice)
@@ -270,7 +270,7 @@ def test_a_diverged_run_is_listed_with_every_variant(tmp_path):
 
 
 def test_an_error_is_raised_if_every_run_diverges(tmp_path):
-    with pytest.raises(DivergedError, match=rf"^every run diverged, such as too fast, seed 0: {re.escape(REASON)}$"):
+    with pytest.raises(DivergedError, match=rf"^all runs diverged, for example too fast, seed 0: {re.escape(REASON)}$"):
         compare_two_seeds(tmp_path, {"too fast": DIVERGING})
 
 
@@ -336,7 +336,7 @@ def test_a_damaged_comparison_file_is_named_in_the_error(content, tmp_path):
 
 def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_training(tmp_path):
     learned = small_experiment(scheme=Sequential(), encoding=Learned(num_position_ids=18))
-    text = r"length 8 reaches ID 18 but the encoding holds IDs up to 17; set its num_position_ids to at least 19"
+    text = r"length 8 requires ID 18, but the encoding supports IDs up to 17; set its num_position_ids to at least 19"
     with pytest.raises(PositionRangeError, match=text):
         compare_two_seeds(tmp_path, {**EXPERIMENTS, "learned": learned})
     assert tree(tmp_path) == {}
