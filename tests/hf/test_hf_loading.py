@@ -70,7 +70,7 @@ def test_loading_anything_but_a_causal_language_model_raises_a_one_line_error(fo
 
 
 def test_loading_a_missing_tokenizer_raises_an_error(folders):
-    with pytest.raises(ModelError, match=r"the tokenizer of \S*headless cannot be loaded .*; name one with"):
+    with pytest.raises(ModelError, match=r"the tokenizer of \S*headless cannot be loaded .*; choose a tokenizer with"):
         load_codec(str(folders / "headless"))
 
 

@@ -454,7 +454,7 @@ def test_invalid_inputs_raise_an_error():
         model(TOKENS, MASK[:, :4], IDS)
     with pytest.raises(SettingError, match=r"position_ids has 4 IDs for 9 prompt tokens; pass one per token"):
         run_generate(model, position_ids=IDS[:, :4])
-    with pytest.raises(SettingError, match=r"assisted decoding counts .* leave out prompt_lookup_num_tokens"):
+    with pytest.raises(SettingError, match=r"assisted decoding cannot .* leave out prompt_lookup_num_tokens"):
         run_generate(model, prompt_lookup_num_tokens=2)
     cache = run_generate(model).past_key_values
     with pytest.raises(SettingError, match="packed texts cannot be continued"):

@@ -434,7 +434,9 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
     assert sentence.startswith("tiny uses about 1 far token: 1 selected token recover")
     few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
-    assert few.startswith("No evidence that tiny uses far tokens (difference between own and other text: 1.000 nats per")
+    assert few.startswith(
+        "No evidence that tiny uses far tokens (difference between own and other text: 1.000 nats per target, fewer"
+    )
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
     assert "on its predictions, not corrected for the effect of another text (diff" in answer_of(alone)[0]
     without = [{**each, "selections": []} for each in alone]

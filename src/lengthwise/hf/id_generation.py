@@ -71,7 +71,7 @@ class IDGenerationMixin(GenerationMixin):
         check_prompts_only(kwargs)
         check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:
-            raise SettingError("assisted decoding cannot predict IDs of drafted tokens; leave out assistant_model")
+            raise SettingError("assisted decoding cannot predict IDs of drafts; leave out assistant_model")
         _resume_ids(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
@@ -170,7 +170,7 @@ class IDGenerationMixin(GenerationMixin):
         settings, rest = super()._prepare_generation_config(*args, **kwargs)
         drafting = [name for name in DRAFTING if getattr(settings, name, None)]
         if drafting:
-            raise SettingError(f"assisted decoding cannot predict IDs of drafted tokens; use no {', '.join(drafting)}")
+            raise SettingError(f"assisted decoding cannot predict IDs of drafts; leave out {', '.join(drafting)}")
         if getattr(settings, "guidance_scale", None) not in (None, 1):
             raise SettingError("guidance calls the model with a prompt without IDs; leave out guidance_scale")
         return settings, rest
