@@ -30,7 +30,7 @@ from lengthwise.core.type_checks import check_values
 from lengthwise.evaluation.evaluator import EXACT_MATCH, check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
-from lengthwise.experiments.run_folder import read_rows, read_sealed
+from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
 from lengthwise.tasks import TASKS, JSONLTask, Text
 from lengthwise.tasks.jsonl_table import read_table
 from lengthwise.tasks.text_format import format_examples
@@ -207,7 +207,7 @@ def read_results(content: bytes) -> None:
     """Read rows, sealed or not, and check that they are result rows."""
     path = _write(content)
     with suppress(LengthwiseError):
-        read_sealed(path)
+        read_rows_with_digest(path)
     for row in read_rows(path):
         check_row(row, EXACT_MATCH)
 

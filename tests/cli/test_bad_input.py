@@ -86,7 +86,7 @@ def test_a_decoder_larger_than_the_memory_raises_an_error():
         lw.DecoderSettings(num_layers=10**6)
     wide = replace(small_experiment(), decoder=lw.DecoderSettings(num_layers=900, d_model=2**20, num_heads=2))
     with pytest.raises(
-        SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use fewer num_layers or a smaller"
+        SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use a smaller num_layers or d_model"
     ):
         build_decoder(wide)
 
@@ -96,7 +96,7 @@ def test_the_memory_limit_of_a_container_applies(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(str(2**20))
     devices.machine_memory.cache_clear()
     devices.check_memory(2**20, "this", "use less")
-    with pytest.raises(SettingError, match=r"^this needs at least 0 GiB, and this machine has 0; use less$"):
+    with pytest.raises(SettingError, match=r"^this needs at least 0 GiB, but this machine has 0; use less$"):
         devices.check_memory(2**20 + 1, "this", "use less")
     (tmp_path / "memory.max").write_text("max")
     devices.machine_memory.cache_clear()

@@ -390,7 +390,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "addition_couple"], "unknown recipe 'addition_couple'; did you mean 'addition_coupled'? known: "),
     (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
     (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
-    (["train", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use"),
+    (["train", "parity", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use"),
     (["train"], "nothing to train; name a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' sets task, scheme and encoding; leave out"),
@@ -497,7 +497,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--num-examples", "1,2,3"], "num_examples has 3 values for 2 lengths; give one value"),
     (["evaluate", "run", "--decode", "fre"], "unknown decode 'fre'; use one of forced, free"),
     (["evaluate", "run", "--device", "gpu"], "unknown device 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda"),
-    (["evaluate", "run", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
+    (["evaluate", "run", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use --device cpu"),
     (["evaluate", "run", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition"),
     (["evaluate", "run", "--task", "copy"], "the weights in run do not fit the new task"),
     (
@@ -507,7 +507,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--variants", "carry"], "'carry'"),
     (
         ["evaluate", "learned", "--lengths", "4,300", "--num-examples", "1"],
-        "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
+        "length 300 requires ID 602, but the encoding supports IDs up to 511; set its num_position_ids to at least 603",
     ),
     (["generate", "nowhere", "--prompt", "0"], "nowhere does not exist; give the folder of a run"),
     (["generate", "unfinished", "--prompt", "0"], "because training is unfinished; run train --resume"),
@@ -540,10 +540,10 @@ INVALID: list[tuple[list[str], str]] = [
     (["compare", "parity", "--lengths", "0"], "invalid length 0; use at least 1"),
     (["compare", "parity", "--num-examples", "0"], "invalid number of examples 0; use at least 1"),
     (["compare", "parity", "--variants", "carry"], "'carry'"),
-    (["compare", "parity", "--device", "cuda"], "device 'cuda' is not available to torch; use --device cpu or auto"),
+    (["compare", "parity", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use --device cpu"),
     (
         ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--jobs", "1"],
-        "length 300 reaches ID 602 but the encoding holds IDs up to 511; set its num_position_ids to at least 603",
+        "length 300 requires ID 602, but the encoding supports IDs up to 511; set its num_position_ids to at least 603",
     ),
     (
         ["compare", "parity", *QUICK, "--out", "run"],

@@ -191,7 +191,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
     (
         ["prepare", "tales", "--held-out", "2", "--out", "new"],
-        "invalid held-out share 2.0; use a number from 0 to below 1",
+        "invalid held-out share 2.0; use 0 or more and less than 1",
     ),
     (["prepare", "tales", "--held-out", "x", "--out", "new"], "invalid number 'x'; use a fraction such as 0.1"),
     (["prepare", "--out", "new"], "TEXT"),
@@ -205,18 +205,18 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus, or train the recipe"),
     (
         ["train", "language_model", "--corpus", "corpus", "--train-lengths", "9:99999"],
-        "length 99999 needs 100000 tokens and this train text has",
+        "length 99999 needs 100000 tokens but this train text has",
     ),
     (["train", "--task", "text", "--scheme", "predicted"], "this task declares no coupling; use the scheme sequential"),
     (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
     (
         ["evaluate", "run", "--lengths", "90000"],
-        "length 90000 needs 90001 tokens and the longest held-out document has",
+        "length 90000 needs 90001 tokens, but the longest held-out document has",
     ),
     (["evaluate", "run", "--decode", "free"], "a loss requires teacher forcing; leave out --decode free"),
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
     (["evaluate", "run", "--corpus", "nowhere"], "nowhere is not a corpus (it has no corpus.json)"),
-    (["generate", "run", "--prompt", ""], "the prompt is empty; text needs some words to continue"),
+    (["generate", "run", "--prompt", ""], "the prompt is empty; write some words to continue"),
     (["compare", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus"),
     (
         ["compare", "parity", "language_model", *QUICK],
@@ -224,9 +224,9 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["compare", "context_length"],
-        "length 2048 needs 2049 tokens and the longest held-out document has 642; use lengths",
+        "length 2048 needs 2049 tokens, but the longest held-out document has 642; use lengths",
     ),
-    (["compare", "context_length", "--corpus", "corpus"], "needs 2049 tokens and the longest held-out document has"),
+    (["compare", "context_length", "--corpus", "corpus"], "needs 2049 tokens, but the longest held-out document has"),
 ]
 
 

@@ -147,7 +147,7 @@ CUSTOM_SCHEMES: dict[str, tuple[PositionScheme, type[LengthwiseError], str]] = {
     "negative": (
         with_ids(lambda e, t: index(e) - 3),
         PositionIDError,
-        r"^scheme custom returns ID -3; return finite IDs from 0 on$",
+        r"^scheme custom returns ID -3; return finite IDs of at least 0$",
     ),
     "NaN": (
         with_ids(lambda e, t: index(e) * np.nan, real_valued=True),
@@ -228,7 +228,7 @@ def distances(query_ids: Tensor, key_ids: Tensor) -> Tensor:
 CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     "builds nothing": (
         building(lambda size: None),
-        r"^encoding custom builds an object of type NoneType; return an instance of a subclass of Encoding",
+        r"^encoding custom built an object of type NoneType; return an instance of a subclass of Encoding",
     ),
     "builds another module": (
         building(lambda size: torch.nn.Linear(2, 2)),
@@ -264,7 +264,7 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     "rotates heads apart": (
         with_hook("rotate", lambda x, ids: x * torch.ones(2, 1, 1)),
         r"^Mine.rotate fails on \(3, 4, 6, 8\) and \(3, 6\) \(RuntimeError: The size .*, "
-        r"test_validation.py line \d+\); fix it there$",
+        r"test_validation.py line \d+\); fix the hook$",
     ),
     "a bias without heads": (
         with_hook("bias", distances),
@@ -289,7 +289,7 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     ),
     "a declared bias without the hook": (
         building(lambda size: type("Mine", (Encoding,), {"has_bias": True})()),
-        r"^Mine.bias fails on \(3, 5\) and \(3, 6\) \(NotImplementedError: Mine implements no bias, ",
+        r"^Mine.bias fails on \(3, 5\) and \(3, 6\) \(NotImplementedError: Mine does not implement bias, ",
     ),
     "a hook with too few arguments": (
         with_hook("bias", lambda q: q),

@@ -69,7 +69,7 @@ def test_sequences_start_at_every_token_that_leaves_room(text, rng):
     windows = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
     assert windows == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
     with pytest.raises(
-        SettingError, match=rf"length {len(whole)} needs {len(whole) + 1} tokens and .* use at most {len(whole) - 1}"
+        SettingError, match=rf"length {len(whole)} needs {len(whole) + 1} tokens but .* use at most {len(whole) - 1}"
     ):
         text.sample(length=len(whole), size=1, rng=rng)
 
@@ -178,7 +178,7 @@ def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
 
 def test_a_task_graded_by_loss_has_no_fitted_step(text, tmp_path):
     assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
-    with pytest.raises(SettingError, match=r"fit_every needs exact match, and text is graded by loss; leave it out"):
+    with pytest.raises(SettingError, match=r"fit_every needs exact match, but text is graded by loss; leave it out"):
         train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
 
@@ -191,7 +191,7 @@ def test_a_continuation_of_text_is_neither_correct_nor_wrong(text, tmp_path):
     assert 1 <= len(answer.tokens) <= 5
     start = len(text.tokenizer.encode("the bird "))
     assert answer.position_ids == list(range(start, start + len(answer.tokens)))
-    with pytest.raises(PromptError, match=r"the prompt is empty; text needs some words to continue"):
+    with pytest.raises(PromptError, match=r"the prompt is empty; write some words to continue"):
         generate_from_prompt(run, "")
 
 

@@ -174,7 +174,7 @@ FALSE_CHECKPOINTS = {
         lambda tensors, facts: facts.update(step="9"),
         r"invalid training facts \(step '9' has the wrong",
     ),
-    "a negative step": (lambda tensors, facts: facts.update(step=-1), r"invalid training facts \(\(-1, "),
+    "a negative step": (lambda tensors, facts: facts.update(step=-1), r"invalid training facts \(counts \(-1, "),
     "an unknown stage": (lambda tensors, facts: facts.update(stage=3), r"invalid training facts"),
     "an extra fact": (lambda tensors, facts: facts.update(other=1), r"invalid training facts .*other"),
     "sums of the wrong type": (lambda tensors, facts: facts.update(sums=["x"]), r"invalid training facts"),
@@ -585,7 +585,7 @@ def test_an_unlearned_stage_is_neither_left_nor_tested_for_a_fit(tmp_path):
 
 def test_scheduled_sampling_needs_predicted_ids_and_a_share(tmp_path):
     unsupported = small_experiment(scheme=Coupled(num_position_ids=48), scheduled_sampling=0.5)
-    with pytest.raises(SettingError, match="scheduled_sampling needs predicted IDs, and coupled predicts none; use"):
+    with pytest.raises(SettingError, match="scheduled_sampling needs predicted IDs, but coupled predicts no IDs; use"):
         train(unsupported, tmp_path, device="cpu")
     with pytest.raises(SettingError, match=r"scheduled_sampling 1.5 is out of range; use 0 to 1"):
         TrainingSettings(scheduled_sampling=1.5)
@@ -613,7 +613,9 @@ def test_settings_out_of_range_raise_an_error(setting, values, error):
 
 
 def test_stage_loss_needs_a_task_with_stages_and_a_positive_value(tmp_path):
-    with pytest.raises(SettingError, match="stage_loss needs a task with stages, and parity has none; leave it out"):
+    with pytest.raises(
+        SettingError, match="stage_loss needs a task with stages, but parity has no stages; leave it out"
+    ):
         train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
     with pytest.raises(SettingError, match=r"stage_loss 0\.0 is not positive; use a number above 0, or None"):

@@ -53,7 +53,7 @@ TrainLengths = Annotated[
     str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
 ExampleSeed = Annotated[int, integer("Random seed of the examples.")]
-Jobs = Annotated[int | None, integer("Parallel processes.", show_default="one per core")]
+Jobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 Corpus = Annotated[Path | None, typer.Option(help="Corpus folder written by lengthwise prepare, for the task text.")]
 

@@ -17,7 +17,7 @@ HELD_OUT = "use held-out records with --task FILE.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """A way to evaluate a decoder: ``measure`` yields one ``result_type`` per length."""
+    """Method of evaluating a decoder: ``measure`` yields one ``result_type`` per length."""
 
     uses_loss: bool
     result_type: type[LengthResult] | type[ContextLoss]
@@ -60,5 +60,5 @@ def check_row(row: Mapping[str, Any], evaluator: Evaluator) -> None:
 
 
 def overlapping_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the lengths of rows whose examples were partly in the training data, separated by commas."""
+    """Return the comma-separated lengths of the rows with examples from the training data."""
     return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))

@@ -24,13 +24,13 @@ from lengthwise.training.batch import Batch, to_batch
 
 # Block size of sampling. It does not depend on memory, so the first N examples of a seed are always the same.
 BLOCK = 16
-# Limits of tokens per block (long examples come in smaller blocks, down to one) and per forward.
+# Maximum number of tokens per block and per forward pass. A block has at least one example, however long.
 BLOCK_TOKENS, FORWARD_TOKENS = 1 << 20, 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """Lengths, and the number of examples at each: one value for all lengths, or one per length.
+    """Test lengths, and the number of examples: one value for all lengths, or one value per length.
 
     ``variants`` names distributions of the task to evaluate separately; empty means the default distribution.
     ``stop_at_zero`` skips all lengths after the first one with exact match 0.
@@ -59,7 +59,7 @@ class EvaluationSettings:
             raise SettingError(f"unknown decode '{self.decode}'; use one of {', '.join(DECODES)}")
 
     def num_examples_at(self, index: int) -> int:
-        """Return the number of examples of ``lengths[index]``."""
+        """Return the number of examples at ``lengths[index]``."""
         return self.num_examples[index if len(self.num_examples) > 1 else 0]
 
 
@@ -75,11 +75,11 @@ class FirstErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthResult:
-    """The result at one length. ``exact_match`` requires all tokens, the end token, and for PPC all IDs.
+    """Result at one length. ``exact_match`` requires right tokens, a right end token and, for PPC, right IDs.
 
-    ``low`` and ``high`` are its 95% Wilson interval; ``exact_tokens`` ignores IDs. ``answer_loss`` is the mean
-    teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is the widest
-    range of IDs in one example.
+    ``low`` and ``high`` bound the 95% Wilson interval of ``exact_match``. ``exact_tokens`` ignores IDs. ``answer_loss``
+    is the mean teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is
+    the largest difference between two IDs of one example.
     """
 
     length: int
@@ -108,8 +108,8 @@ def evaluate_by_length(
 ) -> tuple[LengthResult, ...]:
     """Evaluate a decoder at each length, and call ``report(length, done, total)`` after each batch.
 
-    Evaluation is teacher-forced by default, with one forward per batch: if each prompt has one right answer, greedy
-    decoding is exact if and only if all teacher-forced predictions are right. ``UntrainedDistanceWarning`` is emitted
+    Evaluation is teacher-forced by default, with one forward pass per batch. If each prompt has one right answer,
+    greedy decoding is exact if and only if all teacher-forced predictions are right. Emits ``UntrainedDistanceWarning``
     if IDs are further apart than ``trained_distance``.
     """
     return tuple(iter_results(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
@@ -124,7 +124,7 @@ def iter_results(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[LengthResult]:
-    """Evaluate as ``evaluate_by_length``, and yield the result of each length when it is complete."""
+    """Evaluate like ``evaluate_by_length``, and yield the result of each length when it is complete."""
     with eval_mode(decoder):
         end = task.vocabulary.index("end")
         for index, length in enumerate(settings.lengths):
@@ -169,7 +169,7 @@ def warn_untrained_distance(
 
 
 def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
-    """Return the change that makes training cover ``distance``; only gaps exceed the distances of a sequence."""
+    """Return advice on training with distances up to ``distance``; without gaps, they require longer sequences."""
     limit = scheme.num_position_ids
     if limit is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
@@ -182,14 +182,14 @@ def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
 
 
 def largest_distance(batch: Batch) -> int | float:
-    """Return the widest range of IDs in one example and on one level."""
+    """Return the largest difference between two IDs of one example on the same level."""
     return (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item()
 
 
 def iter_examples(
     task: Task, scheme: PositionScheme, length: int, total: int, seed: int
 ) -> Iterator[tuple[Examples, Batch]]:
-    """Yield the examples of evaluation with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
+    """Yield the evaluation examples with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
     remaining = total
     for block, examples in enumerate(iter_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
@@ -203,9 +203,9 @@ def iter_examples(
 
 
 def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
-    """Yield the examples of evaluation in full blocks; the last block may exceed ``total``.
+    """Yield the evaluation examples in full blocks; the last block may contain more examples than required.
 
-    Records of a file come in random order, each at most once.
+    Records of a file are in random order, and each occurs at most once.
     """
     if isinstance(task, HasRecords):
         order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
@@ -233,11 +233,11 @@ def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings
 
 
 def check_id_range(limit: int | None, batch: Batch, length: int) -> None:
-    """Raise ``PositionRangeError`` for IDs of ``limit`` or more."""
+    """Raise ``PositionRangeError`` if an ID is not below ``limit``."""
     largest = int(batch.position_ids.max())
     if limit is not None and largest >= limit:
         raise PositionRangeError(
-            f"length {length} reaches ID {largest} but the encoding holds IDs up to {limit - 1}; "
+            f"length {length} requires ID {largest}, but the encoding supports IDs up to {limit - 1}; "
             f"set its num_position_ids to at least {largest + 1} or use shorter lengths"
         )
 

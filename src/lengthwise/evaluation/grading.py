@@ -13,13 +13,13 @@ from lengthwise.model.generate import generate
 from lengthwise.training.batch import Batch
 
 DECODES = ("forced", "free")
-# Number of ID candidates scored at once. They fit into the cache of a core, several times faster than memory.
+# Number of ID candidates scored at once. They fit into the CPU cache, which is several times faster than memory.
 ID_CHUNK_ELEMENTS = 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grades:
-    """Correctness of each token and ID from the first answer of a batch on; see ``Batch`` for the ``scored`` masks.
+    """Correctness of each token and ID after the shortest prompt of a batch; see ``Batch`` for the ``scored`` masks.
 
     ``end`` marks target or predicted end tokens; ``prompt_offset`` is the column of the first token after the prompt.
     ``token_loss`` is the loss of the right token (nats); None for free decoding, where the preceding tokens differ.
@@ -45,7 +45,7 @@ class Grades:
 
 
 def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
-    """Return the example, the column and the kind (token, id or end) of the first error of each inexact example."""
+    """Return the first error of each failed example: the example, its column and its kind (token, id or end)."""
     token_errors = grades.token_errors
     errors = token_errors | grades.id_errors
     first = []
@@ -59,7 +59,7 @@ def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
 
 @torch.no_grad()
 def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
-    """Grade a batch with one of ``DECODES``; both give the same exact matches if each prompt has one right answer."""
+    """Grade a batch by teacher forcing or free decoding; if each prompt has one answer, exact matches are the same."""
     batch = batch.to(next(decoder.parameters()).device)
     first = int(batch.prompt_length.min())
     targets, token_loss = batch.tokens[:, first:], None

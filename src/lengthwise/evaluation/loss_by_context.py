@@ -28,8 +28,8 @@ from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, TokenizedDocument
 from lengthwise.training.batch import Batch, to_batch
 
-# Number of scored tokens at the end of each window. More make the forward pass worthwhile; fewer keep the contexts of
-# the scored tokens at almost the same length.
+# Number of scored tokens at the end of each window. A larger number makes better use of a forward pass; a smaller
+# number keeps the context lengths of the scored tokens almost equal.
 SCORED = 32
 
 
@@ -39,7 +39,7 @@ class ContextLoss:
 
     ``loss`` is in nats per token, with its 95% interval over documents (``low`` and ``high``, None for one document);
     ``perplexity`` is its exponential. Each of the ``num_examples`` windows scores its last ``scored_tokens`` tokens.
-    They are the same at every length; a length with fewer windows uses a subset of them.
+    All lengths score the same tokens; a length with fewer windows scores a subset of them.
     """
 
     length: int
@@ -76,9 +76,9 @@ def loss_by_context(
 ) -> tuple[ContextLoss, ...]:
     """Evaluate a decoder at each context length, and call ``report(length, done, total)`` after each batch.
 
-    The windows come from documents that hold the longest context, sampled with the seed of ``settings``; there may be
-    fewer than requested. ``SettingError`` if no document is long enough; ``UntrainedDistanceWarning`` if IDs are
-    further apart than ``trained_distance``.
+    The windows are sampled from documents longer than the longest context, and there may be fewer than requested.
+    Raises ``SettingError`` if no document is long enough, and emits ``UntrainedDistanceWarning`` if IDs are further
+    apart than ``trained_distance``.
     """
     return tuple(iter_losses(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
 
@@ -92,7 +92,7 @@ def iter_losses(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[ContextLoss]:
-    """Evaluate as ``loss_by_context``, and yield the result of each length when it is complete."""
+    """Evaluate like ``loss_by_context``, and yield the result of each length when it is complete."""
     all_windows, documents = _windows(task, settings), task.held_out()
     with eval_mode(decoder):
         for index, length in enumerate(settings.lengths):
@@ -114,7 +114,7 @@ def check_contexts(task: GradedByLoss, settings: EvaluationSettings) -> None:
 
 
 def _windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
-    """Return all windows of the documents that hold the longest context, shuffled with the seed."""
+    """Return all windows of documents longer than the longest context, shuffled with the seed."""
     if settings.decode != "forced" or settings.stop_at_zero:
         raise SettingError("a loss requires teacher forcing; leave out --decode free and stop_at_zero")
     longest, scored = max(settings.lengths), min(SCORED, *settings.lengths)
@@ -125,7 +125,7 @@ def _windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
         windows += [_Window(document=index, end=end) for end in range(longest + 1, size + 1, scored)]
     if not windows:
         raise SettingError(
-            f"length {longest} needs {longest + 1} tokens and the longest held-out document has {longest_document}; "
+            f"length {longest} needs {longest + 1} tokens, but the longest held-out document has {longest_document}; "
             f"use lengths up to {max(0, longest_document - 1)}, or a corpus with longer documents (--corpus)"
         )
     order = stream(settings.seed, "evaluation windows").permutation(len(windows))
@@ -156,7 +156,7 @@ def _batches(
 def _score(
     decoder: Decoder, batch: Batch, scored: int
 ) -> tuple[Float[np.ndarray, "batch scored"], Bool[np.ndarray, "batch scored"]]:
-    """Return the loss of the last tokens of each window (nats), and a mask of correct top predictions."""
+    """Return the losses of the scored tokens of each window (nats), and a mask of correct predictions."""
     batch = batch.to(next(decoder.parameters()).device)
     first = batch.tokens.shape[1] - 1 - scored
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)

@@ -36,7 +36,7 @@ def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
     seeds are evaluated on the same documents.
     """
     if uses_loss(rows):
-        value, low, high = (_mean_exponential([row[name] for row in rows]) for name in ("loss", "low", "high"))
+        value, low, high = (_perplexity([row[name] for row in rows]) for name in ("loss", "low", "high"))
         assert value is not None
         return value, low, high
     trials = [int(row["num_examples"]) for row in rows]
@@ -44,7 +44,7 @@ def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
     return (sum(exact) / sum(trials), *interval_over_models(exact, trials))
 
 
-def _mean_exponential(losses: Sequence[float | None]) -> float | None:
+def _perplexity(losses: Sequence[float | None]) -> float | None:
     known = [loss for loss in losses if loss is not None]
     return math.exp(sum(known) / len(known)) if known else None
 
@@ -68,10 +68,10 @@ def outcome(rows: Rows) -> str:
 
 
 def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
-    """Return header and body: one line per label, one column per length, with the interval below each value.
+    """Return header and body, one line per label and one column per length, with the interval below each value.
 
-    ``fits`` separates failing to fit from failing to extrapolate: it counts the seeds with exact match 0.99 at the
-    longest training length. ``diverged`` has the label of each seed without results.
+    ``fits`` separates failing to fit from failing to extrapolate: it counts the seeds with exact match 0.99 or more at
+    the longest training length. ``diverged`` contains the label of each run that diverged.
     """
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
@@ -144,7 +144,7 @@ def fit_status(runs: Rows) -> str:
 
 
 def format_value(rows: Rows) -> str:
-    """Return an exact match or a perplexity, with its interval on a second line; a dash without rows."""
+    """Return an exact match or a perplexity, with its interval on a second line; a dash if there are no rows."""
     if not rows:
         return "-"
     value, low, high = pool_seeds(rows)
@@ -169,7 +169,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
 
     Each task and variant has a panel. Bands show the range over seeds; bars show the 95% interval of a single seed.
     """
-    # Imported here: it takes a second, and most commands draw nothing.
+    # Imported here because it takes a second, and most commands draw nothing.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     tasks = list(dict.fromkeys(str(row["task"]) for row in rows))

@@ -32,11 +32,11 @@ from lengthwise.experiments.run_folder import (
     RESULTS,
     append_rows,
     claim_folder,
-    read_sealed,
+    read_rows_with_digest,
     run_folder,
-    seal_rows,
     slug,
     write_rows,
+    write_rows_with_digest,
 )
 from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
@@ -87,7 +87,7 @@ class _Result:
 
 
 @check_arguments
-def compare(  # noqa: PLR0913  (a setting of the call each)
+def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     experiments: Mapping[str, Experiment],
     out: StrPath,
     *,
@@ -97,12 +97,12 @@ def compare(  # noqa: PLR0913  (a setting of the call each)
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Train and evaluate every experiment with ``num_seeds`` seeds, counted from its own seed.
+    """Train and evaluate every experiment with ``num_seeds`` seeds, starting at its own seed.
 
-    Finished runs are not repeated: after an interruption, the same call continues. ``jobs`` processes share the cores
-    (default: one per core; with one job, runs use this process). ``only`` restricts training to some labels; the
-    results of the others come from earlier calls. ``RunFolderError`` if the folder contains anything else, or if
-    another process uses it.
+    Finished runs are not repeated: after an interruption, repeat the call to continue. ``jobs`` processes share the
+    cores (default: one per core; with one job, runs use this process). ``only`` restricts training to some labels;
+    results of other labels come from earlier calls. Raises ``RunFolderError`` if the folder contains anything else, or
+    if another process uses it.
     """
     reject_import_in_worker()
     if num_seeds < 1:
@@ -155,7 +155,7 @@ def _summarize(
     failed = [(job, why) for job in jobs if job.folder in done and (why := done[job.folder].diverged) is not None]
     reasons = [f"{job}: {why}" for job, why in failed]
     if finished and not rows:
-        raise DivergedError(f"every run diverged, such as {reasons[0]}")
+        raise DivergedError(f"all runs diverged, for example {reasons[0]}")
     with_distances = {
         name for name, each in experiments.items() if compares_distances(build_decoder(each), each.scheme)
     }
@@ -214,7 +214,7 @@ def _run_serially(todo: list[_Job], finish: Callable[[_Job, _Result], None]) -> 
 
 
 class _Stopped(Exception):  # noqa: N818  (no error)
-    """Raised inside an evaluation to leave it after a signal."""
+    """Exception that stops an evaluation after a signal."""
 
 
 def _describe(result: _Result) -> str:
@@ -255,15 +255,15 @@ def _run(job: _Job, stop: Callable[[], bool]) -> _Result | None:
                 return None
             except DivergedError as error:
                 return _Result(rows=[], diverged=str(error))
-        seal_rows(job.folder / COMPARISON_ROWS, rows)
+        write_rows_with_digest(job.folder / COMPARISON_ROWS, rows)
         saved = _saved_result(job)
-    append_rows(job.folder / RESULTS, read_sealed(job.folder / COMPARISON_ROWS), once=True)
+    append_rows(job.folder / RESULTS, read_rows_with_digest(job.folder / COMPARISON_ROWS), skip_existing=True)
     return saved
 
 
 def _saved_result(job: _Job) -> _Result | None:
     """Return the rows of an earlier call; the run's ``results.jsonl`` may also have rows of other evaluations."""
-    rows = read_sealed(job.folder / COMPARISON_ROWS)
+    rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
             check_row(row, select_evaluator(job.experiment.task))
@@ -281,7 +281,7 @@ def _overlap(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _untrained(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line per experiment that was evaluated at larger ID distances than in the training of any seed."""
+    """Return one line for each experiment evaluated at larger ID distances than in training with any seed."""
     notes = []
     for label in dict.fromkeys(map(label_of, rows)):
         beyond = [row for row in rows if label_of(row) == label and row["largest_distance"] > row["trained_distance"]]

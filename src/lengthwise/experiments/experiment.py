@@ -64,7 +64,7 @@ PARTS: dict[str, type[Any]] = {
 
 
 def look_up(kind: str, name: str) -> type[Any]:
-    """Return the class of a table name or of ``module:Name``; ``UnknownNameError`` names the nearest name."""
+    """Return the class for a table name or ``module:Name``; ``UnknownNameError`` suggests the nearest name."""
     if ":" in name:
         return _imported(kind, name)
     if name not in TABLES[kind]:
@@ -85,13 +85,13 @@ def load_task(name: str) -> Task:
 def _imported(kind: str, name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
-        # The working folder, as with python -m; last, so that it hides no other module.
+        # Search the working folder too, like python -m does; last, so that it hides no other module.
         sys.path.append(os.getcwd())
     try:
         cls = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(
-            f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the path"
+            f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the Python path"
         ) from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
         raise SettingError(f"{kind} '{name}' is not a {kind} class; use module:Name of a class with a name")
@@ -139,12 +139,12 @@ def num_levels(experiment: Experiment) -> int:
 def build_decoder(experiment: Experiment) -> Decoder:
     """Return a decoder with initial weights that depend only on the settings and the seed.
 
-    ``SettingError`` if the decoder does not fit into the memory of this machine.
+    Raises ``SettingError`` if the decoder does not fit into the memory of this machine.
     """
     vocabulary, settings = experiment.task.vocabulary, experiment.decoder
     width = settings.d_model
     size = settings.num_layers * (4 + 2 * settings.mlp_factor) * width**2 + len(vocabulary) * width
-    check_memory(TRAINED_BYTES * size, f"a decoder of {size:,} weights", "use fewer num_layers or a smaller d_model")
+    check_memory(TRAINED_BYTES * size, f"a decoder of {size:,} weights", "use a smaller num_layers or d_model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
         return Decoder(
@@ -172,7 +172,7 @@ def to_dict(value: Any) -> Any:
     """Convert settings to plain JSON values; entries of a table include their name."""
     if is_dataclass(value) and not isinstance(value, type):
         head = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
-        # Fields that do not compare are locations, not settings.
+        # Fields with compare=False are locations, not settings.
         return head | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
     if isinstance(value, tuple):
         return [to_dict(part) for part in value]
@@ -182,10 +182,10 @@ def to_dict(value: Any) -> Any:
 def from_dict(
     tree: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Experiment:
-    """Restore the experiment that ``to_dict`` saved; ``RunFolderError`` if that fails. Files never cause imports.
+    """Restore an experiment saved by ``to_dict``, without imports; raise ``RunFolderError`` if this fails.
 
     ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding`` by an instance or a class. A class gets the
-    saved settings that it also has: the trained rotary angles remain when a scaled encoding replaces rotary. A task
+    saved settings that it also has: a scaled encoding that replaces rotary keeps the trained rotary angles. A task
     reads its saved files from ``folder``.
     """
     overrides = {} if overrides is None else overrides
@@ -216,7 +216,7 @@ def _part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """Build an entry of a table from user-written JSON; ``SettingError`` for unknown settings."""
+    """Build an entry of a table from user-written JSON; raise ``SettingError`` for unknown settings."""
     try:
         return _entry(kind, tree)
     except (TypeError, AttributeError, KeyError, ValueError) as error:

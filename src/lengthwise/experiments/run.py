@@ -91,11 +91,11 @@ def train(
     report: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run | None:
-    """Train into the folder ``out``; return None if ``stop`` returned True, and ``resume`` continues from there.
+    """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
-    ``RunFolderError`` if the folder contains a run, if it contains another run on ``resume``, or if another process
-    trains into it. ``DivergedError`` if the loss is not finite; earlier logs remain. Every other ``LengthwiseError`` is
-    raised before anything is written.
+    Raises ``RunFolderError`` if the folder contains a run, if it contains another run on ``resume``, or if another
+    process trains into it. Raises ``DivergedError`` if the loss is not finite; earlier logs remain. Every other
+    ``LengthwiseError`` is raised before anything is written.
     """
     out, target = Path(out), pick_device(device)
     prepared = prepare_training(experiment)
@@ -154,8 +154,8 @@ def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = Non
 def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Load a finished run.
 
-    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. A custom class must be passed again. Another
-    encoding needs the same weights, and then applies at evaluation only.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. Custom classes must be passed again. A new
+    encoding needs the same weights as the saved encoding, and applies at evaluation only.
     """
     folder, target = Path(folder), pick_device(device)
     experiment = read_experiment(folder, overrides=overrides)
@@ -171,7 +171,7 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
         if overrides:
             raise RunFolderError(
                 f"the weights in {folder} do not fit the new {' and '.join(overrides)}; "
-                "only a part with the same weights can replace a saved one"
+                "use parts with the same weights as the saved parts"
             ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its {EXPERIMENT}; train the run again") from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)

@@ -16,7 +16,7 @@ from lengthwise.experiments.validation import check_evaluation
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
 
-    ``SettingError`` for a task without support, and for a decoder whose attention does not allow subsampling.
+    Raises ``SettingError`` for a task without support, and for a decoder whose attention does not allow subsampling.
     """
     return certify_decoder(probed_model_of(run, seed=seed), lengths)
 
@@ -25,7 +25,7 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
 def diagnose_run(run: Run, length: int, *, num_examples: int = EXAMPLES, seed: int = 0) -> Diagnosis:
     """Find the causes of failures of a run at a length, on the examples of ``evaluate`` with the same seed.
 
-    ``SettingError`` for a length within the training lengths, and for a task graded by loss.
+    Raises ``SettingError`` for a length within the training lengths, and for a task graded by loss.
     """
     experiment = run.experiment
     check_diagnosis(experiment.task, experiment.train_lengths[1], length)

@@ -21,7 +21,7 @@ from lengthwise.tasks import HasRunFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON, STUDY = "comparison.json", "influence.json"
-# Keys of the experiment digest in a model and in a checkpoint, and of the digest of sealed rows.
+# Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
 BOUND, SEAL = "belongs_to", "sha256"
 
 
@@ -50,8 +50,8 @@ def claim_folder(
 ) -> None:
     """Write the description of a folder, or check it on ``resume``.
 
-    ``normalize`` removes differences to ignore. ``files`` are written before the description. ``RunFolderError`` if the
-    folder is a file, has another kind or description, or has the same description without ``resume``.
+    ``normalize`` removes differences to ignore. ``files`` are written before the description. Raises ``RunFolderError``
+    if the folder is a file, has another kind or description, or has the same description without ``resume``.
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
@@ -98,7 +98,7 @@ def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
 def experiment_digest(folder: Path) -> str:
     """Return the SHA-256 digest of a run's experiment and of the files of its task.
 
-    ``RunFolderError`` if such a file has changed.
+    Raises ``RunFolderError`` if such a file has changed.
     """
     tree = _read(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
@@ -144,7 +144,7 @@ def _differences(saved: Any, requested: Any, name: str = "") -> Iterator[str]:
 
 
 def read_experiment(folder: Path, *, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Read the experiment of a run folder; ``RunFolderError`` if it is missing or damaged."""
+    """Read the experiment of a run folder; raise ``RunFolderError`` if it is missing or damaged."""
     if not folder.exists():
         raise RunFolderError(f"{folder} does not exist; give the folder of a run, as written by train --out")
     if not (folder / EXPERIMENT).is_file():
@@ -172,16 +172,16 @@ def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
     save_tensors(folder / MODEL, tensors, {**facts, BOUND: experiment_digest(folder)})
 
 
-def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, once: bool = False) -> None:
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing: bool = False) -> None:
     """Append result rows to a JSON-lines file; safe with several processes.
 
-    ``once`` skips rows that the file already contains. An incomplete last line remains as a separate line.
+    ``skip_existing`` skips rows that the file already contains. An incomplete last line remains as a separate line.
     """
     with exclusive_lock(path.parent, wait=True):
         old = path.read_bytes() if path.exists() else b""
         if old and not old.endswith(b"\n"):
             old += b"\n"
-        existing = set(old.splitlines()) if once else set()
+        existing = set(old.splitlines()) if skip_existing else set()
         write_atomically(path, old + b"".join(line for line in _lines(rows) if line.rstrip() not in existing))
 
 
@@ -190,14 +190,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     write_atomically(path, b"".join(_lines(rows)))
 
 
-def seal_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rows_with_digest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write result rows and their SHA-256 digest as the last line, so that damage is detected."""
     content = b"".join(_lines(rows))
     write_atomically(path, content + b"".join(_lines([{SEAL: hashlib.sha256(content).hexdigest()}])))
 
 
-def read_sealed(path: Path) -> list[dict[str, Any]]:
-    """Read the rows that ``seal_rows`` wrote; an empty list if the file does not exist."""
+def read_rows_with_digest(path: Path) -> list[dict[str, Any]]:
+    """Read rows written by ``write_rows_with_digest``; return an empty list if the file does not exist."""
     rows = read_rows(path)
     seal = rows.pop() if rows else {}
     if (rows or seal) and seal != {SEAL: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
@@ -210,7 +210,7 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a JSON-lines file; an empty list if the file does not exist."""
+    """Read the rows of a JSON-lines file; return an empty list if the file does not exist."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     rows: list[dict[str, Any]] = []
     try:

@@ -42,7 +42,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
     longest = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
-    # A task with some lengths only raises an error if it lacks the first or last length.
+    # A task with a limited set of lengths raises an error only if the first or last length is missing.
     for end in experiment.train_lengths:
         experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
     batches = check_scheme(experiment)
@@ -88,19 +88,19 @@ def check_settings(experiment: Experiment) -> None:
         ) from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):
-        raise SettingError(f"stage_loss needs a task with stages, and {task.name} has none; leave it out")
+        raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave it out")
     if training.fit_every is not None and select_evaluator(task).uses_loss:
-        raise SettingError(f"fit_every needs exact match, and {task.name} is graded by loss; leave it out")
+        raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave it out")
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(
-            f"scheduled_sampling needs predicted IDs, and {scheme.name} predicts none; use the scheme predicted"
+            f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme predicted"
         )
 
 
 def check_scheme(experiment: Experiment) -> list[Batch]:
     """Assign IDs to two examples of the longest training length, in training and in evaluation, as two batches.
 
-    ``PositionIDError`` or ``PositionRangeError`` if the scheme returns an invalid assignment.
+    Raises ``PositionIDError`` or ``PositionRangeError`` if the scheme returns an invalid assignment.
     """
     rng = stream(experiment.seed, "conformance")
     length, scheme = nearest_length(experiment.task, experiment.train_lengths[1]), experiment.scheme
@@ -144,7 +144,7 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
 def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq"], *, training: bool) -> None:
     invalid = ids[~((ids >= 0) & (ids < np.inf))]
     if invalid.size:
-        raise PositionIDError(f"scheme {scheme.name} returns ID {invalid[0]}; return finite IDs from 0 on")
+        raise PositionIDError(f"scheme {scheme.name} returns ID {invalid[0]}; return finite IDs of at least 0")
     limit = scheme.num_position_ids
     if training and limit is not None and ids.max() >= limit:
         raise PositionRangeError(
@@ -154,7 +154,7 @@ def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq
 
 
 def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
-    """Call every hook of the decoder's encoding once; ``SettingError`` names an invalid hook."""
+    """Call every hook of the decoder's encoding once; raise ``SettingError`` with the name of an invalid hook."""
     for batch in batches:
         decoder.check_ids(batch.tokens, batch.position_ids)
     ids = decoder.check_ids(batches[0].tokens, batches[0].position_ids)
@@ -199,7 +199,7 @@ def _call(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: t
         place = traceback.extract_tb(error.__traceback__)[:2][-1]
         cause = str(error).split("\n")[0]
         where = f"{type(error).__name__}: {cause}, {Path(place.filename).name} line {place.lineno}"
-        raise SettingError(f"{label} fails on {shapes} ({where}); fix it there") from error
+        raise SettingError(f"{label} fails on {shapes} ({where}); fix the hook") from error
     if not isinstance(result, Tensor):
         raise SettingError(f"{label} returns {_kind(result)} for {shapes}; return a tensor {expected}")
     # A bias may broadcast over the batch and the heads.

@@ -26,10 +26,10 @@ GUARD = 'put the call under `if __name__ == "__main__":` in your script, or use 
 def run_in_processes(
     work: Callable[[Job], Result | None], jobs: Sequence[Job], workers: int, finish: Callable[[Job, Result], None]
 ) -> bool:
-    """Run ``work`` on each job in ``workers`` processes and pass each result to ``finish``; False after a signal.
+    """Run ``work`` on each job in ``workers`` processes, and pass results to ``finish``; return False after a signal.
 
-    ``work`` returns None if a signal interrupted it. ``WorkerError`` if a process dies. Workers always end with this
-    process.
+    ``work`` returns None if a signal interrupted it. Raises ``WorkerError`` if a process dies. Workers always end with
+    this process.
     """
     # torch needs a fresh interpreter per worker.
     spawn = multiprocessing.get_context("spawn")

@@ -31,11 +31,16 @@ def certify(
         str, typer.Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file of a planted law, or run folder.")
     ],
     lengths: Annotated[
-        str | None, typer.Option(help="Test lengths.", show_default="64,256; 2, 4 and 16 times those of a run")
+        str | None,
+        typer.Option(
+            help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times its training length"
+        ),
     ] = None,
     train_lengths: Annotated[
         str | None,
-        typer.Option(help="Training lengths of a task or law, such as 1:20.", show_default="up to 20; 4 spans"),
+        typer.Option(
+            help="Training lengths of a task or law, such as 1:20.", show_default="task: up to 20; law: up to 4 spans"
+        ),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,

@@ -39,7 +39,7 @@ def evaluate_(
     corpus: options.Corpus = None,
     decode: Annotated[str, typer.Option(help="forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
-        int | None, options.integer("Examples in the prompt, for a model.", show_default=str(SHOTS))
+        int | None, options.integer("Number of examples in the prompt, for a language model.", show_default=str(SHOTS))
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Precision of a model: float32, bfloat16 or float16.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.jsonl of a model.")] = None,
@@ -95,7 +95,8 @@ def generate_(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     max_new_tokens: Annotated[
-        int | None, options.integer("Limit of generated tokens.", show_default="length of the answer; 64 for text")
+        int | None,
+        options.integer("Maximum number of generated tokens.", show_default="length of the answer; 64 for text"),
     ] = None,
     device: options.Device = "auto",
     as_json: options.Json = False,

@@ -28,10 +28,10 @@ def export(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; those of the JSONL file")
+        str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
     num_examples: Annotated[str, typer.Option(help="Examples per length: one number, or one per length.")] = "64",
-    shots: Annotated[int, options.integer("Examples in the prompt.")] = SHOTS,
+    shots: Annotated[int, options.integer("Number of examples in the prompt.")] = SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.Json = False,
 ) -> None:

@@ -35,9 +35,11 @@ def influence(
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help=f"Files, folders, {FORM}.", show_default="held-out text of the run"),
+        typer.Argument(metavar="[TEXT]...", help=f"Files, folders or {FORM}.", show_default="held-out text of the run"),
     ] = None,
-    documents: Annotated[int | None, options.integer("Documents to read per TEXT; streams data sets.")] = None,
+    documents: Annotated[
+        int | None, options.integer("Number of documents to read per TEXT; streams data sets.")
+    ] = None,
     near: Annotated[int, options.integer("Near tokens before the target, always visible.")] = 64,
     far: Annotated[
         int | None,
@@ -57,7 +59,9 @@ def influence(
     controls: Annotated[
         str, typer.Option(help=f"Control selections: {', '.join(CONTROLS)} (in the same document), or none.")
     ] = "random,other",
-    rule: Annotated[str, typer.Option(help="Clear targets: gap, or longppl (gap over 2, loss below 2 nats).")] = "gap",
+    rule: Annotated[
+        str, typer.Option(help="Rule for clear targets: gap, or longppl (gap over 2, loss below 2 nats).")
+    ] = "gap",
     gap: Annotated[
         float | None,
         typer.Option(help="Minimal gain from far context in nats, for --rule gap.", show_default=f"{GapRule().gap}"),
@@ -65,17 +69,19 @@ def influence(
     background_fraction: Annotated[float, typer.Option(help="Fraction of other targets to measure.")] = 0.1,
     targets: Annotated[str, typer.Option(help="Number of targets, or all.")] = "500",
     max_document_tokens: Annotated[int | None, options.integer("Split texts into pieces of this many tokens.")] = None,
-    sink: Annotated[int, options.integer("First tokens that stay visible (attention sinks).")] = 0,
+    sink: Annotated[int, options.integer("Number of initial tokens that stay visible (attention sinks).")] = 0,
     kind: Annotated[str | None, typer.Option(help="Kind of the run's held-out text.")] = None,
     compare_model: Annotated[
-        list[str] | None, typer.Option(help="Another model for the same texts; repeat for more.")
+        list[str] | None, typer.Option(help="Another model to measure on the same texts; repeat the flag for more.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer instead of that of the model.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Precision of a transformers model: float32, bfloat16 or float16.")
     ] = None,
     seed: Annotated[int, options.integer("Random seed of targets and random selections.")] = 0,
-    part: Annotated[str, typer.Option(metavar="I/N", help="Part for this process; the last joins all parts.")] = "1/1",
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
+    ] = "1/1",
     device: options.Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
     resume: Annotated[

@@ -12,12 +12,13 @@ from lengthwise.tasks.text.text_records import FORM
 
 def prepare(
     texts: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help=f"Files, folders, {FORM}; KIND=TEXT sets the kind of a text.")
+        list[str],
+        typer.Argument(metavar="TEXT...", help=f"Files, folders or {FORM}; KIND=TEXT sets the kind of a text."),
     ],
     out: options.Out,
     vocabulary_size: Annotated[int, options.integer("Vocabulary size, including the end token.")] = 2048,
     held_out: Annotated[float, options.fraction("Fraction of each kind of text to hold out.")] = 0.1,
-    seed: Annotated[int, options.integer("Random seed of the choice of held-out documents.")] = 0,
+    seed: Annotated[int, options.integer("Random seed for selecting held-out documents.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Build a corpus for language models from texts: a tokenizer, training tokens and held-out tokens."""

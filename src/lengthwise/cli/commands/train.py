@@ -15,7 +15,9 @@ from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 
 
 def train_(
-    name: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="Recipe; or use --task and --scheme.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe, unless --task and --scheme are given.")
+    ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
@@ -25,7 +27,7 @@ def train_(
         int | None, options.integer("Examples per training step.", show_default="set by the recipe")
     ] = None,
     num_position_ids: Annotated[
-        int | None, options.integer("Size of the ID range: largest ID of the longest test, plus 1.")
+        int | None, options.integer("Number of position IDs: the largest ID of the longest test, plus 1.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="ID head: pointer, rank, increment, search or class.")] = None,
     corpus: options.Corpus = None,

@@ -12,8 +12,8 @@ from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
 from lengthwise.evaluation.forecast.certificate import DILUTED, UNTRAINED_IDS
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
 
-# The cause in place of ``UNTRAINED_IDS`` if no ID and no distance exceeds those of training.
-MORE_IDS = "more different IDs than training showed"
+# The cause that replaces ``UNTRAINED_IDS`` if no ID and no distance exceeds the training maximum.
+MORE_IDS = "more distinct IDs than in training"
 EITHER = "the number of tokens and the IDs, each sufficient for the failure"
 ID_ERRORS, END_ERRORS = "wrong predicted IDs", "ending too early or too late"
 # A change that repairs at least this fraction of first errors explains the failures.
@@ -25,9 +25,9 @@ UNDECIDED = "undecided between IDs and the number of tokens"
 class Cause:
     """A cause, the intervention that removes it, and the fraction of ``num_errors`` first errors that it repairs.
 
-    ``break_rate`` is the fraction of right answers of the same examples that it makes wrong; None if not measured. With
-    two possible answers, noise repairs half of the errors and breaks half of the right answers. ``exact_match`` is the
-    exact match of the same examples under the intervention; None if not measured.
+    ``break_rate`` is the fraction of right answers of the same examples that the intervention makes wrong; None if not
+    measured. With two possible answers, noise repairs half of the errors and breaks half of the right answers.
+    ``exact_match`` is the exact match of the same examples under the intervention; None if not measured.
     """
 
     name: str
@@ -60,16 +60,16 @@ class SubsamplingControl:
 def intervention_causes(
     errors: InterventionResults, correct: InterventionResults | None, length: int, *, beyond_training: bool
 ) -> Iterator[Cause]:
-    """Yield the causes number of tokens, IDs, and both, from first errors and right answers as a control.
+    """Yield three causes (number of tokens, IDs, both), measured on first errors, with right answers as a control.
 
-    ``beyond_training``: some IDs or distances exceed those of training. First errors that subsampling repairs do not
-    count as repaired, and right answers that it breaks do not count as broken.
+    ``beyond_training`` is True if some IDs or distances exceed the training maximum. First errors that subsampling
+    repairs do not count as repaired, and right answers that it breaks do not count as broken.
     """
     repair_rates = _rates(errors, ~errors.subsample_only)
     break_rates = (None,) * 3 if correct is None else _rates(correct, correct.subsample_only, negate=True)
     interventions = {
-        DILUTED: f"number of tokens of training, IDs of length {length}",
-        UNTRAINED_IDS if beyond_training else MORE_IDS: "IDs of training, weight of all tokens",
+        DILUTED: f"as many tokens as in training, IDs of length {length}",
+        UNTRAINED_IDS if beyond_training else MORE_IDS: "training IDs, weight of all tokens",
         EITHER: "both changes, if neither one is sufficient",
     }
     for (name, text), repair_rate, break_rate in zip(interventions.items(), repair_rates, break_rates, strict=True):
@@ -80,7 +80,7 @@ def intervention_causes(
 def _rates(
     results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, negate: bool = False
 ) -> tuple[float, float, float]:
-    """Return the fractions of masked answers that are right with fewer tokens, with trained IDs, and only with both.
+    """Return the fractions of masked answers that are right with fewer tokens, with training IDs, and only with both.
 
     ``negate`` counts wrong answers instead.
     """
@@ -90,7 +90,7 @@ def _rates(
 
 
 def error_kind_causes(model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts) -> Iterator[Cause]:
-    """Yield the effect of right IDs, if the decoder predicts IDs, and of right ends, if there are end errors."""
+    """Yield wrong IDs as a cause if the decoder predicts IDs, and wrong ends as a cause if there are end errors."""
     number = counts.num_failures
     if model.decoder.predicts_ids:
         yield Cause(
@@ -124,7 +124,7 @@ def attribute(
     diluted, untrained_ids, both = (cause.repair_rate for cause in causes)
     break_rates = [f"{cause.break_rate:.2f}" for cause in causes if cause.break_rate is not None]
     rates = (
-        f"{diluted:.2f} of the first errors are right with fewer tokens, {untrained_ids:.2f} with the IDs of training, "
+        f"{diluted:.2f} of the first errors are right with fewer tokens, {untrained_ids:.2f} with training IDs, "
         f"{both:.2f} only with both"
         + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
@@ -143,7 +143,7 @@ def attribute(
 def _main_cause(causes: tuple[Cause, ...]) -> str:
     diluted, untrained_ids, _ = causes
     if min(diluted.effect, untrained_ids.effect) >= MAIN_FRACTION:
-        return "the combination of more tokens and other IDs than in training"
+        return "the combination of more tokens and IDs not seen in training"
     largest = max(causes, key=lambda cause: cause.effect)
     return largest.name if largest.effect >= MAIN_FRACTION else "several causes"
 

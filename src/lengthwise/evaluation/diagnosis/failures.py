@@ -23,8 +23,8 @@ NUM_DECODED = 16
 class FailureBatch:
     """First errors of failed examples with their kinds.
 
-    ``tokens_correct`` marks examples with only right tokens if the right IDs are given, ``ids_correct`` examples with
-    only right IDs.
+    ``tokens_correct`` marks examples whose tokens are all right if the right IDs are given; ``ids_correct`` marks
+    examples whose IDs are all right.
     """
 
     errors: Queries
@@ -35,7 +35,7 @@ class FailureBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCounts:
-    """The number of failed examples, in total and by the kind and the tenth of the response of their first error.
+    """The number of failed examples: in total, by kind of first error, and by the tenth of the response with the error.
 
     ``error_propagation`` is the fraction of first ID errors that lead to a wrong token in free decoding; None without
     ID errors.
@@ -54,7 +54,7 @@ class FailureCounts:
 def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tuple[list[FailureBatch], list[Queries]]:
     """Grade the examples of ``evaluate`` with teacher forcing.
 
-    Return the first errors of failed examples, and one right answer of each example that has any.
+    Return the first errors of failed examples, and one right answer of each example that has a right answer.
     """
     model.decoder.eval()
     end, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)

@@ -1,4 +1,4 @@
-"""Interventions on answers: as few tokens as in training, the IDs of training, or both."""
+"""Interventions on answers: as few tokens as in training, training IDs, or both."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -23,9 +23,9 @@ NUM_TRAIN_EXAMPLES = 64
 class InterventionResults:
     """Masks of answers that are right in most subsamples of training size, for each intervention.
 
-    ``subsample_only`` has the IDs of the length and the weights of the full sequence, ``fewer_tokens`` weight 1 per
-    token instead, ``trained_ids`` training IDs in the same order instead, and ``both`` both changes. ``short`` marks
-    answers whose subsamples do not exceed the training size.
+    ``subsample_only`` keeps the IDs of the length and the weights of the full sequence. ``fewer_tokens`` sets all
+    weights to 1, ``trained_ids`` replaces the IDs by training IDs in the same order, and ``both`` does both. ``short``
+    marks answers whose subsamples do not exceed the training size.
     """
 
     subsample_only: Bool[np.ndarray, " answers"]
@@ -119,7 +119,7 @@ class Interventions:
 
 
 def build_interventions(model: ProbedModel) -> Interventions:
-    """Take the size and the IDs from sequences of the longest training length."""
+    """Return interventions with the size and the IDs of sequences of the longest training length."""
     examples, batch = next(
         iter_examples(model.task, model.scheme, model.max_train_length, NUM_TRAIN_EXAMPLES, model.seed)
     )
@@ -142,7 +142,7 @@ def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
 def remap_ids(
     ids: Real[np.ndarray, " seq"], selected: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
 ) -> Real[np.ndarray, " seq"]:
-    """Replace the ``selected`` IDs by ``train_ids`` in order, and each other ID like the next lower selected one.
+    """Replace the ``selected`` IDs by ``train_ids`` in order, and other IDs like the nearest lower selected ID.
 
     If there are too few training IDs, the first selected IDs take precedence.
     """

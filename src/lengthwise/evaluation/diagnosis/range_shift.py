@@ -1,4 +1,4 @@
-"""IDs and distances of failed examples, compared with those of training."""
+"""Comparison of the IDs and distances of failed examples with training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,9 +55,9 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
 def _support_range(
     ids: Float[np.ndarray, "level batch seq"], support: Int[np.ndarray, "batch seq k"]
 ) -> tuple[Float[np.ndarray, "batch seq"], Float[np.ndarray, "batch seq"]]:
-    """Return the largest ID in the support of each token, and the largest distance from the token before to it.
+    """Return the largest ID in the support of each token, and its largest distance from the previous token.
 
-    The distance is that of the level where it is smallest.
+    With several levels, the distance is the smallest distance on any level.
     """
     query_ids = np.roll(ids, 1, axis=2)
     example = np.arange(len(support))[:, None, None]

@@ -15,7 +15,7 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Convert to JSON values, with the property ``fits``."""
+    """Convert a diagnosis to JSON values, including the property ``fits``."""
     return {"fits": diagnosis.fits, **asdict(diagnosis)}
 
 

@@ -1,7 +1,7 @@
 """The assumptions of the theory, measured on a trained decoder at its longest training length.
 
-Sparsity and locality come from the task, which declares the support of its answers. Hiding tokens from the decoder
-gives smaller values if a token contains information from its neighbors, or if information is duplicated.
+Sparsity and locality are properties of the support that the task declares. Hiding tokens from the decoder would give
+smaller values if a token contains information from its neighbors, or if information is duplicated.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,20 @@ from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.theory.planted_law_certificate import Assumption
 from lengthwise.theory.task_certificate import structure
 
-# Accuracy from which a length counts as solved.
+# Minimum accuracy of a length that counts as solved.
 ACCURACY_THRESHOLD = 0.9
-# Allowed change of the accuracy at the longest training length on a half or a quarter of the tokens. Above it,
-# subsamples do not predict the accuracy on full sequences.
+# Maximum change in accuracy if only a half or a quarter of the tokens remain, at the longest training length. If the
+# change is larger, subsamples do not predict the accuracy on full sequences.
 TOLERANCE = 0.1
-# Total variation up to which two distributions count as equal.
+# Maximum total variation between two distributions that count as equal.
 MAX_DRIFT = 0.1
 
 
 def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
     """Check the accuracy at the longest training length, and exact match if it is known."""
-    found = f"{fidelity.whole:.3f} of the answer tokens right at length {model.max_train_length}, without the end token"
+    found = (
+        f"{fidelity.whole:.3f} of the answer tokens are right at length {model.max_train_length}, without the end token"
+    )
     if model.fitted is not None:
         found = f"exact match {model.fitted:.3f}; {found}"
     accuracy = fidelity.whole if model.fitted is None else min(fidelity.whole, model.fitted)
@@ -39,17 +41,17 @@ def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
 def measure_assumptions(
     model: ProbedModel, queries: Queries, needs: Needs, fidelity: Fidelity, max_length: int
 ) -> Iterator[Assumption]:
-    """Yield the assumptions in the order of the theory; ``queries`` are of the longest training length."""
+    """Yield the assumptions in the order of the theory; ``queries`` must have the longest training length."""
     k = structure(model.task, model.max_train_length, model.seed).k
     k_of_run = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
     found = (
-        f"an answer depends on up to {k} tokens, including the one before it (declared by the task); this run requires "
-        f"{k_of_run} besides that one and separators"
+        f"an answer depends on up to {k} tokens, including the previous token (declared by the task); this run "
+        f"requires {k_of_run} other tokens, separators excluded"
     )
     holds = needs.k is not None and k <= MAX_TOKENS
     yield Assumption(name="sparsity", holds=holds, found=found, counterexample="growing k")
     reach, id_reach, num_ids = _support_spans(model, queries)
-    found = f"these tokens span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
+    found = f"the tokens of an answer span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=found, counterexample="growing gap")
     found = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
     holds = fidelity.difference <= TOLERANCE
@@ -60,9 +62,9 @@ def measure_assumptions(
 
 
 def _support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
-    """Return the largest spans of an answer's support and last token, in tokens and IDs, and of an example in IDs.
+    """Return the largest span of a support with its last token, in tokens and IDs, and of an example in IDs.
 
-    The span in IDs is the one on the level where it is smallest.
+    With several levels, the ID span of a support is its smallest span on any level.
     """
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
@@ -76,7 +78,7 @@ def _support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, fl
 
 
 def _id_coverage(model: ProbedModel, max_length: int) -> Assumption:
-    """Compare IDs and their distances at ``max_length`` with those of training."""
+    """Compare the IDs and ID distances at ``max_length`` with the training IDs and distances."""
     name = "IDs and distances met in training"
     if not model.decoder.reads_ids:
         found = f"encoding {model.encoding.name} reads no IDs"
@@ -95,7 +97,7 @@ def _id_coverage(model: ProbedModel, max_length: int) -> Assumption:
 
 @torch.no_grad()
 def _relativity(model: ProbedModel, queries: Queries) -> Assumption:
-    """Compare the predictions with all IDs shifted to those with the original IDs (mean total variation)."""
+    """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
     batch, every = queries.batch, torch.arange(len(queries.answer))
     last = torch.from_numpy(queries.last_index)
     shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
@@ -112,7 +114,7 @@ def _relativity(model: ProbedModel, queries: Queries) -> Assumption:
 
 
 def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
-    """Compare token frequencies before answers; a rare token of long sequences goes undetected."""
+    """Compare token frequencies before answers; a token that is rare in long sequences is not detected."""
     size = len(model.task.vocabulary)
 
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
@@ -122,7 +124,7 @@ def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) ->
         return np.asarray(counts / counts.sum())
 
     drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
-    found = f"at length {max_length} they differ by {drift:.3f} (total variation; at most {MAX_DRIFT} is allowed)"
+    found = f"frequencies at length {max_length} differ by {drift:.3f} (total variation; allowed: {MAX_DRIFT})"
     return Assumption(
         name="same token frequencies", holds=drift <= MAX_DRIFT, found=found, counterexample="new background token"
     )

@@ -11,10 +11,10 @@ from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, m
 from lengthwise.evaluation.forecast.probes import Needs, probe
 from lengthwise.theory.planted_law_certificate import Assumption
 
-# Number of queries of the probes.
+# Number of queries for the probes.
 NUM_PROBED = 48
 # Reasons for a lower accuracy.
-UNTRAINED_IDS, DILUTED = "IDs or distances that training did not show", "attention diluted by more tokens"
+UNTRAINED_IDS, DILUTED = "IDs or distances not seen in training", "attention diluted by more tokens"
 MISLEADING = "single misleading tokens"
 # The horizon is searched up to this many doublings of the longest training length.
 DOUBLINGS = 4
@@ -24,8 +24,8 @@ DOUBLINGS = 4
 class Horizon:
     """The longest length up to which all tested lengths reach ``ACCURACY_THRESHOLD``.
 
-    ``tokens`` uses the lower end of the accuracy per answer token, ``exact`` that of exact match. ``limited_by`` is the
-    reason why ``tokens`` is not larger.
+    ``tokens`` uses the lower bound of accuracy per answer token, ``exact`` uses the lower bound of exact match, and
+    ``limited_by`` is the reason why ``tokens`` is not larger.
     """
 
     tokens: int
@@ -37,7 +37,7 @@ class Horizon:
 class RunCertificate:
     """The assumptions and predictions of one run; without predictions, ``refusal`` gives the reason.
 
-    ``abstentions`` has the reasons for lengths without a prediction. ``needs``, ``fidelity`` and ``fitted`` (exact
+    ``abstentions`` maps each length without a prediction to the reason. ``needs``, ``fidelity`` and ``fitted`` (exact
     match, None if unknown) are values at the longest training length.
     """
 
@@ -55,9 +55,9 @@ class RunCertificate:
 def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificate:
     """Predict the accuracy at ``lengths`` from forward passes with about as many tokens as a training sequence.
 
-    ``split_into_pieces`` divides a long sequence into pieces that cover it. ``SettingError`` for a length within the
-    training lengths, a task without support, or attention that does not allow subsampling. A run that does not fit its
-    training lengths gets no other assumptions and no predictions.
+    ``split_into_pieces`` divides a long sequence into pieces. Raises ``SettingError`` for a length within the training
+    lengths, a task without support, or attention that does not allow subsampling. If a run does not fit its training
+    lengths, nothing else is checked or predicted.
     """
     _check(model, lengths)
     model.decoder.eval()
@@ -68,7 +68,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     needs = probe(model.decoder, model.queries(model.max_train_length, NUM_PROBED)) if fit.holds else None
     refusal = _refusal(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
     test_lengths = sorted(set(lengths))
-    # The horizon uses some of the same lengths.
+    # The search for the horizon repeats some of these lengths.
     predict_length = cache(partial(predict, model, train_queries, budget, fidelity))
     forecasts, abstentions, supported = [], {}, list(test_lengths)
     for length in test_lengths if refusal is None else ():
@@ -89,7 +89,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
         assumptions=(fit, *assumptions),
         forecasts=tuple(forecasts),
         abstentions=abstentions,
-        horizon=_horizon(model, predict_length, test_lengths) if refusal is None else None,
+        horizon=_find_longest_accurate_length(model, predict_length, test_lengths) if refusal is None else None,
         refusal=refusal,
     )
 
@@ -110,14 +110,16 @@ def _refusal(fidelity: Fidelity) -> str | None:
         return (
             "this run reads more tokens than its answers depend on; at the longest training length, "
             f"{fidelity.whole:.2f} of the answers are right on all tokens and "
-            f"{min(fidelity.half, fidelity.quarter):.2f} on some of them, so pieces do not predict accuracy; evaluate "
-            "the run at the lengths themselves"
+            f"{min(fidelity.half, fidelity.quarter):.2f} on a part of them, so pieces do not predict accuracy; "
+            "use lengthwise evaluate at these lengths"
         )
     return None
 
 
-def _horizon(model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]) -> Horizon:
-    """Test the lengths and the doublings of the longest training length up to the first failure."""
+def _find_longest_accurate_length(
+    model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
+) -> Horizon:
+    """Test the given lengths and the doublings of the longest training length, up to the first failure."""
     tokens, exact, all_exact = model.max_train_length, model.max_train_length, True
     doublings = (model.max_train_length << doubling for doubling in range(1, DOUBLINGS + 1))
     for length in sorted({*test_lengths, *doublings}):
@@ -160,7 +162,7 @@ def _sentences(certificate: RunCertificate) -> Iterator[str]:
     if horizon.tokens > longest:
         yield f"Predicted accuracy per answer token is at least {ACCURACY_THRESHOLD} up to length {horizon.tokens}."
     else:
-        yield f"No length beyond {longest}, the longest of training, is predicted to reach {ACCURACY_THRESHOLD}."
+        yield f"No length beyond the training maximum {longest} is predicted to reach {ACCURACY_THRESHOLD}."
     yield f"Limit: {horizon.limited_by}."
     if any(each.num_answers > 1 for each in certificate.forecasts):
         yield _exact_match_sentence(certificate.forecasts, horizon.exact, longest)
@@ -170,7 +172,7 @@ def _sentences(certificate: RunCertificate) -> Iterator[str]:
 
 
 def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
-    """Return the range of exact match, which accuracy per token determines only loosely."""
+    """Return a sentence about exact match, which accuracy per token determines only loosely."""
     reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
     undecided = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
     if not undecided:

@@ -15,7 +15,7 @@ from lengthwise.theory.task_certificate import TaskCertificate
 CERTIFICATE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
 _HOLDS = {True: "yes", False: "NO", None: "not checked"}
-# The failure without an assumption, by its counterexample in docs/theory.md.
+# The failure that may occur if an assumption does not hold, by its counterexample in docs/theory.md.
 _FAILURES = {
     "growing k": "short lengths do not determine longer ones",
     "growing gap": "scores of gaps outside training are arbitrary",
@@ -30,7 +30,7 @@ Certificate = LawCertificate | TaskCertificate | RunCertificate
 
 
 def to_json(certificate: Certificate) -> dict[str, Any]:
-    """Convert to JSON values, without the tables of the fitted attention and the sets of a task."""
+    """Convert a certificate to JSON values, without the fitted attention and without the sets of a task."""
     document = asdict(certificate)
     document.pop("predictor", None)
     for each in document.get("structures", ()):
@@ -40,7 +40,7 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
 
 
 def verdict(certificate: Certificate) -> str:
-    """Return the guarantee or prediction in words, or the reason why there is none."""
+    """Return the guarantee or prediction in words, or the reason why nothing is predicted."""
     return run_verdict(certificate) if isinstance(certificate, RunCertificate) else certificate.verdict
 
 
@@ -157,7 +157,7 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
     axes.set_ylabel("risk (total variation); bounds above 1 are vacuous")
 
 
-def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
+def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
     lengths = [each.length for each in certificate.structures]
     for label, values in (
         ("tokens per answer", [each.k for each in certificate.structures]),
@@ -167,7 +167,7 @@ def _draw_task(certificate: TaskCertificate, axes: Any) -> None:
         if None not in values:
             axes.plot(lengths, values, "o-", label=label)
     axes.set_yscale("log")
-    axes.set_ylabel("tokens, or IDs")
+    axes.set_ylabel("number of tokens or IDs")
 
 
 def _draw_run(certificate: RunCertificate, axes: Any) -> None:
@@ -182,4 +182,4 @@ def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     axes.set_ylabel("accuracy per answer token")
 
 
-_DRAW: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task, RunCertificate: _draw_run}
+_DRAW: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task_reach, RunCertificate: _draw_run}

@@ -12,12 +12,12 @@ from lengthwise.evaluation.forecast.subsampling import upweight_distractors
 from lengthwise.tasks import Planted, Task
 from lengthwise.theory.risk.bayes import BayesPredictor
 
-# Margin on both sides of an interval: a constant, and a factor of the subsampling error at the longest training
-# length. Tuned on other runs than those of benchmarks/forecast.md.
+# Margin on both sides of an interval: a constant plus a multiple of the subsampling error at the longest training
+# length. Both were tuned on runs that benchmarks/forecast.md does not use.
 MARGIN, ERROR_FACTOR = 0.03, 3.0
 # Maximum number of pieces per sequence, and the fraction of the sequence that they must cover.
 MAX_PIECES, MIN_COVERAGE = 64, 0.9
-# A wider interval is not reported.
+# Maximum width of an interval that is reported.
 MAX_WIDTH = 0.5
 # The difference of two sample means is below this many standard deviations of one of them in 95% of cases.
 TWO_SAMPLE_Z = 2.77
@@ -31,17 +31,17 @@ class InconclusiveError(LengthwiseError):
 class Forecast:
     """The predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
 
-    Accuracy is teacher-forced, includes IDs that the decoder predicts, and excludes the end token. ``mean`` is the
-    accuracy by the mean log-probability over the ``num_pieces`` pieces of a sequence, ``every_piece`` that of answers
-    right in each unweighted piece too, which excludes misleading tokens, and ``half_budget`` that of random pieces of
-    half the size. ``coverage`` is the fraction of the sequence in its pieces.
+    Accuracy is teacher-forced, includes predicted IDs, and excludes the end token. ``mean`` uses the mean
+    log-probability over the ``num_pieces`` pieces of a sequence, and ``every_piece`` also requires a right answer in
+    each unweighted piece, which excludes misleading tokens. ``half_budget`` uses random pieces of half the size.
+    ``coverage`` is the fraction of the sequence that the pieces cover.
 
-    ``ids_only`` is the accuracy with only the IDs of the length, ``token_count_only`` with only its number of tokens
-    (None if answers require all tokens of a training sequence). ``leakage`` is the attention weight outside the support
-    in the layer and head with the least.
+    ``ids_only`` is the accuracy if only the IDs are as at this length, ``token_count_only`` if only the number of
+    tokens is (None if answers require all tokens of a training sequence). ``leakage`` is the attention weight outside
+    the support, in the layer and head with the least leakage.
 
     ``exact_low`` to ``exact_high`` is the resulting range of exact match for examples with ``num_answers`` answer
-    tokens and one end token, which is right with ``end_accuracy``.
+    tokens and one end token with accuracy ``end_accuracy``.
     """
 
     length: int
@@ -63,13 +63,13 @@ class Forecast:
 
 
 def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: Fidelity, length: int) -> Forecast:
-    """Predict the accuracy at a length with pieces of ``budget`` tokens; ``InconclusiveError`` if they disagree."""
+    """Predict the accuracy at a length from pieces of ``budget`` tokens; ``InconclusiveError`` if they disagree."""
     queries = model.queries(length)
     pieces, coverage = model.pieces(queries, length, budget, MAX_PIECES)
     num_pieces = len(pieces.last) // len(queries.answer)
     if coverage < MIN_COVERAGE:
         raise InconclusiveError(
-            f"cannot tell: {MAX_PIECES} pieces as long as a trained sequence cover {coverage:.2f} of one; "
+            f"cannot tell: {MAX_PIECES} pieces of training size cover only {coverage:.2f} of a sequence; "
             "evaluate the run at this length"
         )
     weighted = model.query(queries, pieces)
@@ -113,7 +113,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
 
 
 def _interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
-    """Return the interval from accuracy in every piece to accuracy by the mean, with the margin.
+    """Return the interval from ``every_piece`` to ``mean``, extended by the margin.
 
     Tokens outside all pieces can mislead too, so errors are scaled by the inverse coverage.
     """
@@ -132,7 +132,7 @@ def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
 
 
 def attainable_accuracy(task: Task, queries: Queries) -> float:
-    """Return an upper limit of the accuracy that the best predictor reaches on as many other queries.
+    """Return an upper limit of the best predictor's accuracy on a new sample of the same size.
 
     The best predictor of a planted law returns the most probable label given the full prompt. The limit is 1 for other
     tasks, subclasses of ``Planted`` (which may sample differently) and laws without a span (too many sets to sum over).

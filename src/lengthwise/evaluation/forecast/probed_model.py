@@ -19,7 +19,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
 
-# Queries per length: of answer tokens, and of end tokens.
+# Number of queries per length, for answer tokens and for end tokens.
 NUM_QUERIES, NUM_END_QUERIES = 256, 32
 
 
@@ -27,8 +27,8 @@ NUM_QUERIES, NUM_END_QUERIES = 256, 32
 class ProbedModel:
     """A trained decoder and its training ranges.
 
-    ``id_range`` has the smallest and the largest ID of training, ``trained_distance`` is the widest range of IDs in one
-    training example, and ``fitted`` the exact match at the longest training length; None if unknown.
+    ``id_range`` is the smallest and the largest training ID, ``trained_distance`` is the largest ID difference within a
+    training example, and ``fitted`` is the exact match at the longest training length (both None if unknown).
     """
 
     decoder: Decoder
@@ -65,11 +65,11 @@ class ProbedModel:
         return None
 
     def queries(self, length: int, number: int = NUM_QUERIES) -> Queries:
-        """Sample answers of a length with the seed of the model."""
+        """Sample queries about answer tokens at a length, with the seed of the model."""
         return sample_queries(self.task, self.scheme, length, number, self.seed)
 
     def end_queries(self, length: int) -> Queries | None:
-        """Sample end tokens of a length; None if examples have no end token."""
+        """Sample queries about end tokens at a length; return None if examples have no end token."""
         return sample_end_queries(self.task, self.scheme, length, NUM_END_QUERIES, self.seed)
 
     def pieces(self, queries: Queries, length: int, budget: int, max_pieces: int) -> tuple[Subsample, float]:
@@ -92,7 +92,7 @@ class ProbedModel:
 class Fidelity:
     """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
-    The support and its neighbors always stay, so a quarter of a short sequence may have more tokens.
+    Subsamples contain the support and its neighbors, so a quarter of a short sequence may have more tokens.
     """
 
     whole: float
@@ -101,7 +101,7 @@ class Fidelity:
 
     @property
     def difference(self) -> float:
-        """Largest change of the accuracy by subsampling."""
+        """Largest change in accuracy due to subsampling."""
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 
 

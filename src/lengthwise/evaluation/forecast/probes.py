@@ -14,9 +14,9 @@ from lengthwise.model.decoder import Decoder
 
 # A set of tokens is sufficient if it lowers the probability of the right answer by at most this much.
 MAX_LOSS = 0.1
-# Quantile over answers of all reported values.
+# Reported values are this quantile over answers.
 QUANTILE = 0.9
-# Limit of the search.
+# Maximum number of tokens in the search.
 MAX_TOKENS = 32
 
 
@@ -24,8 +24,8 @@ MAX_TOKENS = 32
 class Needs:
     """The number of tokens that 90% of the answers require; None if it exceeds ``MAX_TOKENS``.
 
-    ``k`` excludes the token before the answer. Including it, ``reach`` is the span in token indexes and ``id_reach``
-    the span in IDs, on the level with the smallest span.
+    ``k`` excludes the token before the answer. ``reach`` is the span of the tokens and that token in token indexes, and
+    ``id_reach`` is their span in IDs, on the level with the smallest span.
     """
 
     k: int | None
@@ -35,7 +35,7 @@ class Needs:
 
 @torch.no_grad()
 def probe(decoder: Decoder, queries: Queries) -> Needs:
-    """Hide each token separately, sort tokens by the loss, and count how many of the first ones are sufficient.
+    """Hide each token separately, sort tokens by the resulting loss, and count how many of them are sufficient.
 
     Duplicated information is not detected: hiding one copy has no effect.
     """

@@ -17,7 +17,7 @@ from lengthwise.tasks import Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
-# Subsamples per query. Their mean log-probability counts, because the noise of a single one causes extra errors.
+# Number of subsamples per query. Their log-probabilities are averaged, because a single subsample is noisy.
 NUM_SUBSAMPLES = 8
 # Memory limit: the number of attention scores per layer and head in one forward.
 MAX_SCORES = 1 << 22
@@ -25,10 +25,10 @@ MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryResult:
-    """Correctness of each query: of the token and, if it is scored, the ID.
+    """Correctness of the queried token and, if it is scored, of its ID.
 
-    ``correct`` uses the mean log-probability over subsamples, ``correct_each`` each subsample. ``leakage`` is the
-    attention weight outside the support, the mean over queries and subsamples.
+    ``correct`` uses the mean log-probability over subsamples, and ``correct_each`` uses each subsample separately.
+    ``leakage`` is the mean attention weight outside the support, over queries and subsamples.
     """
 
     correct: Bool[np.ndarray, " queries"]
@@ -40,7 +40,7 @@ class QueryResult:
 class Queries:
     """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
 
-    ``support`` includes the separators before an answer, which determine segments; without declared support, only them.
+    ``support`` has the tokens that the task declares, and the separators before an answer, which determine segments.
     """
 
     examples: Examples
@@ -63,7 +63,7 @@ class Queries:
         )
 
     def first(self, number: int) -> "Queries":
-        """Return at most ``number`` queries from the start."""
+        """Return the first ``number`` queries, or all queries if there are fewer."""
         return self.select(np.arange(min(number, len(self.answer))))
 
     def max_answers(self, end: int) -> int:
@@ -83,14 +83,14 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
 
 
 def sample_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries:
-    """Sample examples, and one answer of each, uniformly without the end token."""
+    """Sample examples, and query one answer of each, sampled uniformly without the end token."""
     rng = stream(seed, "forecast questions", length)
     examples, batch = _sample_batch(task, scheme, length, number, rng)
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
 def sample_end_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries | None:
-    """Sample examples, and query the end token of each; None if an example has no scored end token."""
+    """Sample examples, and query the end token of each; return None if an example has no scored end token."""
     rng = stream(seed, "forecast end questions", length)
     examples, batch = _sample_batch(task, scheme, length, number, rng)
     ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
@@ -114,7 +114,7 @@ def sample_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.n
 def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> QueryResult:
     """Evaluate each query on its consecutive subsamples.
 
-    Weights change the attention scores, and ``visible_counts`` the length scaling of the decoder.
+    The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
     """
     size, heads = len(queries.answer), decoder.settings.num_heads
     number = len(subsample.last) // size
@@ -180,7 +180,7 @@ def _grade_ids(
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
     levels = decoder.next_ids(hidden, own_ids, tokens, prompts)
     each = torch.stack([level.most_likely() for level in levels])
-    # The subsamples of a query have the same own ID, and so the same candidates.
+    # The subsamples of a query start from the same ID, so they have the same candidates.
     means = [
         NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
         for level in levels

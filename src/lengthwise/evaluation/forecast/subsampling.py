@@ -17,10 +17,10 @@ _Columns = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarra
 class Subsample:
     """Subsamples of sequences, one per query, each ending with the token before the queried answer.
 
-    ``indices`` are increasing token indexes up to column ``last``, whose index repeats as padding. ``weights`` are the
-    numbers of tokens of the full sequence that each token represents, 1 near the support. A token in a sampled block
-    uses ``conditional_weights``, because its own block is known to be sampled. ``visible_counts`` are the numbers of
-    tokens of the full sequence up to each token, and ``blocks`` the block numbers.
+    ``indices`` are increasing token indexes up to column ``last``; the last index repeats as padding. A token
+    represents ``weights`` tokens of the full sequence (1 near the support). For queries in a sampled block, the other
+    tokens have ``conditional_weights``, because their own block is known to be sampled. ``visible_counts`` is the
+    number of tokens of the full sequence up to each token, and ``blocks`` is the block number.
     """
 
     indices: Int[np.ndarray, "queries kept"]
@@ -31,7 +31,7 @@ class Subsample:
     last: Int[np.ndarray, " queries"]
 
     def score_bias(self) -> Float[np.ndarray, "queries kept kept"]:
-        """Return the log weight of each key for each query token; keys of its own block have weight 1."""
+        """Return the log weight of each key for each query token; keys in the block of the query have weight 1."""
         other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
         sampled = self.weights[:, :, None] > 1
         weight = np.where(sampled, self.conditional_weights[:, None, :], self.weights[:, None, :])
@@ -48,22 +48,22 @@ def subsample(
     last_index: Int[np.ndarray, " queries"],
     budget: int,
     rng: np.random.Generator,
-    units: Int[np.ndarray, "queries seq"] | None = None,
+    unit_ids: Int[np.ndarray, "queries seq"] | None = None,
     block_size: int = BLOCK_SIZE,
 ) -> Subsample:
-    """Sample about ``budget`` of the tokens up to ``last_index``, the token before each answer.
+    """Sample about ``budget`` tokens up to ``last_index``, the index of the token before each answer.
 
-    The support stays with ``NUM_NEIGHBORS`` neighbors on both sides. The other tokens are sampled without replacement
-    in blocks of ``block_size``, at least two of them, and weighted by the inverse of the sampled fraction. The expected
-    weighted sum over all other tokens is then the full sum (Horvitz and Thompson 1952), from sampled tokens as well as
-    from tokens of the support.
+    Every subsample contains the support and ``NUM_NEIGHBORS`` neighbors on both sides of it. Other tokens are sampled
+    without replacement in at least two blocks of ``block_size`` tokens, and weighted by the inverse of the sampled
+    fraction. The expected weighted sum over sampled tokens is then the sum over all other tokens (Horvitz and Thompson
+    1952), for queries in sampled blocks and near the support.
 
-    ``units`` numbers the tokens that stay or go together, such as coupled tokens, so that a subsample has the layout of
-    a shorter sequence. Blocks and the budget then count units. By default each token is a unit.
+    Tokens with the same ``unit_ids`` are sampled together, such as coupled tokens, so that a subsample has the layout
+    of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
     columns = []
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        unit = np.arange(end + 1) if units is None else units[query, : end + 1]
+        unit = np.arange(end + 1) if unit_ids is None else unit_ids[query, : end + 1]
         # Block starts are random, so that no token is always the first of its block.
         shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
         blocks = _divide(tokens, unit, budget, block_size, shift)
@@ -80,9 +80,9 @@ def split_into_pieces(
 ) -> tuple[Subsample, float]:
     """Split each sequence into at most ``max_pieces`` pieces of about ``budget`` tokens.
 
-    The support is in all pieces, and every other block in one of them, in random order. Sequences that need fewer
-    pieces than the longest one repeat some blocks. Return the pieces, query by query, and the fraction of the tokens
-    that they cover, the minimum over queries.
+    Each piece contains the support. Each other block is in one piece, in random order; a sequence that needs fewer
+    pieces than the longest sequence repeats some blocks. Return the pieces, query by query, and the fraction of tokens
+    that they cover (the minimum over queries).
     """
     divided = [
         _divide(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
@@ -121,7 +121,7 @@ def upweight_distractors(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """One sequence in blocks: a mask of those near the support, and the numbers of the ``optional`` others.
+    """Blocks of one sequence: a mask of ``required`` blocks near the support, and the numbers of ``optional`` blocks.
 
     ``num_sampled`` is the number of optional blocks within the budget.
     """

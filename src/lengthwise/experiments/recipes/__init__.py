@@ -29,7 +29,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
 
 @check_arguments
 def recipe(name: str) -> Experiment:
-    """Return the experiment of a recipe; ``UnknownNameError`` names the nearest recipe."""
+    """Return the experiment of a recipe; ``UnknownNameError`` suggests the nearest recipe."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
@@ -58,7 +58,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
-    """Train on all lengths of a file and evaluate at some of them; other tasks have every length."""
+    """Set the lengths of a task file: train on all of them, evaluate at some. Other tasks have every length."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
@@ -68,7 +68,7 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
 
 
 def _shared_settings(target: type[Any], source: Any) -> dict[str, Any]:
-    """Return the settings of ``source`` that the class ``target`` has as well."""
+    """Return the settings of ``source`` that the class ``target`` also has."""
     names = {part.name for part in fields(target)} if is_dataclass(target) else set()
     return {part.name: getattr(source, part.name) for part in fields(source) if part.name in names}
 

@@ -13,9 +13,9 @@ from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort
 from lengthwise.training.trainer import TrainingSettings
 
-# Enough IDs for 1,000 digits, with room.
+# Enough IDs for more than 1,000 digits.
 ADDITION_IDS = 2048
-# Gaps nearly everywhere: each example contains ten distances instead of three, and a long sum has all of them.
+# With many gaps, each example contains ten ID distances instead of three. Long sums contain all of them.
 ADDITION_GAPS = 10
 # IDs per level (digits and operands): up to 60 of each and their signs.
 MULTI_ADDITION_IDS = 64
@@ -95,7 +95,7 @@ def multiplication_given() -> Experiment:
 
 
 def sort() -> Experiment:
-    """Sorting of lists of up to 10 items; PPC finds the next item with its search head, the decoder copies it."""
+    """Sorting of lists of up to 10 items; PPC finds the next item with its search head, and the decoder copies it."""
     return Experiment(
         task=Sort(),
         scheme=Predicted(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS),

@@ -10,7 +10,7 @@ from lengthwise.positions import Sequential, Skipwise
 from lengthwise.tasks import Text
 from lengthwise.training.trainer import TrainingSettings
 
-# 256 far tokens and 32 near tokens, with room.
+# More than 256 far tokens and 32 near tokens.
 LENGTH = 320
 # Context length of training in the comparison, and test lengths as multiples of it.
 TRAIN_LENGTH = 256

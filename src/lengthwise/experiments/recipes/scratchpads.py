@@ -15,7 +15,7 @@ from lengthwise.training.trainer import TrainingSettings
 
 # Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
 PARITY_IDS, COPY_IDS, ASSIGNMENT_IDS = 20_480, 4096, 2048
-# Gaps nearly everywhere: an example contains distances of every size. With three, 1 seed of 5 failed at 2,000 bits.
+# Gaps nearly everywhere: an example contains all distances. With three gaps, 1 of 5 seeds failed at 2,000 bits.
 MAX_GAPS = 10
 DEMO = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
 

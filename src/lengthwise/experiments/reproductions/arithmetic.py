@@ -5,7 +5,7 @@ from dataclasses import replace
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.reproduction import Claim, Size
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Multiplication
 
@@ -61,7 +61,7 @@ ARITHMETIC = Claim(
     summary="addition to 100 times the digits, more operands, multiplication to 20 times, sorting to 6 times",
     paper="extends section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_experiments,
-    laptop=Size(
+    laptop=SizePreset(
         num_seeds=1, labels=tuple(label for label in LABELS if label.endswith("PPC") and "carries" not in label)
     ),
 )

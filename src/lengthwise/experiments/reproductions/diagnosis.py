@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.encodings import NoPE, Rotary
-from lengthwise.evaluation.diagnosis.attribution import EITHER, ID_ERRORS
+from lengthwise.evaluation.diagnosis.attribution import EITHER, ID_ERRORS, MORE_IDS
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.forecast.certificate import UNTRAINED_IDS
 from lengthwise.evaluation.tables_and_figures import Rows, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.reproductions.ppc import PPC
-from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.reproductions.scratchpads import VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
@@ -22,6 +23,8 @@ from lengthwise.experiments.run_analysis import diagnose_run
 EXAMPLES = 256
 # Names of causes in saved readings, if they differ.
 SAVED_NAMES = {
+    MORE_IDS: "more different IDs than training showed",
+    UNTRAINED_IDS: "IDs or distances that training did not show",
     EITHER: "the number of tokens and the IDs, each of which is enough to fail by",
     ID_ERRORS: "IDs that it predicts wrong",
 }
@@ -113,8 +116,8 @@ DIAGNOSIS = Claim(
     summary="causes of failure at a length: six runs with known causes, and their lengthwise diagnose output",
     paper="a reviewers' question",
     experiments=_experiments,
-    laptop=Size(num_seeds=1),
-    full=Size(num_seeds=3),
+    laptop=SizePreset(num_seeds=1),
+    full=SizePreset(num_seeds=3),
     read=_read,
     tables=_tables,
     draw=_draw,

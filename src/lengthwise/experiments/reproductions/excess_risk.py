@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-# Bootstrap resamples of the seeds, and a lower limit of losses: float32 cannot resolve smaller ones.
+# Number of bootstrap resamples of the seeds, and a lower limit of losses, because float32 cannot resolve smaller ones.
 RESAMPLES, FLOOR = 2000, 1e-8
 
 
@@ -41,10 +41,10 @@ class Growth:
 
 
 def growth(cells: list[Cell], rng: np.random.Generator) -> Growth | None:
-    """Fit the growth of the far loss; None if the cells do not determine all three coefficients.
+    """Fit the growth of the far loss; return None if the cells do not determine all three coefficients.
 
-    Least squares of the log far loss on both numbers of bits and the log near loss, so that cells are compared at equal
-    near loss. The intervals resample seeds with replacement.
+    The fit is a linear regression of the log far loss on both numbers of bits and the log near loss, which compares
+    cells at equal near loss. The intervals resample seeds with replacement.
     """
     estimate = _fit(cells)
     if estimate is None:
@@ -56,13 +56,15 @@ def growth(cells: list[Cell], rng: np.random.Generator) -> Growth | None:
         if (coefficients := _fit(sample)) is not None:
             resamples.append(coefficients)
     return Growth(
-        per_train_bit=_factor(estimate, resamples, 1),
-        per_test_bit=_factor(estimate, resamples, 2),
+        per_train_bit=_factor_with_interval(estimate, resamples, 1),
+        per_test_bit=_factor_with_interval(estimate, resamples, 2),
         power=float(estimate[3]),
     )
 
 
-def _factor(estimate: Float[np.ndarray, " 4"], resamples: list[Float[np.ndarray, " 4"]], index: int) -> Factor:
+def _factor_with_interval(
+    estimate: Float[np.ndarray, " 4"], resamples: list[Float[np.ndarray, " 4"]], index: int
+) -> Factor:
     value = float(np.exp(estimate[index]))
     if not resamples:
         return Factor(value=value, interval=None)

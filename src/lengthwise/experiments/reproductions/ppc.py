@@ -12,7 +12,7 @@ from lengthwise.evaluation.grading import Grades, first_errors, grade
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import probed_model_of
 from lengthwise.positions import Predicted
@@ -80,7 +80,7 @@ def _with_classes(base: Experiment) -> Experiment:
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Compare free decoding and teacher forcing at the first failing length, and answers from few tokens there."""
+    """Compare free decoding and teacher forcing, and measure answers from few tokens, at the first failing length."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
@@ -91,7 +91,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 
 
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
-    """Return the accuracy (token and ID) with only the support or as many other tokens in the context."""
+    """Return the accuracy (token and ID) from only the support, and from the same number of other tokens."""
     run.decoder.eval()
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_ANSWERS)
@@ -149,10 +149,10 @@ class _DecodingCounts:
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [_failures(rows), _decoding(readings), _few(readings)]
+    return [_first_error_table(rows), _decoding(readings), _few(readings)]
 
 
-def _failures(rows: Rows) -> Table:
+def _first_error_table(rows: Rows) -> Table:
     """Return the kinds of first errors at the shortest length with any error."""
     body = []
     for label in dict.fromkeys(row["row"] for row in rows):
@@ -200,7 +200,7 @@ PPC = Claim(
     summary="PPC ablations: heads, ID loss weight, ID range and gaps, scheduled sampling, and kinds of errors",
     paper="section 5.2, and a reviewer's questions about it",
     experiments=_experiments,
-    laptop=Size(
+    laptop=SizePreset(
         num_seeds=1,
         labels=tuple(f"parity, {what}" for what in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
         max_length=2000,

@@ -9,7 +9,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
@@ -56,7 +56,7 @@ RECALL = Claim(
     summary="recall with one or several questions, up to 64 times the training length; dilution of attention",
     paper="a reviewer's question (k = 1); tasks after Arora et al. 2024 (arXiv 2312.04927)",
     experiments=_experiments,
-    laptop=Size(
+    laptop=SizePreset(
         num_seeds=1,
         labels=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
         max_length=512,

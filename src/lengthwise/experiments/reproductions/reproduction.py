@@ -13,19 +13,19 @@ from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compa
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import Run, load_run
-from lengthwise.experiments.run_folder import read_sealed, run_folder, seal_rows, write_rows
+from lengthwise.experiments.run_folder import read_rows_with_digest, run_folder, write_rows, write_rows_with_digest
 
 # A table: title, header and body.
 Table = tuple[str, list[str], list[list[str]]]
 SIZES = ("quick", "laptop", "full", "gpu")
 # Seeds below this one were used to tune the settings.
 FIRST_SEED = 9000
-# Values extracted from one run, in its folder, and from all runs, next to the results.
+# Files of extracted values: of one run, in its folder, and of all runs, next to the results.
 READING, READINGS = "reading.jsonl", "readings.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class SizePreset:
     """The part of a claim to run: number of seeds, row labels (None: all), and limits on test length and steps."""
 
     num_seeds: int
@@ -47,14 +47,14 @@ class Claim:
     summary: str
     paper: str
     experiments: Callable[[], dict[str, Experiment]]
-    laptop: Size
-    full: Size = Size(num_seeds=5)
+    laptop: SizePreset
+    full: SizePreset = SizePreset(num_seeds=5)
     read: Callable[[Run, Rows], Mapping[str, Any]] | None = None
     tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
     draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
 
     def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
-        """Return the experiments of a size and the number of seeds for each, counted from ``first_seed``.
+        """Return the experiments of a size and the number of seeds for each, starting at ``first_seed``.
 
         ``quick`` has all experiments at a tiny size; ``gpu`` equals ``full``.
         """
@@ -68,7 +68,7 @@ class Claim:
         return {label: _limited(experiments[label], part) for label in labels}, part.num_seeds
 
     def default_labels(self, size: str) -> tuple[str, ...] | None:
-        """Return the labels that run by default, None for all; ``quick`` runs those of ``laptop``."""
+        """Return the labels that run by default, None for all; ``quick`` runs the labels of ``laptop``."""
         return self.laptop.labels if size == "quick" else None
 
 
@@ -83,7 +83,7 @@ class Reproduction:
 
 
 @check_arguments
-def reproduce(  # noqa: PLR0913  (a setting of the call each)
+def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
     claim: Claim,
     size: str,
     out: StrPath,
@@ -94,11 +94,11 @@ def reproduce(  # noqa: PLR0913  (a setting of the call each)
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Train and evaluate the experiments of a claim at one of ``SIZES``; the same call resumes a stopped one.
+    """Train and evaluate the experiments of a claim at one of ``SIZES``; repeat the call to continue after a stop.
 
-    ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds count from ``first_seed``; their
+    ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds start at ``first_seed``; their
     default number depends on the size. ``only`` restricts this call to some labels; results of earlier calls are
-    included. ``UnknownNameError`` for an unknown size or label.
+    included. Raises ``UnknownNameError`` for an unknown size or label.
     """
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)
@@ -147,14 +147,14 @@ def _readings(
             if not (folder / COMPARISON_ROWS).exists():
                 continue
             if not (folder / READING).exists():
-                values = claim.read(load_run(folder, device=device), read_sealed(folder / COMPARISON_ROWS))
-                seal_rows(folder / READING, [{"row": label, "seed": seed, **values}])
-            readings += read_sealed(folder / READING)
+                values = claim.read(load_run(folder, device=device), read_rows_with_digest(folder / COMPARISON_ROWS))
+                write_rows_with_digest(folder / READING, [{"row": label, "seed": seed, **values}])
+            readings += read_rows_with_digest(folder / READING)
     write_rows(out / READINGS, readings)
     return readings
 
 
-def _limited(experiment: Experiment, size: Size) -> Experiment:
+def _limited(experiment: Experiment, size: SizePreset) -> Experiment:
     training, tests = experiment.training, experiment.evaluation
     if size.max_steps is not None and training.steps > size.max_steps:
         training = replace(training, steps=size.max_steps)

@@ -12,7 +12,7 @@ from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, save_f
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
-from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 
 # Layers and width; each head has 32 dimensions.
@@ -120,7 +120,7 @@ def _at_equal_flops(task: str, readings: Rows) -> Table:
     for power in sorted({_power(reading) for reading in task_readings}):
         equal = [reading for reading in task_readings if _power(reading) == power]
         cells = dict.fromkeys(map(_cell, equal))
-        means = {cell: _mean_reach([each for each in equal if _cell(each) == cell]) for cell in cells}
+        means = {cell: _geometric_mean_exact_length([each for each in equal if _cell(each) == cell]) for cell in cells}
         best = max(means.values())
         leaders = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
         body.append(
@@ -134,7 +134,7 @@ def _power(reading: Mapping[str, Any]) -> int:
     return math.floor(math.log(reading["flops"], 4))
 
 
-def _mean_reach(readings: Rows) -> float:
+def _geometric_mean_exact_length(readings: Rows) -> float:
     """Return the geometric mean; a run that fails within the training length counts as 0.1."""
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
@@ -153,7 +153,9 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
             for budget in BUDGETS:
                 group = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
                 if group:
-                    points.append((sum(each["flops"] for each in group) / len(group), _mean_reach(group)))
+                    points.append(
+                        (sum(each["flops"] for each in group) / len(group), _geometric_mean_exact_length(group))
+                    )
                 axes.plot(
                     [each["flops"] for each in group],
                     [max(each["reached"], 0.1) for each in group],
@@ -179,12 +181,12 @@ SCALE = Claim(
     summary="extrapolation of PPC and sparse parity by depth, width and training budget, and at equal FLOPs",
     paper="a question of two reviewers",
     experiments=_experiments,
-    laptop=Size(
+    laptop=SizePreset(
         num_seeds=1,
         labels=tuple(label for label, (name, _, budget) in CELLS.items() if name == "parity" and budget > 0.25),
         max_length=2000,
     ),
-    full=Size(num_seeds=3),
+    full=SizePreset(num_seeds=3),
     read=_read,
     tables=_tables,
     draw=_draw,

@@ -6,7 +6,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.scratchpads import with_baselines
-from lengthwise.experiments.reproductions.reproduction import Claim, Size
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset
 from lengthwise.tasks import VariableAssignment
 
 # Labels that a laptop trains in minutes.
@@ -53,12 +53,12 @@ PARITY = Claim(
     summary="parity with scratchpad to 1,000 times the length: PPC, coupled IDs and seven other position methods",
     paper="section 5.2",
     experiments=_parity,
-    laptop=Size(num_seeds=2, labels=LAPTOP_LABELS, max_steps=2000),
+    laptop=SizePreset(num_seeds=2, labels=LAPTOP_LABELS, max_steps=2000),
 )
 VARIABLE_ASSIGNMENT = Claim(
     name="variable_assignment",
     summary="variable assignment with scratchpad to 100 times the length: content-dependent IDs, by chain depth",
     paper="section 5.2",
     experiments=_variable_assignment,
-    laptop=Size(num_seeds=1, labels=LAPTOP_LABELS, max_length=160, max_steps=1500),
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=160, max_steps=1500),
 )

@@ -12,7 +12,7 @@ from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, label_
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproductions.excess_risk import Cell, Factor, growth
-from lengthwise.experiments.reproductions.reproduction import Claim, Size, Table
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 
 # Maximal numbers of flagged bits in training; the first three train in minutes in every variation.
@@ -219,7 +219,7 @@ SPARSE_PARITY = Claim(
     summary="sparse parity without scratchpad to 100 times the length, by bits in training and in the test",
     paper="section 5.1",
     experiments=_experiments,
-    laptop=Size(num_seeds=2, labels=(PLAIN.label(4), PLAIN.label(6)), max_length=500),
+    laptop=SizePreset(num_seeds=2, labels=(PLAIN.label(4), PLAIN.label(6)), max_length=500),
     tables=_tables,
     draw=_draw,
 )
