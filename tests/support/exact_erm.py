@@ -16,12 +16,12 @@ Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray
 
 
 def averaged(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
-    """Return the mean over lengths; the risk at a single length may be L times as large."""
+    """Return the mean over lengths; the risk at one length may be up to L times this mean."""
     return np.asarray(risks.mean(axis=1))
 
 
 def minimax(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
-    """Return the largest over lengths."""
+    """Return the largest risk over lengths."""
     return np.asarray(risks.max(axis=1))
 
 
@@ -30,9 +30,9 @@ OBJECTIVES: dict[str, Objective] = {"averaged": averaged, "minimax": minimax}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimizer:
-    """The index of the first predictor with the smallest objective, of all ties, and the objectives of all.
+    """Index of the first predictor with the smallest objective, indexes of all ties, and all objectives.
 
-    ``ties`` includes the ``best`` one; the training objective does not decide between them.
+    ``ties`` includes ``best``; the training objective does not decide between ties.
     """
 
     best: int
@@ -43,9 +43,9 @@ class Minimizer:
 
 
 def training_lengths(longest: int) -> tuple[int, ...]:
-    """Return the lengths from half the longest, rounded up, to the longest: Golowich et al. 2025, equation (3)."""
+    """Return the lengths from half the longest (rounded up) to the longest; Golowich et al. 2025, equation (3)."""
     if longest < 1:
-        raise SettingError(f"invalid longest training length {longest}; use at least 1")
+        raise SettingError(f"invalid longest training length {longest}; use a length of at least 1")
     return tuple(range((longest + 1) // 2, longest + 1))
 
 
@@ -67,15 +67,15 @@ def exact_erm(
     objective: str = "averaged",
     tolerance: float = 1e-12,
 ) -> Minimizer:
-    """Minimize the mean or the maximum over training lengths of the population risk, over a finite class.
+    """Find the predictor of a finite class with the smallest mean or maximum population risk over the lengths.
 
-    Objectives that differ by at most ``tolerance`` are ties. The averaged objective is that of Golowich et al. 2025
-    (arXiv 2502.16792), equation (3).
+    Objectives that differ by at most ``tolerance`` are ties. The averaged objective is equation (3) of Golowich et al.
+    2025 (arXiv 2502.16792).
     """
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if not predictors or not lengths:
-        raise SettingError(f"invalid {len(predictors)} predictors at {len(lengths)} lengths; pass at least one of each")
+        raise SettingError(f"invalid {len(predictors)} predictors at {len(lengths)} lengths; pass at least 1 of both")
     risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
     values = OBJECTIVES[objective](risks)
     ties = np.flatnonzero(values <= values.min() + tolerance)

@@ -1,4 +1,4 @@
-"""Both sides of the gap lemma, which compares a long random gap with shorter ones."""
+"""Both sides of the gap lemma, which compares a long random gap with shorter gaps."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from lengthwise.core.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapChain:
-    """Independent blocks in a gap with additive non-negative costs of blocks, of neighbors, and of the two ends.
+    """Chain of independent blocks in a gap, with nonnegative costs of blocks, of neighbors, and of both ends.
 
-    A block has value v with probability ``probability[v]``. ``SettingError`` for negative costs or an invalid
+    A block has value v with probability ``probability[v]``. Raises ``SettingError`` for negative costs or an invalid
     distribution. Derived here.
     """
 
@@ -45,7 +45,7 @@ class GapChain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapSides:
-    """The inequalities ``shortened >= lower`` and ``mean <= upper``, with the mean ``q`` of the long gap."""
+    """Sides of the inequalities ``shortened >= lower`` and ``mean <= upper``; ``mean`` is q of the long gap."""
 
     mean: float
     shortened: float
@@ -56,7 +56,7 @@ class GapSides:
 def gap_sides(chain: GapChain, n0: int, blocks: int, theta: float = 0.5) -> GapSides:
     """Compute both inequalities for a gap of ``blocks >= 2 n0 + 2`` blocks and ``0 < theta < 1``. Derived here.
 
-    ``shortened`` is the average of ``q_(i+j+1)`` over i, j from 1 to ``n0``; it is at least ``q (1 - log(1/q) / n0)``;
+    ``shortened`` is the average of ``q_(i+j+1)`` over i, j from 1 to ``n0``. It is at least ``q (1 - log(1/q) / n0)``,
     and q is at most ``shortened / (1 - theta) + exp(-theta n0)``.
     """
     if n0 < 1 or blocks < 2 * n0 + 2 or not 0 < theta < 1:
@@ -76,7 +76,7 @@ def gap_sides(chain: GapChain, n0: int, blocks: int, theta: float = 0.5) -> GapS
 
 
 def _log_sum(logs: Float[np.ndarray, "values *others"]) -> np.ndarray:
-    """Return the log of the sum of exponentials over the first axis; minus infinity if all are 0."""
+    """Return the log of the sum of exponentials over the first axis; minus infinity if all exponentials are 0."""
     top = logs.max(axis=0)
     anchor = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):

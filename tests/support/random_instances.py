@@ -1,4 +1,4 @@
-"""Random planted laws with finite classes of heads, and the best head of a class on short sequences."""
+"""Random planted laws with finite classes of heads, and the best head of each class on short sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NUM_LABELS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Sizes of an instance, with the longest training length and the test length."""
+    """Sizes of an instance: tokens, k, span, longest training length and test length."""
 
     num_tokens: int
     k: int
@@ -37,12 +37,12 @@ class Sizes:
         if not self.span <= (self.train_length + 1) // 2 or self.test_length < self.train_length:
             raise SettingError(
                 f"invalid lengths {self.train_length} and {self.test_length} with span {self.span}; train at "
-                f"{2 * self.span} or longer, and test at no shorter length"
+                f"{2 * self.span} or longer, and do not test at a shorter length"
             )
 
     @property
     def train_lengths(self) -> range:
-        """The training lengths L/2 .. L."""
+        """The training lengths from L/2 to L."""
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @property
@@ -69,13 +69,13 @@ class Regime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """Laws whose planted tuples start with a token outside the background, and heads with low background scores."""
+    """Regime in which planted tuples start with a token outside the background, and background scores are low."""
 
     name: ClassVar[str] = "clean"
     summary: ClassVar[str] = "planted tuples start with a token that the background never produces; small risks"
 
     def law(self, sizes: Sizes, rng: np.random.Generator) -> Planted:
-        """Sample a law with certain labels whose planted tuples start with the last token."""
+        """Sample a law whose planted tuples start with the last token and determine the label."""
         marker = sizes.num_tokens - 1
         tuples = [(marker, *rest) for rest in product(range(marker), repeat=sizes.k - 1)]
         labels = np.eye(NUM_LABELS)
@@ -83,7 +83,7 @@ class Clean:
         return _planted(sizes, background, tuples, labels, rng)
 
     def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
-        """Sample log scores near 0 for planted tuples and far below 0 for others."""
+        """Sample log scores near 0 for planted tuples and far below 0 for other tuples."""
         shape = (len(sizes.shapes), sizes.num_tokens**sizes.k)
         low = -rng.uniform(3.0, 10.0) + rng.normal(size=shape)
         return np.where(law.tuple_law > 0, rng.uniform(-0.5, 0.5, size=shape), low)
@@ -91,7 +91,7 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Laws whose background may contain planted tuples, with random labels, and heads with similar scores for both."""
+    """Regime in which the background may contain planted tuples, labels are random, and scores are similar."""
 
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "an ambiguous background; large risks"
@@ -132,11 +132,11 @@ class Instance:
 
 
 def random_instance(regime: str, sizes: Sizes, seed: int, num_heads: int = 12) -> Instance:
-    """Sample the instance of these arguments; ``UnknownNameError`` for an unknown regime."""
+    """Sample an instance from a seed; raises ``UnknownNameError`` for an unknown regime."""
     if regime not in REGIMES:
         raise unknown_name("regime", regime, REGIMES)
     sampler = REGIMES[regime]()
-    # The stream is part of the results of benchmarks/theory_bounds.py.
+    # This text selects the random stream; the results of benchmarks/theory_bounds.py depend on it.
     purpose = (
         f"Sizes(num_tokens={sizes.num_tokens}, k={sizes.k}, span={sizes.span}, trained={sizes.train_length}, "
         f"tested={sizes.test_length})"
@@ -154,7 +154,7 @@ def _planted(
     labels: Float[np.ndarray, "rows labels"],
     rng: np.random.Generator,
 ) -> Planted:
-    """Sample some of the tuples with label probabilities, and shapes with random weights."""
+    """Sample planted tuples with label probabilities, and shapes with random weights."""
     number = int(rng.integers(1, min(3, len(tuples)) + 1))
     indexes = rng.choice(len(tuples), size=number, replace=False)
     rows = labels[rng.integers(len(labels), size=number)]
@@ -171,7 +171,7 @@ def _planted(
 def _head(
     law: Planted, sizes: Sizes, log_scores: Float[np.ndarray, "shapes codes"], rng: np.random.Generator
 ) -> TabularAttention:
-    """Sample a head with almost right values for planted tuples and arbitrary ones for others."""
+    """Sample a head with almost correct values for planted tuples and arbitrary values for other tuples."""
     arbitrary = rng.dirichlet(np.full(NUM_LABELS, 0.5), size=log_scores.shape)
     doubt = rng.choice([0.0, 0.0, 0.05, 0.3])
     right = (1 - doubt) * law.label_law + doubt / NUM_LABELS

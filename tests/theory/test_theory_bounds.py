@@ -248,10 +248,10 @@ def test_linear_growth_is_attained_by_small_weights_on_fillers():
     assert 1 <= SingleTokens().value(case) / risk <= 1.0001
 
 
-def heavy_joints(digits=3, heavy=1e9):
+def heavy_joints(digits=3, heavy_score=1e9):
     """Build a case where only ``star 0 1 .. x`` is misleading, and no shorter sequence made of its pieces."""
     star, x, size = digits, digits + 1, digits + 2
-    scores, values = np.full((size, size), heavy), np.tile([1.0, 0.0], (size, size, 1))
+    scores, values = np.full((size, size), heavy_score), np.tile([1.0, 0.0], (size, size, 1))
     scores[range(digits - 1), range(1, digits)] = 1e-9
     scores[star, 0] = scores[digits - 1, x] = 1.0
     values[digits - 1, x] = (0.0, 1.0)

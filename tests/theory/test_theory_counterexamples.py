@@ -180,7 +180,7 @@ def append_token(before: tuple[int, tuple[int, ...]], after: int, digits: int) -
     return after, tuple(count + (number == kind) for number, count in enumerate(counts))
 
 
-def risk_by_counts(digits: int, heavy: float, length: int) -> float:
+def risk_by_counts(digits: int, heavy_score: float, length: int) -> float:
     """Compute the risk of 'heavy joints' from the numbers of pairs of each kind, from left to right."""
     risk = 0.0
     for start in range(length - 1):
@@ -192,7 +192,7 @@ def risk_by_counts(digits: int, heavy: float, length: int) -> float:
                 extended[append_token(before, after, digits)] += share / len(possible)
             states = extended
         for (_, (right, wrong, rising, others)), share in states.items():
-            risk += share * wrong / (right + wrong + 1e-9 * rising + heavy * others) / (length - 1)
+            risk += share * wrong / (right + wrong + 1e-9 * rising + heavy_score * others) / (length - 1)
     return risk
 
 
@@ -201,7 +201,7 @@ def test_the_risks_of_heavy_joints_equal_those_from_counts_of_pairs():
     for length, risk in risks.items():
         assert risk == pytest.approx(risk_by_counts(3, 1e9, length), rel=1e-4, abs=1e-15)
     with pytest.raises(SettingError, match=r"length 9 has .* sequences, more than the"):
-        heavy_joints(digits=7, heavy=1e13).run([9])
+        heavy_joints(digits=7, heavy_score=1e13).run([9])
     long = [risk_by_counts(7, 1e13, length) for length in range(2, 10)]
     assert mean(long[:-1]) == pytest.approx(1.0e-15, rel=0.05)
     assert long[-1] == pytest.approx(9.0**-7 / 8 / 2, rel=1e-3)

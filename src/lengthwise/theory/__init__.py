@@ -1,1 +1,1 @@
-"""Theory of length generalization (Golowich et al. 2025): sparse attention, exact risks, bounds, counterexamples."""
+"""Theory of length generalization (Golowich et al. 2025): attention, exact risks, bounds and counterexamples."""

@@ -1,4 +1,4 @@
-"""Certificate of a planted law beyond the training lengths: assumptions, exact risks, bounds and predictions."""
+"""Certificate of a planted law at longer lengths: assumptions, exact risks, bounds and predictions."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +21,15 @@ from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalV
 from lengthwise.theory.risk.risk_at_length import RiskEstimate, conditional_risk, estimate_risk, mean_risk
 
 LOSS = TotalVariation()
-# The largest test length for bounds that sum over pieces of every planted set.
+# The largest test length of bounds that sum over the pieces of every planted set.
 MAX_COVER_LENGTH = 1024
-# Names of bounds that hold with probability 0.95 only.
+# Names of the bounds that hold only with probability 0.95.
 PROBABILISTIC = {SampledKnownScores.name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A condition of the theory, the measurement that decides it, and the name of a counterexample without it.
+    """A condition of the theory, the measurement that tests it, and the counterexample that violates it.
 
     ``holds`` is None if the condition was not checked.
     """
@@ -42,7 +42,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """The risk of the fitted head and of the true posterior at one length.
+    """Risks of the fitted head and of the true posterior at one length.
 
     The posterior minimizes the log loss, but not total variation: if labels are uncertain, a more confident predictor
     has a smaller total variation.
@@ -55,7 +55,7 @@ class Risk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundValue:
-    """The value of a bound at one length, or the reason in ``refused``; ``bound`` and ``title`` are its name."""
+    """The value of a bound at one length, or the reason for no value in ``refused``; ``title`` is the name."""
 
     bound: str
     title: str
@@ -67,7 +67,7 @@ class BoundValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawCertificate:
-    """Assumptions, exact risks, bounds and predictions for one fitted head, and a verdict in words.
+    """Assumptions, exact risks, bounds and predictions for one fitted head, with a verdict.
 
     ``risks`` holds the longest training length and the test lengths in increasing order.
     """
@@ -86,8 +86,8 @@ def certify_law(
 ) -> LawCertificate:
     """Fit a sparse functional attention on lengths ``trained`` (inclusive), and certify its risk at longer ``lengths``.
 
-    Risks are exact if the law has a span or few sequences, and sampled otherwise. A bound whose condition fails is
-    listed with the reason. ``SettingError`` for lengths without room for the planted set or within training.
+    Risks are exact if the law has a span or few sequences, and sampled otherwise. If a condition of a bound fails, the
+    certificate gives the reason. Raises ``SettingError`` for lengths that are too short or within training.
     """
     _check_lengths(law, trained, lengths)
     law, longest = law.possible, trained[1]
@@ -129,7 +129,7 @@ def check_longer(longest: int, lengths: Sequence[int]) -> None:
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
-    """Return the guarantee at one length, or the conditions that fail."""
+    """Return the guarantee at one length, or the failed conditions."""
     certain = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
     values = [(each.value, each.title) for each in certain if each.value is not None]
     if not values:
@@ -147,7 +147,7 @@ def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[
 
 
 def _risk(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
-    """Estimate both risks, on the same sequences if both are sampled."""
+    """Estimate both risks; if both are sampled, use the same sequences."""
     posterior: Predictor = BayesPredictor(law)
     with suppress(SettingError):
         posterior = bayes_attention(law, length)
@@ -191,7 +191,7 @@ def _regularity(case: Extrapolation, span: int | None) -> Assumption:
     elif case.train_length < span:
         found = f"training lengths up to {case.train_length} have no room for the span {span}"
     else:
-        # Longer lengths add nothing: eta grows only with the number of starts.
+        # Longer lengths need no check, because eta grows only with the number of starts.
         eta_train = eta(case.law.placement, case.train_length, span)
         ratio = rho(case.law.placement, case.test_length, case.train_length)
         holds = math.isfinite(eta_train) and math.isfinite(ratio)
@@ -208,7 +208,7 @@ def _light_joints(case: Extrapolation) -> Assumption:
 
 
 def _case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
-    """Return the inputs of the bounds by test length; all share the risks at training lengths."""
+    """Return a function from a test length to the inputs of the bounds; training risks are computed once."""
     conditional: Callable[..., ConditionalRisk] = cache(
         lambda law, length, loss: conditional_risk(law, predictor, length, loss)
     )

@@ -1,4 +1,4 @@
-"""Certificate of a task: the conditions of proposition 4.4, measured on examples of its answers."""
+"""Certificate of a task: the conditions of proposition 4.4, measured on example answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ Shape = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """The tokens that the answers of a task depend on, at one length.
+    """Sizes of the token sets that the answers of a task depend on, at one length.
 
-    ``k`` and ``reach`` are the number and the span of these tokens and the token before the answer. ``id_reach`` is the
-    span of these tokens in coupled IDs, on the level where it is largest; None without coupling. ``num_ids`` is the
-    number of IDs.
+    Sets include the token before the answer. ``k`` is the number of tokens in a set, and ``reach`` is their span.
+    ``id_reach`` is their span in coupled IDs, on the level where it is largest; it is None without coupling.
+    ``num_ids`` is the number of IDs.
     """
 
     length: int
@@ -40,10 +40,9 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCertificate:
-    """The conditions of proposition 4.4 on a task, its structure by length, and a verdict in words.
+    """Conditions of proposition 4.4 on a task, the structure of the task by length, and a verdict.
 
-    There is no bound: examples can refute conditions but not prove them. A planted law has exact probabilities and
-    bounds.
+    There is no bound, because examples can refute conditions but not prove them. Only a planted law has bounds.
     """
 
     trained: int
@@ -56,7 +55,7 @@ class TaskCertificate:
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
     """Measure examples of the longest training length ``trained`` and of longer ``lengths``.
 
-    ``SettingError`` for a task without ``support``.
+    Raises ``SettingError`` for a task without ``support``.
     """
     check_longer(trained, lengths)
     structures = tuple(structure(task, length, seed) for length in sorted({trained, *lengths}))
@@ -90,7 +89,7 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
 
 
 def structure(task: Task, length: int, seed: int) -> Structure:
-    """Measure the answers of examples of one length; ``SettingError`` for a task without ``support``."""
+    """Measure example answers of one length; raises ``SettingError`` for a task without ``support``."""
     examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
@@ -118,7 +117,7 @@ def structure(task: Task, length: int, seed: int) -> Structure:
 
 
 def _constant(name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]) -> Assumption:
-    """Return the assumption that a number is the same at every length."""
+    """Build the assumption that a number is the same at every length."""
     numbers = {number for _, number in by_length}
     holds = len(numbers) == 1 and None not in numbers
     if None in numbers:
@@ -131,7 +130,7 @@ def _constant(name: str, counterexample: str, unit: str, by_length: Sequence[tup
 
 
 def _regular(at_training: Structure, longer: Sequence[Structure]) -> Assumption:
-    """Return the assumption that longer lengths have no set of coupled IDs that training lacks."""
+    """Build the assumption that every set of coupled IDs at longer lengths also occurs in training."""
     new = {shape for each in longer for shape in each.shapes} - set(at_training.shapes)
     if not at_training.shapes:
         found = "no coupling"

@@ -1,8 +1,8 @@
-"""Conditions of proposition 4.4 on a task, tested on examples of short lengths: each is refuted or not checked.
+"""Tests of the conditions of proposition 4.4 on short examples of a task; a condition is refuted or not checked.
 
 The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token, and the
-planted super-tokens are those at the IDs that the answer depends on. Examples can refute a condition but not prove it
-for all lengths.
+planted super-tokens are the ones at the IDs that the answer depends on. Examples can refute a condition but not prove
+it for all lengths.
 """
 
 import math
@@ -20,7 +20,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.tasks.task import Task
 from lengthwise.theory.planted_law_certificate import Assumption
 
-# The number of lengths to test, the longest of them, and the examples per length.
+# The number of lengths to test, the longest length to test, and the number of examples per length.
 NUM_LENGTHS = 3
 MAX_LENGTH = 12
 NUM_EXAMPLES = 1024
@@ -28,9 +28,9 @@ NUM_EXAMPLES = 1024
 DEVIATIONS = 10.0
 MARGIN = 50.0
 NUM_SHUFFLES = 20
-# The largest risk of the witness for which answers count as realizable.
+# Answers count as realizable if the risk of the witness is at most this value.
 MAX_WITNESS_RISK = 0.01
-# The log score of a super-token that occurs at planted IDs only.
+# The log score of a super-token that occurs only at planted IDs.
 MAX_LOG_SCORE = 20.0
 
 SuperToken = tuple[int, ...]
@@ -39,9 +39,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The super-tokens by ID before one answer, the planted IDs, counted from the smallest ID, and the answer.
+    """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the answer.
 
-    ``slot`` is the length and the number of the answer within its response.
+    ``planted`` holds the IDs that the answer depends on, counted from the smallest ID. ``slot`` is (length, index).
     """
 
     slot: tuple[int, int]
@@ -51,16 +51,16 @@ class Context:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The planted IDs relative to the first of them."""
+        """The planted IDs minus the smallest planted ID."""
         return tuple(each - self.planted[0] for each in self.planted)
 
     def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
-        """Return the super-tokens at IDs ``start + shape``."""
+        """Return the super-tokens at the IDs ``start + shape``."""
         return tuple(self.supers[start + each] for each in shape)
 
 
 def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
-    """Test every condition of the proposition; ``holds`` is False with a reason in ``found``, or None."""
+    """Test every condition; ``holds`` is False with a reason in ``found`` if it is refuted, otherwise None."""
     contexts, skipped = _contexts(task, seed)
     tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
         ("equal numbers of tokens per ID", "new background token", _unequal_sizes),
@@ -86,7 +86,7 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
 
 
 def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
-    """Return all contexts of the shortest lengths of the task, or a reason for their absence."""
+    """Return all contexts at the shortest lengths of the task, or the reason why there are no contexts."""
     contexts: list[Context] = []
     for length in range(1, MAX_LENGTH + 1):
         try:
@@ -96,7 +96,7 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
         if examples.coupling is None or examples.support is None:
             return [], "no coupling"
         if len(examples.coupling) > 1:
-            return [], f"the coupling has {len(examples.coupling)} levels, and the proposition is for one level"
+            return [], f"the coupling has {len(examples.coupling)} levels, but the proposition is for one level"
         numbers = examples.is_answer.cumsum(axis=1)
         for example, index in np.argwhere(examples.is_answer).tolist():
             ids = examples.coupling[0, example, :index]
@@ -118,7 +118,7 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
 
 
 def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
-    """Return the tokens that the answer at ``index`` depends on, or the token before it if there are none."""
+    """Return the tokens that the answer at ``index`` depends on; without any, return the token before the answer."""
     needed = support[support >= 0]
     return needed if needed.size else np.array([index - 1])
 
@@ -138,7 +138,7 @@ def _unequal_sizes(contexts: Sequence[Context]) -> str | None:
 
 
 def _dependence(contexts: Sequence[Context]) -> str | None:
-    """Find super-tokens outside the planted ones that differ in distribution or are not independent."""
+    """Find background super-tokens that have different distributions or are not independent."""
     for (slot, planted), group in _group_by(contexts, lambda each: (each.slot, each.planted)):
         others = [place for place in range(min(len(each.supers) for each in group)) if place not in planted]
         for place, other in combinations(others, 2):
@@ -148,7 +148,7 @@ def _dependence(contexts: Sequence[Context]) -> str | None:
                 return f"{_name(slot)}: the super-tokens at IDs {place} and {other} depend on each other"
         for place in others:
             if _dependent([(each.supers[place], (each.window(0, planted), each.label)) for each in group]):
-                return f"{_name(slot)}: the super-token at ID {place} depends on the planted ones or on the answer"
+                return f"{_name(slot)}: the super-token at ID {place} depends on the planted super-tokens or the answer"
     return None
 
 
@@ -170,7 +170,7 @@ def _different_laws(contexts: Sequence[Context]) -> str | None:
 
 
 def _unequal_starts(contexts: Sequence[Context]) -> str | None:
-    """Find a length with contexts of different sizes, or with planted IDs that prefer some starts."""
+    """Find a length whose contexts differ in size or whose planted IDs have unequal numbers of starts."""
     for length, group in _group_by(contexts, lambda each: each.slot[0]):
         sizes = {len(each.supers) for each in group}
         if len(sizes) > 1:
@@ -186,9 +186,9 @@ def _unequal_starts(contexts: Sequence[Context]) -> str | None:
 
 
 def _witness_failure(contexts: Sequence[Context]) -> str | None:
-    """Report the risk of a witness head built from the examples, unless it is small.
+    """Report the risk of a witness head built from the examples if the risk is large.
 
-    Its scores are the odds that super-tokens are planted, and its values the distribution of their answers.
+    The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
     """
     shapes = {each.shape for each in contexts}
     occurrences: Counter[Hashable] = Counter()
@@ -233,7 +233,7 @@ def _differ(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
 
 
 def _dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
-    """Return True if the members of a pair are dependent, by their mutual information and that of shuffled pairs."""
+    """Return True if pairs are dependent: their mutual information is far above that of shuffled pairs."""
     left, right = ([pair[side] for pair in pairs] for side in (0, 1))
     rng = stream(0, "shuffles")
     shuffled = [
@@ -243,6 +243,6 @@ def _dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
 
 
 def _information(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
-    """Return twice the sum of log ratios of joint to independent frequencies over all pairs."""
+    """Return the G statistic: twice the sum over pairs of log(joint frequency / independent frequency)."""
     both, first, second = Counter(zip(left, right, strict=True)), Counter(left), Counter(right)
     return 2 * sum(count * math.log(count * len(left) / (first[a] * second[b])) for (a, b), count in both.items())

@@ -1,7 +1,7 @@
-"""Counterexamples by name: without one assumption, a head fits short sequences and fails on longer ones.
+"""Counterexamples by name: without one assumption, a head fits short sequences and fails on longer sequences.
 
-Each shows a failure for some class, not for all. Golowich et al. 2025 (arXiv 2502.16792), appendix C.2, has the same
-aim; these constructions are reconstructed, 'small leak' and 'heavy joints' are derived here.
+Each counterexample shows a failure for some class, not for all classes. They follow Golowich et al. 2025 (arXiv
+2502.16792), appendix C.2, and are reconstructed; 'small leak' and 'heavy joints' are derived here.
 """
 
 from itertools import product
@@ -88,13 +88,13 @@ def _new_background_token(length: int) -> Case:
 
 
 def _canceling_errors(length: int) -> Case:
-    # The planted value is five times too large, so the mean over five tokens is right.
+    # The planted value is five times too large, so the mean over five tokens is correct.
     learned = single_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
     return Case(law=CONSTANT, learned=learned, witness=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0))))
 
 
 def rare_shape(share: float = 0.01) -> Counterexample:
-    """Build the failure without regularity: gap 2 has this share in training and 1 later; the head reads gap 1."""
+    """Build the failure without regularity: gap 2 is rare in training and certain later, and the head reads gap 1."""
     short = Local(shapes=((0, 1), (0, 2)), weights=(1 - share, share))
     law = pair_law(ByLength(until=(6,), laws=(short, Local(shapes=((0, 2),), weights=(1.0,)))))
     learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
@@ -109,7 +109,7 @@ def rare_shape(share: float = 0.01) -> Counterexample:
 
 
 def small_leak(score: float = 1e-6) -> Counterexample:
-    """Build the example of linear growth: every filler has this score, and the planted token has score 1."""
+    """Build the example of linear growth: each filler has ``score``, and the planted token has score 1."""
     values = ((1.0, 0.0), (0.0, 1.0))
     learned, witness = (single_attention((filler, 1.0), values) for filler in (score, 0.0))
     case = Case(law=CONSTANT, learned=learned, witness=witness)
@@ -122,23 +122,23 @@ def small_leak(score: float = 1e-6) -> Counterexample:
     )
 
 
-def heavy_joints(digits: int = 3, heavy: float = 1e9) -> Counterexample:
-    """Build the failure without kappa: tokens are a star, x and some digits, and only one word is misleading.
+def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
+    """Build the failure without kappa: the tokens are a star, x and digits, and only one word misleads the head.
 
-    The planted pair is the star and the first digit; the label is constant. Only the pair of the last digit and x has a
-    wrong value. All pairs except these two and two digits that count up outweigh it by ``heavy``. So the one misleading
-    word is the star, all digits in order, and x.
+    The planted pair is the star and the first digit, and the label is constant. Only the pair of the last digit and x
+    has a wrong value. These two pairs have score 1, pairs of consecutive digits have a tiny score, and all other pairs
+    have ``heavy_score``. Therefore only the word of the star, all digits in order, and x misleads the head.
     """
     star, x, first, last = 0, 1, 2, digits + 1
     num_tokens = digits + 2
-    scores = np.full((num_tokens, num_tokens), heavy)
+    scores = np.full((num_tokens, num_tokens), heavy_score)
     scores[np.arange(first, last), np.arange(first + 1, last + 1)] = 1e-9
     scores[star, first] = scores[last, x] = 1.0
     values = np.tile([1.0, 0.0], (num_tokens, num_tokens, 1))
     values[last, x] = [0.0, 1.0]
     planted = np.zeros((num_tokens, num_tokens))
     planted[star, first] = 1.0
-    # Almost right at all lengths, so slightly worse than the learned head on short sequences.
+    # The witness is almost right at all lengths, but slightly worse than the learned head on short sequences.
     almost_right = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
     law = Planted(
         background=(1 / num_tokens,) * num_tokens,

@@ -12,12 +12,12 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Loss, Predictor, TotalVariation, enumerated_risk
 
-# Tokens of most counterexamples: a filler, the two bits that are planted in pairs, and a distractor.
+# Tokens of most counterexamples: a filler, the two bits of planted pairs, and a distractor.
 FILLER, BITS, DISTRACTOR = 0, (1, 2), 3
 BIT_PAIRS = tuple(product(BITS, BITS))
 UNDECIDED = (0.5, 0.5)
 
-# The score of a pair of tokens by gap, first token and second token.
+# A function from the gap, the first token and the second token of a pair to its score.
 Score = Callable[[int, int, int], float]
 
 
@@ -44,7 +44,7 @@ class Case:
 class Counterexample:
     """A failure without one assumption; ``case`` maps a length to the law and both heads.
 
-    At ``train_lengths``, the learned head is as good as the witness, or almost; at ``test_lengths`` it fails.
+    The learned head is about as good as the witness at ``train_lengths`` and fails at ``test_lengths``.
     """
 
     name: str
@@ -55,9 +55,9 @@ class Counterexample:
     loss: Loss = field(default_factory=TotalVariation)
 
     def run(self, lengths: Iterable[int] | None = None) -> list[LengthRisks]:
-        """Return the exact risks at these lengths in increasing order; by default at all training and test lengths.
+        """Return the exact risks at the lengths, sorted; the default is all training and test lengths.
 
-        ``SettingError`` for a length without sequences, or with too many to enumerate.
+        Raises ``SettingError`` for a length without sequences, or with too many sequences to enumerate.
         """
         lengths = (*self.train_lengths, *self.test_lengths) if lengths is None else lengths
         return [self._risks(length) for length in sorted(set(lengths))]
@@ -77,16 +77,16 @@ class FirstTokens:
     number: int
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return the outputs for the first tokens."""
+        """Return the outputs of ``predictor`` for the first tokens."""
         return self.predictor.predict(tokens[:, : self.number])
 
 
 @dataclass(frozen=True, slots=True)
 class WholeParity:
-    """An attention with one set of all tokens and their parity as its value, so k equals the length."""
+    """An attention whose only set contains all tokens, with their parity as its value; k is the length."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return probability 1 for the parity."""
+        """Return probability 1 for the parity of each sequence."""
         return np.asarray(np.eye(2)[tokens.sum(axis=1) % 2])
 
 
@@ -108,7 +108,7 @@ def attention_from_scores(
 
 
 def pair_attention(score: Score, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
-    """Build an attention over pairs; the value of a pair of bits is its first bit, that of other pairs undecided."""
+    """Build an attention over pairs. A pair of bits has its first bit as value; all other pairs are undecided."""
     listed, pairs = list(gaps), list(product(range(num_tokens), repeat=2))
     scores = np.array([[score(gap, *pair) for pair in pairs] for gap in listed], dtype=float)
     values = np.array([np.eye(2)[pair[0] - 1] if pair in BIT_PAIRS else UNDECIDED for pair in pairs])
