@@ -206,9 +206,9 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
 
 
 def test_covers_without_room_raise():
-    with pytest.raises(BoundError, match=r"training length 7 .* windows .* at least 8"):
+    with pytest.raises(BoundError, match=r"training length 7 .* windows .* train at 8 or longer"):
         GridCover(test_length=20, train_length=7, span=4)
-    with pytest.raises(BoundError, match=r"training length 8 .* proportional .* at least 9"):
+    with pytest.raises(BoundError, match=r"training length 8 .* proportional .* train at 9 or longer"):
         ProportionalCover(test_length=20, train_length=8, span=3)
     with pytest.raises(BoundError, match=r"window 3 and chunk 2 .* at least 4 and a chunk of at least 3"):
         DifferenceCover(test_length=20, window=3, chunk=2, span=4)

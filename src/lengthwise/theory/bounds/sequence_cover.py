@@ -83,7 +83,7 @@ class GridCover:
         if not 2 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
                 f"training length {self.train_length} and test length {self.test_length} give no cover by windows for "
-                f"span {self.span}; use a training length of at least {2 * self.span} and a longer test length (see "
+                f"span {self.span}; train at {2 * self.span} or longer, but not above the test length (see "
                 "counterexample 'unbounded reach')"
             )
 
@@ -128,7 +128,7 @@ class ProportionalCover:
         if not 3 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
                 f"training length {self.train_length} and test length {self.test_length} give no proportional cover at "
-                f"span {self.span}; use a training length of at least {3 * self.span} and a longer test length (see "
+                f"span {self.span}; train at {3 * self.span} or longer, but not above the test length (see "
                 "counterexample 'unbounded reach')"
             )
 
