@@ -215,7 +215,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(background=(0.5, 0.3, 0.0, 0.0)),
         SettingError,
-        r"^the probabilities of the background add up to 0.8, not to 1; divide them by 0.8$",
+        r"^the probabilities of the background have the sum 0.8 instead of 1; divide them by 0.8$",
     ),
     (
         lambda: Planted(background=(0.0, 0.0, 0.0, 0.0)),
@@ -230,12 +230,12 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(labels=((1.0, 0.0), (0.0, 1.0), (0.5, 0.4), (1.0, 0.0))),
         SettingError,
-        r"the label probabilities of planted tuple \(3, 2\) add up to 0.9, not to 1; divide them by 0.9",
+        r"the label probabilities of planted tuple \(3, 2\) have the sum 0.9 instead of 1; divide them by 0.9",
     ),
     (
         lambda: Planted(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
         SettingError,
-        r"planted tuple \(2, 3\) has 1 label probabilities; use 2 like the first tuple",
+        r"planted tuple \(2, 3\) has 1 label probabilities; use 2 as for the first tuple",
     ),
     (lambda: Planted(tuples=(), probabilities=(), labels=()), SettingError, r"tuples is empty; use at least one tuple"),
     (
@@ -246,7 +246,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
         SettingError,
-        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2 like the placement",
+        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2 as in the placement",
     ),
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
@@ -256,7 +256,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
         SettingError,
-        r"tuples contain a tuple twice; use each once with its total probability",
+        r"tuples contain a tuple twice; use each tuple once with its total probability",
     ),
     (lambda: Planted(background=(1 / 60,) * 60), SettingError, r"the background has 60 tokens; use at most 52"),
     (
@@ -273,13 +273,13 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"5 of 52 tokens give 380,204,032 tuples, more than 4,194,304; use fewer tokens or a smaller k",
     ),
     (lambda: Planted().from_prompt("abxa"), PromptError, r"invalid symbol 'x' in a prompt of planted; write letters"),
-    (lambda: Planted().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write at least 2"),
+    (lambda: Planted().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write 2 or more"),
     (
         lambda: Planted().from_prompt("cabd"),
         PromptError,
         r"'cabd' has probability 0; write background letters around cc or cd or dc, in a shape of the placement",
     ),
-    (lambda: Local(shapes=(), weights=()), SettingError, r"the placement has no shape; use at least one such as"),
+    (lambda: Local(shapes=(), weights=()), SettingError, r"the placement has no shape; use at least one shape such as"),
     (
         lambda: Local(shapes=((0, 2, 1),), weights=(1.0,)),
         SettingError,
@@ -288,23 +288,23 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
         SettingError,
-        r"shape \(0, 1, 2\) has 3 tokens; use 2 like the first",
+        r"shape \(0, 1, 2\) has 3 tokens; use 2 as",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
         SettingError,
-        r"shape \(0, 4\) spans 5 tokens; use at most widest 4",
+        r"shape \(0, 4\) spans 5 tokens; use at most 4 \(widest\)",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
         SettingError,
-        r"shapes .* contain a shape twice; use each once with its total weight",
+        r"shapes .* contain a shape twice; use each shape once with its total weight",
     ),
     (lambda: Local(weights=(1.0,)), SettingError, r"2 shapes have 1 weights; use one weight per shape"),
     (
         lambda: Local(weights=(0.5, 0.4)),
         SettingError,
-        r"the weights of the shapes add up to 0.9, not to 1; divide them by 0.9",
+        r"the weights of the shapes have the sum 0.9 instead of 1; divide them by 0.9",
     ),
     (lambda: Local(weights=(-0.5, 1.5)), SettingError, r"shape \(0, 1\) has probability -0.5; use a probability"),
     (lambda: Local().law(1), SettingError, r"length 1 is too short for 2 planted tokens; use at least 2"),
@@ -312,7 +312,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Subsets(num_planted=9).law(40),
         SettingError,
-        r"length 40 has 61523748 shapes, more than 200000; use a shorter one, or samples",
+        r"length 40 has 61523748 shapes, more than 200000; use a smaller value, or samples",
     ),
     (
         lambda: UniformShapes(num_planted=4, widest=3),
@@ -322,7 +322,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(8, 4), laws=(Local(), Local(), Local())),
         SettingError,
-        r"the lengths until \(8, 4\) do not increase; use increasing lengths",
+        r"the lengths in until, \(8, 4\), do not increase; use increasing lengths",
     ),
     (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths separate 1 laws; use 2"),
     (
@@ -333,7 +333,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
         SettingError,
-        r"the law up to length 4 needs length 7; end it later",
+        r"the law up to length 4 needs length 7; increase it",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
@@ -455,7 +455,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Addition(order="most", scratchpad="carry"),
         SettingError,
-        r"order 'most' has no scratchpad 'carry'; use order 'least' or 'reversed_sum'",
+        r"scratchpad 'carry' does not support order 'most'; use order 'least' or 'reversed_sum'",
     ),
     (
         lambda: Parity().from_prompt("0120"),
@@ -544,8 +544,8 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
         for s in (Skipwise, Coupled, MultiLevel, Predicted)
     ),
-    (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1, fastest > 0"),
-    (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1, fastest > 0"),
+    (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),
+    (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1 and"),
     (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1"),
     *(
         (
@@ -553,7 +553,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
                 EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
             ),
             SettingError,
-            rf"cannot mask {masked} of {heads} heads; use num_heads of at least 2, and num_masked_heads up to",
+            rf"cannot mask {masked} of {heads} heads; use at least 2 heads, and at most num_heads for num_masked_heads",
         )
         for masked_heads, masked, heads in ((None, 0, 1), (3, 3, 2))
     ),
@@ -567,10 +567,10 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
         SettingError,
-        r"d_head 3 is odd .* choose d_model / num_heads even",
+        r"d_head 3 is odd .* make d_model / num_heads even",
     ),
     *(
-        (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 is below 1; use 1 for plain rotary or more for longer")
+        (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 is below 1; use 1 for plain rotary, or more for longer")
         for s in (LinearInterpolation, NTK, DynamicNTK, YaRN)
     ),
     *(
@@ -585,7 +585,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s, d_head=d_head: s().build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head)),
             SettingError,
-            rf"d_head {d_head} is not two or more pairs .* choose d_model / num_heads even and at least 4",
+            rf"d_head {d_head} does not give at least two pairs.* make d_model / num_heads even and at least 4",
         )
         for s, d_head in ((NTK, 2), (DynamicNTK, 5))
     ),
@@ -593,12 +593,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s: s().build(EncodingSize(d_model=10, num_heads=2, d_head=5)),
             SettingError,
-            r"d_head 5 is odd .* choose d_model / num_heads even",
+            r"d_head 5 is odd .* make d_model / num_heads even",
         )
         for s in (LinearInterpolation, YaRN, Weave)
     ),
     *(
-        (lambda s=s: s(base=0.5), SettingError, r"base 0.5 or fastest 1.0 is too small; use base > 1, fastest > 0")
+        (lambda s=s: s(base=0.5), SettingError, r"base 0.5 or fastest 1.0 is too small; use base > 1 and fastest > 0")
         for s in (PartialRotary, LinearInterpolation, NTK, DynamicNTK, YaRN, Weave)
     ),
     (
@@ -611,7 +611,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda share=share: PartialRotary(share=share),
             SettingError,
-            rf"share {share} is out of range; use a number above 0, up to 1",
+            rf"share {share} is out of range; use a number above 0 and at most 1",
         )
         for share in (0.0, 1.5)
     ),
@@ -619,7 +619,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda share=share: PartialRotary(share=share).build(EncodingSize(d_model=16, num_heads=2, d_head=8)),
             SettingError,
-            rf"share {share} of d_head 8 is {turning} components .* choose share \* d_head even and at least 2",
+            rf"share {share} of d_head 8 is {turning} components .* so that share \* d_head is even and at least 2",
         )
         for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
     ),
@@ -628,19 +628,19 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda size=size: DAPEv2(kernel_size=size),
             SettingError,
-            rf"kernel_size {size} is not a positive odd number; use one, such as 3",
+            rf"kernel_size {size} is not a positive odd number; use for example 3",
         )
         for size in (-1, 0, 2)
     ),
     (
         lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
         SettingError,
-        r"d_head 8 is not a multiple of 3 levels; choose a multiple",
+        r"d_head 8 cannot be divided by 3 levels; choose a multiple",
     ),
     (
         build_no_encoding,
         SettingError,
-        r"encoding nope builds an object of type NoneType; return an instance of a subclass of Encoding",
+        r"encoding nope built an object of type NoneType; return an instance of a subclass of Encoding",
     ),
     *(
         (
@@ -701,7 +701,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(dilution=0.5, weights="count"),
         SettingError,
-        r"weights 'count' do not sum to 1, so dilution cannot apply; leave out one of them",
+        r"weights 'count' do not sum to 1, so dilution does not apply; use only one of the two",
     ),
     (
         lambda: DecoderSettings(weights="entmax", entmax_alpha=1.0),
@@ -739,8 +739,8 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         PositionRangeError,
         r"ID 5 is beyond the 5 IDs of the encoding learned; set its num_position_ids to at least 6",
     ),
-    (lambda: generate_with_ids(1), SettingError, r"1 IDs for 2 prompt tokens; pass one for each"),
-    (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass all of them, or train with"),
+    (lambda: generate_with_ids(1), SettingError, r"1 IDs for 2 prompt tokens; pass one ID per token"),
+    (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass all IDs, or train with"),
     (
         require_missing_places,
         UnsupportedTaskError,
@@ -749,7 +749,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         couple_on_two_levels,
         UnsupportedTaskError,
-        r"this task has a coupling of 2 levels and coupled assigns one ID per token; use the scheme multilevel",
+        r"this task has a coupling of 2 levels but coupled assigns one ID per token; use the scheme multilevel",
     ),
     (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 is too small; use at least 1"),
     (
@@ -763,11 +763,11 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"task index_hints declares no places; use a task such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"unknown split 'test' of text; use one of train, held_out"),
-    (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; text needs some words to continue"),
+    (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; write some words to continue"),
     (
         lambda: sample("text", 9999, 1),
         SettingError,
-        r"length 9999 needs 10000 tokens and this train text has 38\d\d; use at most 38\d\d, or a larger corpus",
+        r"length 9999 needs 10000 tokens but this train text has 38\d\d; use at most 38\d\d, or a larger corpus",
     ),
     (
         lambda: JSONLTask().sample(length=21, size=1, rng=np.random.default_rng(0)),
@@ -787,7 +787,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: JSONLTask().from_run_folder(Path("nowhere")),
         TaskFileError,
-        r"^nowhere was not trained on a task file \(it has no rows.json\); use its own task$",
+        r"^nowhere was not trained on a task file \(it has no rows.json\); use the run's task$",
     ),
     (
         lambda: read_damaged_tokens("[]"),
@@ -799,7 +799,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         TaskFileError,
         r"rows.json cannot be read \(its token names are invalid\); train the run again$",
     ),
-    (read_changed_file, TaskFileError, r"has changed; pass it again with --task, or restore it$"),
+    (read_changed_file, TaskFileError, r"has changed; pass the file again with --task, or restore it$"),
     (
         train_on_another_corpus,
         TextError,

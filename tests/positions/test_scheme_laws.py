@@ -253,7 +253,7 @@ def test_the_coupled_schemes_assign_the_same_ids_on_one_level():
 @over_training
 def test_coupled_rejects_a_second_level(training, rng):
     with pytest.raises(
-        UnsupportedTaskError, match=r"of 2 levels and coupled assigns one ID per token; use the scheme multilevel"
+        UnsupportedTaskError, match=r"of 2 levels but coupled assigns one ID per token; use the scheme multilevel"
     ):
         Coupled().assign(two_level_examples(1), rng, training=training)
 

@@ -113,8 +113,8 @@ def test_copies_of_held_out_texts_are_not_in_the_training_split(texts):
     with pytest.warns(SkippedTextWarning) as warned:
         folder = prepare(["prose", "other"])
     assert [str(each.message).partition(", such")[0] for each in warned] == [
-        "skipped 36 text(s) that are copies of others",
-        "skipped 12 text(s) that are copies of others",
+        "skipped 36 text(s) that are copies of other texts",
+        "skipped 12 text(s) that are copies of other texts",
     ]
     splits = [list(split_texts(folder, split).values()) for split in SPLITS]
     assert not set(splits[0]) & set(splits[1])
@@ -319,8 +319,8 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
         SettingError,
         r"size 256 is too small; use at least 257",
     ),
-    "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use a number from 0 to below 1"),
-    "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use a number from 0"),
+    "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use 0 or more and less than 1"),
+    "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use 0 or more"),
     "an existing folder": ({"out": "prose"}, RunFolderError, r"prose already exists; choose another --out"),
     "an existing file": (
         {"out": "letter/only.txt"},
@@ -479,7 +479,7 @@ def test_tokens_outside_the_vocabulary_raise_an_error_even_with_a_valid_digest(t
     facts = json.loads((folder / "corpus.json").read_text())
     facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
     (folder / "corpus.json").write_text(json.dumps(with_digest(facts)))
-    with pytest.raises(TextError, match=r"train.tokens has token 65535 of a vocabulary of \d+; prepare"):
+    with pytest.raises(TextError, match=r"train.tokens has token 65535 but only \d+ tokens exist; prepare"):
         open_corpus(folder).stream(TRAIN)
 
 

@@ -262,9 +262,9 @@ MALFORMED = {
     '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"invalid length 0; use a positive integer",
     '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": "1"}': r'invalid length "1"; use',
     '{"prompt": "a end", "response": "b", "coupling": [1, 1, 1]}': (
-        r"the token 'end' is added to every response; remove it or give it another name"
+        r"the task adds the token 'end' to every response; remove it or rename it"
     ),
-    '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the token '<mark>' is added to every prompt",
+    '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the task adds the token '<mark>' to every",
 }
 
 
@@ -411,7 +411,7 @@ def test_a_file_that_changed_after_training_raises_an_error(file, tmp_path):
     train(experiment, tmp_path / "run", device="cpu")
     content = file.read_text()
     write_records(file, reversals(range(1, 5), seed=1))
-    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed; pass it again with --task"):
+    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed; pass the file again with --task"):
         evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     # Passed again, it is another file for evaluation.
     changed_run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
@@ -433,7 +433,7 @@ def test_a_stopped_run_on_a_task_file_resumes_to_the_same_weights(file, tmp_path
 def test_a_run_of_another_task_does_not_load_with_a_task_file(file, tmp_path):
     train(small_experiment(steps=1), tmp_path / "run", device="cpu")
     with pytest.raises(
-        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use its own task"
+        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use the run's task"
     ):
         load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
 

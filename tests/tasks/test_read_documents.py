@@ -74,7 +74,7 @@ def test_copies_of_texts_are_skipped_with_one_warning(folder):
     (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
     digests = {}
     with pytest.warns(
-        SkippedTextWarning, match=r"^skipped 1 text\(s\) that are copies of others, such as .*copy\.txt of .*b\.txt$"
+        SkippedTextWarning, match=r"^skipped 1 text\(s\) that are copies of other texts, such as .*copy\.txt of .*b"
     ):
         first = list(read_documents([folder], digests=digests))
     assert len({each.text for each in first}) == len(first) == len(digests) == 4
@@ -187,7 +187,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_its_name(saved, monkeypatch):
     [
         (
             "textless",
-            r"textless:rows:0 has no column 'text' but columns label; set the text column with dataset:NAME",
+            r"textless:rows:0 has no column 'text' \(it has columns label\); set the text column with dataset:NAME",
         ),
         ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a string column"),
     ],
@@ -246,7 +246,7 @@ def test_a_folder_gives_the_records_of_jsonl_files_and_skips_json_files(tmp_path
 def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n')
-    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' but columns body; set the text"):
+    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' \(it has columns body\); set the text"):
         list(read_documents([path]))
     assert [document.text for document in read_documents([f"dataset:{path}:::body"])] == ["one"]
 
@@ -256,7 +256,7 @@ def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
     [
         (b"plain text\n", r"rows.json has invalid JSON \(Expecting value.*\); write one object per line, or rename"),
         (b'{"text": "one"}\n{"text"', r"has invalid JSON"),
-        (b"[1]", r"rows.json:0 has no column 'text' but int"),
+        (b"[1]", r"rows.json:0 has no column 'text' \(it has int"),
         (b"\xff\xfe", r"has invalid JSON \('utf-8' codec"),
         (b"", r"rows.json has no text"),
     ],
@@ -289,5 +289,5 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
     assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
     with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
         list(read_documents(["dataset:a:b:c:d:e"]))
-    with pytest.raises(SettingError, match=r"^0 documents per source are too few; use at least 1$"):
+    with pytest.raises(SettingError, match=r"^0 documents per source is too small; use at least 1$"):
         list(read_documents(["dataset:a"], max_documents=0))

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and JSON facts in one safetensors file that is verified when it is loaded; no pickle."""
+"""Checkpoints without pickle: tensors and JSON facts in one safetensors file, which is verified on loading."""
 
 import hashlib
 import json
@@ -15,32 +15,32 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import parse_json
 
-# Numbers of each weight that enter its digest.
+# Maximum number of values of each weight that its digest includes.
 DIGEST_SAMPLES = 4096
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Save tensors with JSON facts about them and a digest of both."""
+    """Save tensors, JSON facts about them, and a digest of the tensors and the facts."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
     write_atomically(path, save(on_cpu, metadata={"facts": text, "sha256": _digest(on_cpu, text)}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load a file of ``save_tensors``; raise ``RunFolderError`` if it is missing, truncated or altered."""
+    """Load a file that ``save_tensors`` wrote; raise ``RunFolderError`` if it is missing, truncated or altered."""
     try:
         with safe_open(path, framework="pt"):
-            pass  # Checks the header and the file size, so the whole file can be read.
+            pass  # Opening the file checks the header and the file size before the whole file is read.
         content = path.read_bytes()
         # get_tensor would keep the name of each tensor in memory forever (safetensors 0.8.0).
         tensors, metadata = load(content), _metadata(content)
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
-    except (SafetensorError, OSError, KeyError) as error:  # KeyError: a type that torch does not have.
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: torch lacks the type.
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
-        raise RunFolderError(f"{path} was modified after training (its digest differs); train or --resume the run")
+        raise RunFolderError(f"{path} was modified after training (its digest differs); train it again or use --resume")
     try:
         return tensors, parse_json(text)
     except ValueError as error:
@@ -49,7 +49,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _metadata(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
-    # Safetensors accepts a null here.
+    # The safetensors library accepts null as metadata.
     return dict(json.loads(content[8 : 8 + size]).get("__metadata__") or {})
 
 
@@ -59,12 +59,12 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[s
         actual, wanted = (_form(each.get(name)) for each in (tensors, expected))
         if actual != wanted:
             raise RunFolderError(
-                f"{path} belongs to another experiment ({name} is {actual}, not {wanted}); train into another --out"
+                f"{path} belongs to another experiment ({name} is {actual}, not {wanted}); choose another --out"
             )
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return a SHA-256 of shape, type and up to ``DIGEST_SAMPLES`` evenly spaced numbers of each weight."""
+    """Return the SHA-256 of shape, type and up to ``DIGEST_SAMPLES`` evenly spaced values of each weight."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {_form(weight)}".encode())
@@ -83,6 +83,6 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # As bytes, because numpy lacks some types of torch.
+        # View the tensor as bytes, because NumPy lacks some torch types.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -9,9 +9,9 @@ import torch
 from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 
 DEVICES = ("auto", "cpu", "cuda")
-# Tokens per forward pass: enough to keep a CPU busy, and the largest number on an accelerator.
+# Tokens per forward pass: the number on a CPU, and the maximum on an accelerator.
 CPU_TOKENS, MAX_TOKENS = 1 << 11, 1 << 16
-# Sequence length whose attention scores fit into memory, and activations per token in multiples of the width.
+# Assumptions about the memory per token: the sequence length, and the number of activations divided by the width.
 SCORES_LENGTH, ACTIVATION_WIDTHS = 4096, 20
 # Memory limit of a container in bytes.
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -22,7 +22,7 @@ def pick_device(name: str = "auto") -> torch.device:
     if name not in DEVICES:
         raise unknown_name("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("device 'cuda' is not available to torch; use --device cpu or auto")
+        raise DeviceError("torch cannot use device 'cuda' on this machine; use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -39,11 +39,11 @@ def forward_token_budget(device: torch.device, width: int, num_heads: int) -> in
 
 
 def check_memory(num_bytes: int, what: str, change: str) -> None:
-    """Raise ``SettingError`` if ``what`` needs more memory than the machine has, before it is allocated."""
+    """Raise ``SettingError`` if ``what`` needs more memory than the machine has; call this before the allocation."""
     memory = machine_memory()
     if memory is not None and num_bytes > memory:
         needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
-        raise SettingError(f"{what} needs at least {needed} GiB, and this machine has {memory / 2**30:,.0f}; {change}")
+        raise SettingError(f"{what} needs at least {needed} GiB, but this machine has {memory / 2**30:,.0f}; {change}")
 
 
 @cache

@@ -1,94 +1,94 @@
-"""Errors that a user can cause: one line with the invalid value, the allowed values and the change to make."""
+"""Errors that a user can cause. Each message is one line: the invalid value, the allowed values, and a solution."""
 
 import difflib
 from collections.abc import Iterable
 
-# Characters of a name in an error message.
+# Maximum number of characters of a name in an error message.
 MAX_NAME_LENGTH = 120
 
 
 class LengthwiseError(Exception):
-    """Base of all errors that a user can cause; the message is one line that says what to change."""
+    """Base class of all errors that a user can cause; the message is one line with a solution."""
 
 
 class UnknownNameError(LengthwiseError):
-    """Name that is not in a table."""
+    """Error for a name that is not in a table."""
 
 
 class SettingError(LengthwiseError):
-    """Value outside the allowed range of a setting."""
+    """Error for a setting with an invalid value."""
 
 
 class UnsupportedTaskError(LengthwiseError):
-    """Task without a coupling, places or a single level that the position scheme needs."""
+    """Error for a task that lacks the coupling, the places or the single level that its position scheme needs."""
 
 
 class PositionRangeError(LengthwiseError):
-    """Position ID beyond the range of a scheme or an encoding."""
+    """Error for a position ID that is beyond the range of a scheme or an encoding."""
 
 
 class PositionIDError(LengthwiseError):
-    """Position IDs that are negative or have the wrong shape or type."""
+    """Error for position IDs that are negative or have the wrong shape or type."""
 
 
 class PromptError(LengthwiseError):
-    """Prompt that does not have the form of the task."""
+    """Error for a prompt that does not follow the format of the task."""
 
 
 class RunFolderError(LengthwiseError):
-    """Folder that is missing, damaged, not writable, not a run, or the folder of another run."""
+    """Error for a folder that is missing, damaged or not writable, is not a run, or belongs to another run."""
 
 
 class DeviceError(LengthwiseError):
-    """Device that is not available on this machine."""
+    """Error for a device that is not available on this machine."""
 
 
 class ModelError(LengthwiseError):
-    """Model that is missing or whose influences cannot be measured; the message gives the reason."""
+    """Error for a model that is missing or does not support the measurement of influences."""
 
 
 class TextError(LengthwiseError):
-    """Text or prepared corpus that is missing, empty, damaged or not text."""
+    """Error for a text or a prepared corpus that is missing, empty or damaged."""
 
 
 class TaskFileError(LengthwiseError):
-    """Task file that is missing, has changed or has a malformed record; the message gives the line number."""
+    """Error for a task file that is missing or has changed, or has an invalid record on the line in the message."""
 
 
 class FeatureError(LengthwiseError):
-    """Invalid row of a tokenized data set; inside a batch, the message gives its index."""
+    """Error for an invalid row of a tokenized data set; within a batch, the message gives the index of the row."""
 
 
 class DivergedError(LengthwiseError):
-    """Decoder with an infinite or NaN loss or prediction."""
+    """Error for a decoder whose loss or predictions are infinite or NaN."""
 
 
 class WorkerError(LengthwiseError):
-    """Worker process that ended without a result."""
+    """Error for a worker process that ended without a result."""
 
 
 class FrozenHeadWarning(UserWarning):
-    """Training on position IDs without effect, because all weights of the position head are frozen."""
+    """Warning that training cannot improve the position head, because all its weights are frozen."""
 
 
 class UnreachableIDsWarning(UserWarning):
-    """Target position IDs that are never among the candidates of the position head."""
+    """Warning about target position IDs that are never among the candidates of the position head."""
 
 
 class UntrainedDistanceWarning(UserWarning):
-    """Evaluation at position-ID distances that do not occur in training."""
+    """Warning about an evaluation at position-ID distances that do not occur in training."""
 
 
 class TrainingOverlapWarning(UserWarning):
-    """Evaluation on records of a task file that the run was trained on."""
+    """Warning about an evaluation on task-file records that the run was trained on."""
 
 
 class SkippedTextWarning(UserWarning):
-    """Skipped texts: files that cannot be read as text, or copies of other texts."""
+    """Warning about skipped texts: files that are not text, or copies of other texts."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not in a table, with the nearest known name."""
+    """Return the error for a name that is not in a table; the message suggests the most similar known name."""
     names = sorted(known)
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""

@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, which also remove the leftovers of processes that were killed."""
+"""Atomic writes of files and folders, which also delete the temporary files of killed processes."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ UNFINISHED = ".unfinished"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file and rename it, so that readers see either the old file or the new one."""
+    """Write a temporary file and rename it, so that readers see either the old content or the new content."""
     temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def atomic_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``out`` at the end, or deleted after an error.
 
-    Raises ``RunFolderError`` if ``out`` is not empty, not writable, or written by another process.
+    Raises ``RunFolderError`` if ``out`` is not empty or not writable, or if another process is writing it.
     """
     out = out.absolute()
     check_output_folder(out)
@@ -47,7 +47,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     with exclusive_lock(temporary):
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            # Leftovers of a killed process. The folder itself holds the lock and stays.
+            # Delete the files of a killed process, but keep the folder itself, because it holds the lock.
             for leftover in temporary.iterdir():
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
             yield temporary
@@ -79,7 +79,7 @@ def _delete_leftovers(path: Path) -> None:
 
 def _is_alive(process: int) -> bool:
     if os.name != "posix":
-        # On Windows, os.kill would end the process.
+        # On Windows, os.kill would terminate the process.
         return True
     try:
         os.kill(process, 0)
@@ -91,5 +91,5 @@ def _is_alive(process: int) -> bool:
 
 
 def _host() -> str:
-    """Return the name of the machine that the process ID belongs to; several machines may share a folder."""
+    """Return the name of this machine; process IDs are unique per machine, and several may share a folder."""
     return platform.node().replace("/", "").replace("[", "").replace("*", "")

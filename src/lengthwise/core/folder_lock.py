@@ -1,4 +1,4 @@
-"""Lock on a folder against concurrent writes; the operating system releases the lock of a process that dies."""
+"""Lock on a folder against concurrent writes; the operating system releases the lock when its process ends."""
 
 import os
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ except ImportError:  # Not available on Windows, where folders are not locked.
 def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder against other processes; create it if it does not exist.
 
-    If another process holds the lock, raises ``RunFolderError``, or waits with ``wait``. File systems without locks
-    on folders (NFS, CIFS) are not locked.
+    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. There is
+    no lock on file systems that cannot lock folders (NFS, CIFS).
     """
     descriptor = _open_folder(folder)
     try:
@@ -46,7 +46,7 @@ def _open_folder(folder: Path) -> int | None:
 
 
 def _check_unchanged(descriptor: int, folder: Path) -> None:
-    """Raise an error if the folder was moved or deleted meanwhile: its lock would exclude nobody."""
+    """Raise an error if the folder was moved or deleted after it was opened: its lock would have no effect."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return

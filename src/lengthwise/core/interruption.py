@@ -7,7 +7,7 @@ from types import FrameType
 
 
 class StoppedError(Exception):
-    """Computation that was interrupted after its state was saved."""
+    """Signal that a computation was interrupted after its state was saved."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 
 def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return the Wilson score interval of a share (Wilson 1927), 95% by default, within [0, 1]."""
+    """Return the Wilson score interval of a share (Wilson 1927); the default level is 95%."""
     share = successes / trials
     middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
@@ -17,10 +17,10 @@ def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) ->
 
 
 def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
-    """Return the 95% interval of a share that several models have on the same examples; one entry per model.
+    """Return the 95% interval of the mean share of several models on the same examples; pass one entry per model.
 
-    Five models on the same examples are not five times as many examples. The interval covers both the Wilson interval
-    of the mean share on one model's examples and Student's t interval over the models.
+    The results of several models on the same examples are not independent. The interval therefore covers both the
+    Wilson interval of the mean share for the examples of one model and Student's t interval over the models.
     """
     number, share = len(trials), sum(successes) / sum(trials)
     low, high = wilson_interval(share * max(trials), max(trials))
@@ -35,7 +35,7 @@ def clustered_interval(
 ) -> tuple[float | None, float | None]:
     """Return the 95% interval of ``sum(sums) / sum(counts)`` over sampled clusters; None for fewer than two.
 
-    Linearized (Cochran 1977, section 6.3), with Student's t for the number of clusters.
+    The interval uses the linearized variance (Cochran 1977, section 6.3) and Student's t for the number of clusters.
     """
     clusters = len(sums)
     if clusters < 2:
@@ -49,7 +49,7 @@ def clustered_interval(
 @cache
 def t_critical_value(freedom: int, level: float = 0.95) -> float:
     """Return the two-sided critical value of Student's t for a confidence level, to four digits."""
-    # With the tangent of an angle as variable, the density is a power of the cosine.
+    # After the substitution t ~ tan(angle), the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
     mass = np.cumsum(np.cos(angle) ** (freedom - 1))
     return math.sqrt(freedom) * math.tan(angle[np.searchsorted(mass, level * mass[-1])])

@@ -1,17 +1,17 @@
-"""Parsing of JSON from untrusted files; any damage raises ``ValueError``."""
+"""Parsing of JSON from untrusted files; invalid content raises ``ValueError``."""
 
 import json
 from typing import Any
 
 KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false"}
 
-# Deeper documents would exceed the recursion limit later.
+# Functions that read deeper documents would exceed the recursion limit.
 MAX_DEPTH = 50
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def parse_json(content: str | bytes, kind: type[Any] = dict) -> Any:
-    """Parse JSON into a dict, a list, or with ``object`` into any JSON value.
+    """Parse JSON of the type ``kind``: a dict, a list, or any JSON value for ``object``.
 
     Raises ``ValueError`` for invalid JSON, another type, nesting that is too deep, or a string that is not valid
     Unicode, which could not be printed or saved.
@@ -23,7 +23,7 @@ def parse_json(content: str | bytes, kind: type[Any] = dict) -> Any:
     _check_depth(document)
     if not isinstance(document, kind):
         raise ValueError(f"it is {KINDS.get(type(document), 'null')}, not {KINDS[kind]}")
-    # In bytes, a lone surrogate can only come from an escape.
+    # In bytes, only an escape sequence can contain a lone surrogate.
     if isinstance(content, str) or b"\\u" in content:
         json.dumps(document, ensure_ascii=False).encode()
     return document
@@ -40,5 +40,5 @@ def _check_depth(document: Any) -> None:
 
 
 def non_finite_to_null(document: Any) -> Any:
-    """Return a copy of a JSON document with null for NaN and infinity, which JSON does not have."""
+    """Return a copy of a JSON document with null instead of NaN and infinity, which JSON does not support."""
     return json.loads(json.dumps(document), parse_constant=lambda name: None)

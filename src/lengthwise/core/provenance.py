@@ -29,9 +29,9 @@ def provenance() -> dict[str, Any]:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of a clone of lengthwise, with ``-dirty`` for local changes; None for any other folder.
+    """Return the commit of a clone of lengthwise, with ``-dirty`` after local changes; None for any other folder.
 
-    An installed package often lies inside a repository of its user, whose commit says nothing about this code.
+    An installed package is often inside a repository of its user. The commit of that repository is not returned.
     """
     if not (root / ".git").exists() or not _is_lengthwise(root / "pyproject.toml"):
         return None
@@ -55,9 +55,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _is_lengthwise(project: Path) -> bool:
+def _is_lengthwise(pyproject_path: Path) -> bool:
     try:
-        return bool(tomllib.loads(project.read_text())["project"]["name"] == "lengthwise")
+        return bool(tomllib.loads(pyproject_path.read_text())["project"]["name"] == "lengthwise")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -8,9 +8,9 @@ import numpy as np
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     """Return an independent generator for a seed and a purpose, such as ``stream(0, "examples", step)``.
 
-    The same arguments give the same numbers on every machine. A new purpose does not change other streams.
+    The same arguments give the same numbers on every machine. The streams of other purposes do not change.
     """
-    # NumPy integers have another repr than Python integers.
+    # The repr of a NumPy integer differs from the repr of a Python integer.
     plain = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
     digest = hashlib.sha256(repr(tuple(plain)).encode()).digest()
     words = np.frombuffer(digest, dtype="<u4")

@@ -1,4 +1,4 @@
-"""Type checks of settings and arguments that raise ``SettingError`` at construction or call."""
+"""Type checks of settings and arguments, which raise ``SettingError`` for a wrong type."""
 
 import collections.abc
 import functools
@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from lengthwise.core.errors import SettingError
 
-# Larger integers are not all exact as floats.
+# Floats cannot represent all larger integers.
 INTEGER_LIMIT = 2**53
 NAMES = {
     int: "a whole number",
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function to raise ``SettingError`` for arguments of the wrong type before it runs."""
+    """Decorate a function so that arguments of the wrong type raise ``SettingError`` before it runs."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -50,9 +50,9 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def check_types(settings: Any) -> None:
     """Raise ``SettingError`` for the first field that has the wrong type, is too large or is not finite.
 
-    Checks numbers, strings, booleans and tuples of them, also optional ones; the owner of any other type checks it. A
-    whole number is valid where a number is expected, True and False are not.
-    Call it first in ``__post_init__``, before values are compared.
+    The check covers numbers, strings, booleans, tuples of these, and None where it is allowed. Other types must check
+    their own values. Where a float is expected, an integer is valid, but True and False are not.
+    Call this function first in ``__post_init__``, before values are compared.
     """
     for field in fields(settings):
         check_value(field.name, getattr(settings, field.name), field.type)
@@ -78,7 +78,7 @@ def check_value(
     numbers = [leaf for leaf in _leaves(value) if isinstance(leaf, int | float)]
     if any(isinstance(number, int) and abs(number) >= INTEGER_LIMIT for number in numbers):
         raise SettingError(f"{name} {value!r} is too large; use a number below 2^53")
-    # NaN would pass every comparison that checks a range.
+    # NaN would pass some range checks, because all comparisons with NaN are False.
     if not all(map(math.isfinite, numbers)):
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
 
@@ -103,7 +103,7 @@ def _fits(value: Any, declared: Any, is_instance: Callable[[Any, Any], bool]) ->
 
 
 def _is_instance(value: Any, declared: Any) -> bool:
-    """Return True if an argument has a type that ``_fits`` leaves open; iterators are not consumed."""
+    """Return True if an argument has one of the types that ``_fits`` does not check; iterators are not consumed."""
     origin, parts = typing.get_origin(declared), typing.get_args(declared)
     if origin is collections.abc.Callable:
         return callable(value)

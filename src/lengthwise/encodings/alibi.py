@@ -13,7 +13,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return the paper's geometric sequence; every other slope for twice as many heads fills up to ``num_heads``."""
+    """Return the paper's slopes: a geometric sequence, then every other slope of the sequence for more heads."""
     power = 2 ** math.floor(math.log2(num_heads))
     exact = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     interleaved = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
@@ -33,7 +33,7 @@ class ALiBiEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the penalty; absolute distances, because a visible key can have a larger coupled ID than the query."""
+        """Return the penalty of the absolute distance, because a visible key can have a larger ID than the query."""
         distance = distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]
 

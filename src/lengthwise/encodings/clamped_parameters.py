@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class _Clamp(torch.autograd.Function):
-    """Clamp with a straight-through gradient; the gradient of a plain clamp is 0 beyond the bounds."""
+    """Clamp with a straight-through gradient. The gradient of ``torch.clamp`` is 0 outside the bounds."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, low: float, high: float) -> Tensor:
@@ -21,9 +21,9 @@ class _Clamp(torch.autograd.Function):
 
 
 def clamped_parameter(start: Tensor, low: float, high: float) -> nn.Parameter:
-    """Return a parameter whose gradient is 0 where a step would lead beyond the bounds.
+    """Return a parameter whose gradient is set to 0 where an optimizer step would exceed the bounds.
 
-    The hook masks the sum of the gradients of all uses, so the number of chunks that use the parameter does not matter.
+    The hook masks the sum of all gradients, so the result does not depend on how many chunks use the parameter.
     """
     parameter = nn.Parameter(start)
 
@@ -37,6 +37,6 @@ def clamped_parameter(start: Tensor, low: float, high: float) -> nn.Parameter:
 
 
 def clamp(parameter: Tensor, low: float, high: float) -> Tensor:
-    """Return the parameter clamped to ``low`` to ``high``, with a straight-through gradient."""
+    """Return the parameter clamped between ``low`` and ``high``, with a straight-through gradient."""
     clamped: Tensor = _Clamp.apply(parameter, low, high)  # type: ignore[no-untyped-call]
     return clamped

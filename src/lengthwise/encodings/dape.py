@@ -16,8 +16,8 @@ from lengthwise.encodings.kerple_log import KERPLELogEncoding
 class DAPEEncoding(Encoding):
     """Scores ``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
 
-    Each convolution reads all channels at ``kernel_size`` adjacent keys of one query. Invisible keys are 0 in the
-    input of both, as if the query were the last of its sequence.
+    Each convolution reads all channels at ``kernel_size`` adjacent keys of one query. Both convolutions read zeros
+    for invisible keys, so the result for a query does not depend on later tokens.
     """
 
     has_scores = True
@@ -36,7 +36,7 @@ class DAPEEncoding(Encoding):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return the adjusted scores; in-place operations bound the memory of the hidden channels."""
+        """Return the adjusted scores; in-place operations limit the memory of the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
         hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~visible, 0.0), inplace=True)

@@ -1,4 +1,4 @@
-"""ID distances between queries and keys, and biases that depend only on them."""
+"""ID distances between queries and keys, and biases that depend only on these distances."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from torch import Tensor
 def distances(
     query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
 ) -> Real[Tensor, "batch query key"]:
-    """Return the query's ID minus the key's ID; coupled IDs can make it negative for a visible key."""
+    """Return the query's ID minus the key's ID, which can be negative for a visible key if IDs are coupled."""
     return query_ids[:, :, None] - key_ids[:, None, :]
 
 
@@ -21,7 +21,7 @@ def bias_by_distance(
 ) -> Float[Tensor, "batch heads query key"]:
     """Return ``function`` of the signed distance for every query and key."""
     distance = distances(query_ids, key_ids)
-    # Whole distances repeat, so compute each value once. Reading their range would synchronize a GPU.
+    # Integer distances repeat, so compute each value once on a CPU. On a GPU, reading the range would synchronize.
     if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":
         smallest, largest = (int(bound) for bound in distance.aminmax())
         if largest - smallest < distance.numel():

@@ -16,10 +16,10 @@ from lengthwise.encodings.scaled_rotary import check_original_length, check_scal
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
     """Rotary with base ``base * (factor * n / original_length - (factor - 1))^(d_head / (d_head - 2))``.
 
-    n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base for
-    itself and its keys, so one pass agrees with cached decoding and no query depends on later tokens. In other
-    libraries, all queries of a pass share the base of the last one, and cached keys keep the base of their step; the
-    last query of a full pass is the same in both.
+    n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base, also
+    for its keys, so a full pass equals cached decoding and no query depends on later tokens. In other libraries, all
+    queries of a pass share the base of the last query, and cached keys keep the base of their step. Both methods give
+    the same result for the last query of a full pass.
     """
 
     def __init__(self, settings: "DynamicNTK") -> None:
@@ -31,7 +31,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
         self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "pair #batch #query 1"]:
         """Return the radians per ID of every pair of components, for each query."""
-        # The queries belong to the last keys, and each sees the keys up to its own token.
+        # The queries belong to the last keys, and each query sees the keys up to its own token.
         largest = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]
         length = (largest + 1).clamp(min=self.original_length)
         growth = self.factor * length / self.original_length - (self.factor - 1)
@@ -42,9 +42,9 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicNTK(EncodingSettings):
-    """Rotary that scales its base where visible IDs reach ``original_length``, the number of IDs in training.
+    """Rotary that scales its base once visible IDs reach ``original_length``, the number of IDs in training.
 
-    For a model trained with plain rotary: scaling is active at evaluation, and with ``in_training`` also in training.
+    Use it after training with plain rotary. Scaling is active at evaluation, with ``in_training=True`` in training too.
     """
 
     factor: float = 8.0

@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSize:
-    """Sizes that an encoding has to fit: decoder width, number of heads, head width."""
+    """Sizes of the decoder of an encoding: decoder width, number of heads, head width."""
 
     d_model: int
     num_heads: int
@@ -22,17 +22,17 @@ HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
 
 
 class Encoding(nn.Module):
-    """Identity encoding; a subclass overrides a hook and computes it from the IDs on every call.
+    """Identity encoding; a subclass overrides one or more hooks, which compute their results from the IDs.
 
-    ``has_bias``: attention adds ``bias`` to the scores and stays fused. ``has_scores``: the encoding computes or
-    changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
+    ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the encoding
+    computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
     """
 
     has_bias: ClassVar[bool] = False
     has_scores: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise ``SettingError`` for an overridden hook whose flag is False: attention would never call it."""
+        """Raise ``SettingError`` if a hook is overridden but its flag is False, so that attention would not call it."""
         super().__init_subclass__(**kwargs)
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
@@ -42,7 +42,7 @@ class Encoding(nn.Module):
 
     @property
     def reads_ids(self) -> bool:
-        """True if any hook is overridden; the identity reads no IDs."""
+        """True if any hook is overridden; the identity encoding does not read the IDs."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
     def embed(
@@ -61,7 +61,7 @@ class Encoding(nn.Module):
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return additive attention scores for one chunk of queries; called only with ``has_bias``."""
-        raise NotImplementedError(f"{type(self).__name__} implements no bias")
+        raise NotImplementedError(f"{type(self).__name__} does not implement bias")
 
     def scores(
         self,
@@ -72,7 +72,7 @@ class Encoding(nn.Module):
     ) -> Float[Tensor, "batch heads query key"]:
         """Return unscaled scores of one chunk of rotated queries and keys; called only with ``has_scores``.
 
-        The last key belongs to the last query's token: query i of n sees all but the last n - 1 - i keys.
+        The last key and the last query belong to the same token, so query i of n does not see the last n - 1 - i keys.
         """
         return query @ key.mT
 
@@ -83,7 +83,7 @@ class Encoding(nn.Module):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return changed scaled scores; called only with ``has_scores``. Must not read scores outside ``visible``."""
+        """Return changed scaled scores from scores within ``visible`` only; called only with ``has_scores``."""
         return scores
 
 
@@ -91,9 +91,9 @@ class Encoding(nn.Module):
 class EncodingSettings(Protocol):
     """Frozen settings of an encoding, which build its module.
 
-    A subclass must set ``name``, and the other class variables if they differ from the defaults here.
-    ``real_valued``: IDs may be real numbers. ``shift_invariant``: adding a constant to all IDs changes nothing
-    (according to the paper). ``reads_order``: scores depend on the token order too, not only on the IDs.
+    A subclass must set ``name``, and the other class variables if they differ from these defaults.
+    ``real_valued``: IDs may be real numbers. ``shift_invariant``: a constant added to all IDs has no effect
+    (according to the paper). ``reads_order``: scores depend on the token order as well as on the IDs.
     """
 
     name: ClassVar[str]

@@ -14,7 +14,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 WIDTH = 32
 EPS = 1e-6
-# Several copies of each line, so that pairs do not all add their gradients to the same entries.
+# Number of copies of each line, which spread the gradients of the pairs over several entries.
 COPIES = 8
 
 
@@ -37,9 +37,9 @@ class FIREEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the network's output for the distance relative to the query's ID, or to L if that is larger."""
+        """Return the network's output for the distance divided by the query's ID, or by L if L is larger."""
         threshold = (self.stretch * self.threshold).abs()
-        # With all IDs up to the threshold, the bias depends only on the distance. The test would synchronize a GPU.
+        # If no ID exceeds the threshold, the bias depends only on the distance. This test would synchronize a GPU.
         if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
             return bias_by_distance(
                 lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPS)), query_ids, key_ids
@@ -54,7 +54,7 @@ class FIREEncoding(Encoding):
         """Evaluate the ReLU network as a piecewise linear function: each pair looks up one line."""
         weight, bias = self.widen.weight[:, 0], self.widen.bias
         with torch.no_grad():
-            # With a weight of 0 the kink is infinite or NaN; any finite value is correct.
+            # For a weight of 0, the kink is infinite or NaN, and any finite value is correct instead.
             kinks = (-bias / weight).nan_to_num().sort().values
             midpoints = torch.cat([kinks[:1] - 1, (kinks[:-1] + kinks[1:]) / 2, kinks[-1:] + 1])
             active = midpoints[:, None] * weight + bias > 0  # lines width
@@ -76,7 +76,7 @@ class FIRE(EncodingSettings):
     threshold: float = 512.0
 
     name: ClassVar[str] = "fire"
-    summary: ClassVar[str] = "a small network's bias from the ID distance as a share of the query's ID"
+    summary: ClassVar[str] = "a small network computes a bias from the ID distance as a share of the query's ID"
     paper: ClassVar[str] = "Li et al. 2024 (arXiv 2310.04418)"
     real_valued: ClassVar[bool] = True
 

@@ -44,7 +44,7 @@ class HardALiBi(EncodingSettings):
     num_masked_heads: int | None = None
 
     name: ClassVar[str] = "hard_alibi"
-    summary: ClassVar[str] = "some heads see only keys within a few IDs, the others see all"
+    summary: ClassVar[str] = "some heads see only keys with nearby IDs, the others see all keys"
     paper: ClassVar[str] = "Jelassi et al. 2024 (arXiv 2402.01032)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
@@ -60,6 +60,6 @@ class HardALiBi(EncodingSettings):
         if not 1 <= masked <= size.num_heads:
             raise SettingError(
                 f"hard_alibi cannot mask {masked} of {size.num_heads} heads; "
-                "use num_heads of at least 2, and num_masked_heads up to num_heads"
+                "use at least 2 heads, and at most num_heads for num_masked_heads"
             )
         return HardALiBiEncoding(size.num_heads, masked)

@@ -13,7 +13,7 @@ from lengthwise.encodings.distance import bias_by_distance
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.kerple_log import MIN_PARAMETER
 
-# With a larger power the kernel is not conditionally positive definite.
+# Upper limit of the power. For larger powers, the kernel is not conditionally positive definite.
 MAX_POWER = 2.0
 
 

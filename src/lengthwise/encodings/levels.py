@@ -12,16 +12,16 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 class LevelEncoding(nn.Module):
-    """Hooks of ``Encoding`` for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
+    """Encoding for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
 
-    Embeddings, biases and scores of the levels are added. For rotation, each level has an equal part of a head's
-    components. Adjustments are applied one level after the other.
+    The embeddings, biases and scores of all levels are added. For rotation, each level has an equal part of a head's
+    components. Score adjustments are applied level by level.
     """
 
     def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
         super().__init__()
         if size.d_head % num_levels:
-            raise SettingError(f"d_head {size.d_head} is not a multiple of {num_levels} levels; choose a multiple")
+            raise SettingError(f"d_head {size.d_head} cannot be divided by {num_levels} levels; choose a multiple")
         part = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
         self.levels = nn.ModuleList(_build_level(settings, part) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
@@ -84,7 +84,7 @@ def _build_level(settings: EncodingSettings, size: EncodingSize) -> Encoding:
     encoding: object = settings.build(size)
     if not isinstance(encoding, Encoding):
         raise SettingError(
-            f"encoding {settings.name} builds an object of type {type(encoding).__name__}; "
+            f"encoding {settings.name} built an object of type {type(encoding).__name__}; "
             "return an instance of a subclass of Encoding"
         )
     return encoding

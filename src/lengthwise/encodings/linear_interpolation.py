@@ -12,7 +12,7 @@ from lengthwise.encodings.scaled_rotary import ScaledRotary
 class LinearInterpolation(ScaledRotary):
     """Rotary that rotates pair i by ``(p / factor) * fastest * base^(-2i / d_head)`` radians at ID p.
 
-    The paper fine-tunes with the scaling, as ``in_training`` does.
+    The paper fine-tunes models with the scaling; ``in_training=True`` does the same.
     """
 
     name: ClassVar[str] = "rotary_linear"

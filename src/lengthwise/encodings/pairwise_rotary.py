@@ -1,4 +1,4 @@
-"""Rotary scores with an angle per query and key, for angles that no rotation of each alone can produce."""
+"""Rotary scores with one angle per pair of query and key, which separate rotations of both cannot produce."""
 
 import math
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from lengthwise.encodings.rotary import rotary_frequencies, rotate_pairs
 class PairwiseRotaryEncoding(Encoding):
     """Plain rotary, computed in the scores; a subclass overrides ``distances`` or ``frequencies``.
 
-    Keys are never rotated, also not in a cache. In training the scores are those of plain rotary, unless
-    ``in_training`` is True.
+    Keys are never rotated, not even in a cache. Training uses the scores of plain rotary, unless ``in_training``
+    is True.
     """
 
     has_scores = True
@@ -59,9 +59,9 @@ class PairwiseRotaryEncoding(Encoding):
 
 
 class _PairwiseScores(torch.autograd.Function):
-    """Scores ``Re(q conj(k) exp(i * distance * frequency))``, summed over pairs of components, one at a time.
+    """Scores ``Re(q conj(k) exp(i * distance * frequency))``, summed over pairs of components in a loop.
 
-    The backward pass recomputes the angles: saved, they would take ``d_head / 2`` times the memory of the scores.
+    The backward pass recomputes the angles, which would need ``d_head / 2`` times the memory of the scores.
     """
 
     @staticmethod

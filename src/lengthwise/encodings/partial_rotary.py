@@ -33,14 +33,14 @@ class PartialRotaryEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRotary(EncodingSettings):
-    """RoPE on the first ``share`` of each head's components, with the frequencies of a head of that width."""
+    """RoPE on the first ``share`` of each head's components, with the frequencies of a head of this smaller size."""
 
     share: float = 0.25
     base: float = 10_000.0
     fastest: float = 1.0
 
     name: ClassVar[str] = "partial_rotary"
-    summary: ClassVar[str] = "rotary on the first share of each head, the rest without positions"
+    summary: ClassVar[str] = "rotary on the first components of each head; the others have no positions"
     paper: ClassVar[str] = "Black et al. 2022 (arXiv 2204.06745)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class PartialRotary(EncodingSettings):
         check_types(self)
         check_rotary_base(self.base, self.fastest)
         if not 0 < self.share <= 1:
-            raise SettingError(f"share {self.share} is out of range; use a number above 0, up to 1")
+            raise SettingError(f"share {self.share} is out of range; use a number above 0 and at most 1")
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless the share has whole pairs."""
@@ -57,7 +57,7 @@ class PartialRotary(EncodingSettings):
         num_rotated = round(components)
         if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - components) > 1e-6:
             raise SettingError(
-                f"share {self.share} of d_head {size.d_head} is {components:g} components and rotary needs pairs; "
-                "choose share * d_head even and at least 2"
+                f"share {self.share} of d_head {size.d_head} is {components:g} components but rotary needs pairs; "
+                "choose a share so that share * d_head is even and at least 2"
             )
         return PartialRotaryEncoding(num_rotated, self.base, self.fastest)

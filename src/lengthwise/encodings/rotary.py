@@ -25,7 +25,7 @@ def rotate_pairs(
     frequencies: Float[Tensor, " d_head//2"],
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
-    # Double precision up to the remainder: float32 loses the angles of large IDs.
+    # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
     factors = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
@@ -33,15 +33,15 @@ def rotate_pairs(
 
 
 def check_rotary_base(base: float, fastest: float) -> None:
-    """Raise ``SettingError`` unless frequencies are positive and decrease from pair to pair."""
+    """Raise ``SettingError`` unless all frequencies are positive and decrease with the index of the pair."""
     if base <= 1 or fastest <= 0:
-        raise SettingError(f"rotary base {base} or fastest {fastest} is too small; use base > 1, fastest > 0")
+        raise SettingError(f"rotary base {base} or fastest {fastest} is too small; use base > 1 and fastest > 0")
 
 
 def check_even_width(d_head: int) -> None:
     """Raise ``SettingError`` for an odd head width, whose components do not form pairs."""
     if d_head % 2:
-        raise SettingError(f"d_head {d_head} is odd and rotary needs pairs; choose d_model / num_heads even")
+        raise SettingError(f"d_head {d_head} is odd but rotary needs pairs; make d_model / num_heads even")
 
 
 class RotaryEncoding(Encoding):

@@ -1,4 +1,4 @@
-"""Shared parts of the rotary scalings, which run a model on longer sequences with other angles than in training."""
+"""Shared parts of the rotary scalings, which change the angles of a trained model for longer sequences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
 
 
 class ScaledRotaryEncoding(Encoding):
-    """Rotary with ``scaled`` frequencies, multiplied by ``gain``; in training with ``plain`` frequencies.
+    """Rotary with ``scaled`` frequencies and factor ``gain`` at evaluation, and ``plain`` frequencies in training.
 
-    With ``in_training``, the scaling is active in training too, for fine-tuning.
+    If ``in_training`` is True, training also uses the scaling, for fine-tuning.
     """
 
     def __init__(self, plain: Frequencies, scaled: Frequencies, *, in_training: bool, gain: float = 1.0) -> None:
@@ -44,29 +44,29 @@ def check_scaling(base: float, fastest: float, factor: float) -> None:
     """Raise ``SettingError`` for invalid frequencies or a factor below 1."""
     check_rotary_base(base, fastest)
     if factor < 1:
-        raise SettingError(f"factor {factor} is below 1; use 1 for plain rotary or more for longer sequences")
+        raise SettingError(f"factor {factor} is below 1; use 1 for plain rotary, or more for longer sequences")
 
 
 def check_original_length(original_length: int) -> None:
-    """Raise ``SettingError`` for a training range without IDs."""
+    """Raise ``SettingError`` for an ``original_length`` below 1."""
     if original_length < 1:
         raise SettingError(f"original_length {original_length} is too small; use the number of IDs in training")
 
 
 def check_two_pairs(d_head: int) -> None:
-    """Raise ``SettingError`` unless a head has two pairs, so that its slowest pair is not also its fastest."""
+    """Raise ``SettingError`` unless a head has at least two pairs, so that its slowest pair is not its fastest pair."""
     if d_head % 2 or d_head < 4:
         raise SettingError(
-            f"d_head {d_head} is not two or more pairs and a scaled base needs these; "
-            "choose d_model / num_heads even and at least 4"
+            f"d_head {d_head} does not give at least two pairs, which a scaled base needs; "
+            "make d_model / num_heads even and at least 4"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRotary(EncodingSettings):
-    """Abstract settings of a rotary scaling by ``factor``, for a model trained with plain rotary.
+    """Abstract settings that scale rotary by ``factor``, for a model trained with plain rotary.
 
-    Scaling is active at evaluation, and with ``in_training`` also in training.
+    Scaling is active at evaluation, and also in training if ``in_training`` is True.
     """
 
     factor: float = 8.0
@@ -82,7 +82,7 @@ class ScaledRotary(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
 
     def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
-        """Return a module, without parameters, that scales plain rotary to ``base`` and ``fastest``."""
+        """Return a module without parameters that changes plain rotary to the given ``base`` and ``fastest``."""
         plain = partial(rotary_frequencies, d_head, self.base, self.fastest)
         scaled = partial(rotary_frequencies, d_head, base, fastest)
         return ScaledRotaryEncoding(plain, scaled, in_training=self.in_training)

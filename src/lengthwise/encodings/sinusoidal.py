@@ -19,10 +19,10 @@ class SinusoidalEncoding(Encoding):
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the embeddings plus scaled waves; the paper multiplies embeddings by ``sqrt(d_model)`` instead."""
+        """Add scaled waves to the embeddings; the paper multiplies the embeddings by ``sqrt(d_model)`` instead."""
         d_model = x.shape[-1]
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=x.device) / d_model
-        # Double precision up to the remainder: float32 loses the angles of large IDs.
+        # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
         angle = torch.remainder(position_ids[:, :, None] * BASE**-exponents, 2 * math.pi).float()
         waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
         return x + (waves / math.sqrt(d_model)).to(x.dtype)

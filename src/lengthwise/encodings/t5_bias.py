@@ -17,8 +17,8 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 class T5BiasEncoding(Encoding):
     """Scores ``score + B[head, bucket(p_query - p_key)]`` with a learned table B.
 
-    The first half of the buckets have one distance each. The others grow logarithmically up to ``max_distance``, and
-    the last has all larger distances. Negative distances have separate buckets of the same sizes.
+    Each bucket of the first half has one distance. The other buckets grow logarithmically up to ``max_distance``; the
+    last bucket also has all larger distances. Negative distances have separate buckets of the same sizes.
     """
 
     has_bias = True
@@ -27,19 +27,19 @@ class T5BiasEncoding(Encoding):
         super().__init__()
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        # One bucket less for negative distances, because 0 is not negative.
+        # Negative distances need one bucket less, because 0 is not negative.
         self.weights = nn.Parameter(0.02 * torch.randn(num_heads, 2 * num_buckets - 1))
 
     def bias(
         self, query_ids: Int[Tensor, "batch query"], key_ids: Int[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the bias of the bucket of every query and key."""
+        """Return the bias for the distance of every query and key."""
         return bias_by_distance(
             lambda distance: self.weights.index_select(1, self.buckets(distance)), query_ids, key_ids
         )
 
     def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-        """Return bucket indexes: T5's for distances from 0 on, then those of negative distances."""
+        """Return bucket indexes: first the T5 buckets for distances from 0 on, then buckets for negative distances."""
         exact = self.num_buckets // 2
         large = distance.abs().clamp(min=exact)
         growing = torch.log(large / exact) / math.log(self.max_distance / exact) * (self.num_buckets - exact)
@@ -49,7 +49,7 @@ class T5BiasEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Bias(EncodingSettings):
-    """T5 bias with ``num_buckets`` parameters per head and sign; from ``max_distance`` on, distances share one."""
+    """T5 bias with ``num_buckets`` buckets per head and sign; all distances from ``max_distance`` on share a bucket."""
 
     num_buckets: int = 32
     max_distance: int = 128

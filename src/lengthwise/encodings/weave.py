@@ -14,9 +14,9 @@ from lengthwise.encodings.rotary import check_even_width, check_rotary_base
 
 
 class WeaveEncoding(PairwiseRotaryEncoding):
-    """Rotary with distance d replaced by ``window + ceil((d - window) / width)`` if it is larger than the window.
+    """Rotary that replaces each distance d beyond the window by ``window + ceil((d - window) / width)``.
 
-    Negative distances, which the paper does not have, keep their sign: the formula applies to the absolute value.
+    For a negative distance, which does not occur in the paper, the formula applies to the absolute value.
     """
 
     def __init__(self, settings: "Weave") -> None:
@@ -27,7 +27,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
     def distances(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "batch query key"]:
-        """Return the distances, with those beyond the window reduced to stairs."""
+        """Return the distances; distances beyond the window grow in stairs."""
         distance = super().distances(query_ids, key_ids)
         size = distance.abs()
         stairs = ((size - self.window).clamp(min=0) / self.width).ceil()
@@ -36,12 +36,12 @@ class WeaveEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weave(EncodingSettings):
-    """Stair PE, the position part of Mesa-Extrapolation; ``window`` and ``width`` of a stair are in IDs.
+    """Stair PE, the position part of Mesa-Extrapolation; the ``window`` and the ``width`` of a stair are in IDs.
 
-    With a ``width`` larger than every distance it is ReRoPE: whole distances stop at ``window + 1``. The paper's
-    triangular chunks, which save memory, change which keys are visible and are not implemented.
+    If ``width`` exceeds every distance, the result is ReRoPE: integer distances are at most ``window + 1``. The
+    paper's triangular chunks, which save memory but hide some keys, are not implemented.
 
-    For a model trained with plain rotary: the stairs are active at evaluation, with ``in_training`` also in training.
+    Use it after training with plain rotary. Stairs are active at evaluation, with ``in_training=True`` in training too.
     """
 
     window: int = 512
@@ -51,7 +51,7 @@ class Weave(EncodingSettings):
     in_training: bool = False
 
     name: ClassVar[str] = "weave"
-    summary: ClassVar[str] = "rotary with far distances growing in stairs (Stair PE)"
+    summary: ClassVar[str] = "rotary with large distances that grow in stairs (Stair PE)"
     paper: ClassVar[str] = "Ma et al. 2024 (arXiv 2410.15859)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

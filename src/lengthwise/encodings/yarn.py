@@ -15,20 +15,20 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
 
-# Avoids a division by 0 for a ramp of width 0, which is a step.
+# Minimum width of the ramp, which avoids a division by 0.
 MIN_RAMP_WIDTH = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YaRN(EncodingSettings):
-    """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``; f has the plain frequencies.
+    """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``; f_i is the plain frequency.
 
     The ramp r rises from 0 at the pair with ``beta_fast`` full turns in ``original_length`` IDs to 1 at the pair with
-    ``beta_slow``, both rounded outwards. It is linear in i, as in the authors' code and in transformers; in the paper's
-    text it is linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
+    ``beta_slow``; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code and transformers.
+    In the paper's text, it is linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
 
-    For a model trained with plain rotary: scaling is active at evaluation, and with ``in_training`` also in training
-    (the paper fine-tunes).
+    Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
+    ``in_training`` is True, as in the paper's fine-tuning.
     """
 
     factor: float = 8.0
@@ -40,7 +40,7 @@ class YaRN(EncodingSettings):
     in_training: bool = False
 
     name: ClassVar[str] = "yarn"
-    summary: ClassVar[str] = "rotary with slow pairs interpolated, fast ones unchanged, attention sharpened"
+    summary: ClassVar[str] = "rotary with interpolated slow pairs, unchanged fast pairs and sharper attention"
     paper: ClassVar[str] = "Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Causal attention over token indexes, in several forms; each call uses the fastest one for its sizes."""
+"""Causal attention over token indexes in several implementations; each call uses the fastest one for its sizes."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-# Up to this number of keys, plain matrix products beat the fused kernel on a CPU (benchmarks/speed.md).
+# Up to this number of keys, plain matrix products are faster than the fused kernel on a CPU (benchmarks/speed.md).
 MAX_SHORT_KEYS = 64
-# Number of scores in memory at a time, where a form needs them: on a CPU, few enough to stay near a core's cache
-# (benchmarks/encoding_speed.py); on a GPU, enough for all its cores.
+# Number of scores in memory at a time, for implementations that store scores: on a CPU, a few times the cache of a
+# core (benchmarks/encoding_speed.py); on a GPU, enough for all its cores.
 CHUNK_ELEMENTS = 1 << 19
 GPU_CHUNK_ELEMENTS = 1 << 24
-# The fused kernel needs no mask for equal numbers of queries and keys. Up to this ratio of keys to queries, padding
-# the queries costs less than a mask.
+# The fused kernel needs no mask if the numbers of queries and keys are equal. Up to this ratio of keys to queries,
+# padding the queries is faster than a mask.
 MAX_PADDING_RATIO = 5
 
-# Additive scores of queries ``start`` to ``stop`` on the first ``num_keys`` keys.
+# Function that returns the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys.
 Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
-# Scores of the same queries; the fourth argument is the mask of visible keys.
+# Function that returns the scores of the same queries; the fourth argument is the mask of visible keys.
 Scores = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads query key"]]
-# Attention weights from masked scores; replaces the softmax.
+# Function that returns attention weights from masked scores and replaces the softmax.
 WeightFunction = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
 
 
@@ -34,10 +34,10 @@ def attend(
     value: Float[Tensor, "batch heads key d_head"],
     bias: Bias | None = None,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Return causal softmax attention; the queries belong to the last token indexes of the keys.
+    """Return causal softmax attention; the queries belong to the last tokens of the keys.
 
     Scores are divided by ``sqrt(d_head)``; ``bias(start, stop, num_keys)`` returns additive scores. Only the token
-    index decides which keys are visible: coupled IDs repeat and fall, so a mask built from them would leak answers.
+    index decides which keys are visible. Coupled IDs can repeat or decrease, so a mask from IDs would leak answers.
     """
     queries, keys = query.shape[2], key.shape[2]
     on_cpu = query.device.type == "cpu"
@@ -65,12 +65,12 @@ def attend(
 
 
 def future_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
-    """Return a mask that is True for keys after the query's token index; the last query is the last key's token."""
+    """Return a mask that is True for keys after the query; the last query and the last key belong to the same token."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
 
 
 def _chunks(value: Float[Tensor, "batch heads key d_head"], queries: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each chunk of queries its start, its stop and the number of keys visible to its last query."""
+    """Yield the start and the stop of each chunk of queries, and the number of keys visible to its last query."""
     batch, heads, keys, _ = value.shape
     num_scores = CHUNK_ELEMENTS if value.device.type == "cpu" else GPU_CHUNK_ELEMENTS
     size = max(1, num_scores // (batch * heads * keys))
@@ -104,13 +104,13 @@ def _attend_short(
 class _ChunkedAttention(torch.autograd.Function):
     """Attention in chunks of queries, with gradients of keys and values accumulated in place.
 
-    Built from plain operations, the backward pass of each chunk would fill gradients for all keys and values. The
-    fused kernel has no gradient for a bias.
+    With plain autograd operations, the backward pass of each chunk would allocate gradients for all keys and values.
+    The fused kernel has no gradient for a bias.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor) -> Tensor:
-        """Return the attention output; ``biases`` has one tensor per chunk of queries, or is empty."""
+        """Return the attention output; ``biases`` is empty or has one tensor per chunk of queries."""
         batch, heads, queries, d_head = query.shape
         scaled = (query / math.sqrt(d_head)).flatten(0, 1)
         keys, values = key.flatten(0, 1), value.flatten(0, 1)
@@ -172,10 +172,10 @@ def dilute_attention(
     value: Float[Tensor, "batch heads key d_head"],
     max_share: float,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Move a share of each head's attention to the mean of all visible values, as many more tokens would.
+    """Move a share of each head's attention to the mean of all visible values, which simulates longer sequences.
 
-    The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with another offset for each
-    head. The queries belong to the last keys.
+    The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
+    The queries belong to the last keys.
     """
     batch, heads, queries, _ = attended.shape
     sequence, head = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)

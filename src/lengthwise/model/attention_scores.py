@@ -14,11 +14,11 @@ from lengthwise.model.attention import WeightFunction, future_mask
 
 @dataclass(frozen=True, slots=True)
 class AttentionHooks:
-    """Hooks into a decoder's attention, for all layers: hide keys or observe weights.
+    """Hooks that hide keys or observe weights in the attention of all layers of a decoder.
 
     ``score_bias``, (1 or batch, query, key), is added to the scores of all heads; minus infinity hides a key.
     ``on_weights`` is called with each layer's weights, (batch, heads, query, key). ``visible_counts``, (batch, query),
-    replaces the number of keys that are not hidden in the length scaling.
+    has the numbers of keys that length scaling uses instead of the numbers of keys that are not hidden.
     """
 
     score_bias: Float[Tensor, "#batch query key"] | None = None
@@ -31,7 +31,7 @@ NO_HOOKS = AttentionHooks()
 
 @dataclass(frozen=True, slots=True)
 class ScoreChunks:
-    """Biases and scores for one chunk of queries at a time, to bound the memory of long sequences."""
+    """Biases and scores of one chunk of queries at a time, to limit the memory for long sequences."""
 
     encoding: LevelEncoding
     query: Float[Tensor, "batch heads query d_head"]
@@ -46,7 +46,7 @@ class ScoreChunks:
         return self.encoding.has_bias or self.score_bias is not None
 
     def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk num_keys"]:
-        """Return the additive scores of queries ``start`` to ``stop`` on the first ``num_keys`` keys."""
+        """Return the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys."""
         ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         if self.score_bias is None:
             return self.encoding.bias(*ids)
@@ -56,7 +56,7 @@ class ScoreChunks:
     def scores(
         self, start: int, stop: int, num_keys: int, visible: Tensor
     ) -> Float[Tensor, "batch heads chunk num_keys"]:
-        """Return the scaled scores of the same queries and keys, bias included."""
+        """Return the scaled scores of these queries and keys, with the bias."""
         ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *ids, visible)
         return scores + self.bias(start, stop, num_keys) if self.has_bias else scores
@@ -69,7 +69,7 @@ class ScoreChunks:
 
 
 class LengthScale(nn.Module):
-    """Learned scale ``offset + log(n + 1)^power`` per head for n visible keys; starts as ``log(n + 1)``."""
+    """Learned scale ``offset + log(n + 1)^power`` per head for n visible keys; initially ``log(n + 1)``."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -77,5 +77,5 @@ class LengthScale(nn.Module):
         self.power = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def forward(self, log: Float[Tensor, "*batch seq 1"]) -> Float[Tensor, "*batch_heads seq 1"]:
-        """Return the factor of each query's scores from ``log(n + 1)``."""
+        """Return the factor of each query's scores, computed from ``log(n + 1)``."""
         return self.offset + log**self.power

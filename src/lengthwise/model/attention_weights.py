@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.model.attention import WeightFunction
 
 WEIGHTS = ("softmax", "entmax", "top_k", "count")
-# Keeps the sum of a counting head's weights near 1 while it counts few keys.
+# Factor of the weights of a counting head, which keeps their sum near 1 if the head counts few keys.
 COUNT_SCALE = 1 / 8
 
 
@@ -23,17 +23,17 @@ def top_k(scores: Float[Tensor, "batch heads query key"], k: int) -> Float[Tenso
     """Return the softmax over the k largest scores of each query (Gupta et al. 2021, arXiv 2106.06899)."""
     if k >= scores.shape[-1]:
         return softmax(scores)
-    # Not a threshold: rounding, and so the cache, would decide which scores equal to the k-th pass it.
+    # Select indexes without a threshold: for equal scores, rounding errors would decide which scores pass a threshold.
     largest = scores.topk(k, dim=-1)
     return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, largest.indices, softmax(largest.values))
 
 
 def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Float[Tensor, "batch heads query key"]:
     """Return alpha-entmax weights, exactly 0 for most keys (Peters et al. 2019, arXiv 1905.05702)."""
-    # Imported here: an extra that only this option needs.
+    # Imported here, because only this option needs the library.
     from entmax import entmax15, entmax_bisect  # noqa: PLC0415
 
-    # Entmax is invariant to a shift, but next to large scores its threshold loses digits.
+    # A shift does not change entmax, but its threshold is inexact for large scores.
     scores = scores.float() - scores.detach().float().amax(dim=-1, keepdim=True)
     weights: Tensor = entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
     return weights
@@ -45,7 +45,7 @@ def count(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batc
 
 
 def make_weight_function(name: str, *, k: int, alpha: float) -> WeightFunction | None:
-    """Return the function for a value of ``weights``; None for the softmax, which attention can fuse.
+    """Return the function for a value of ``weights``, or None for the softmax, which has a fused kernel.
 
     Raises ``SettingError`` for ``"entmax"`` if the entmax library is not installed.
     """

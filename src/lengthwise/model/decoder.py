@@ -23,7 +23,7 @@ from lengthwise.model.rms_norm import RMSNorm
 
 @dataclass(slots=True)
 class Cache:
-    """State of cached decoding: IDs, and keys and values per layer, of the tokens so far."""
+    """State of cached decoding: the IDs of all previous tokens, and their keys and values in each layer."""
 
     position_ids: Real[Tensor, "level batch seq"]
     last_embedding: Float[Tensor, "batch 1 d_model"]
@@ -33,7 +33,7 @@ class Cache:
 
 
 class Block(nn.Module):
-    """Attention with normalized queries and keys, then an MLP; the outputs of both start at zero."""
+    """Attention with normalized queries and keys, then an MLP; the outputs of both are initially zero."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "batch query d_model"], Tensor, Tensor]:
         """Return the hidden states from index ``query_start`` of ``x`` on, and the keys and values of all tokens.
 
-        ``past`` has the keys and values of earlier tokens; ``position_ids`` has the IDs of these and the new tokens.
+        ``past`` has the keys and values of earlier tokens; ``position_ids`` has the IDs of earlier and new tokens.
         """
         normed, d_model = self.attention_norm(x), x.shape[2]
         split = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
@@ -77,7 +77,7 @@ class Block(nn.Module):
         new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
         query_ids, query, key = new_ids[:, :, query_start:], self.query_norm(query), self.key_norm(key)
         if query_start == 0:
-            # One rotation for both computes the angles once; with one new token they cost most of it.
+            # Rotate queries and keys together, so that the angles, which dominate for one token, are computed once.
             query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
         else:
             query, key = encoding.rotate(query, query_ids), encoding.rotate(key, new_ids)
@@ -115,10 +115,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder from tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
+    """Decoder that maps tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
 
-    With ``num_predicted_ids``, there is one position head per level, for IDs below that number. Only the token index
-    decides causality; the encoding and the position heads read the IDs.
+    If ``num_predicted_ids`` is set, each level has a position head for IDs below this number. The causal mask depends
+    only on the token index; the encoding and the position heads read the IDs.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class Decoder(nn.Module):
         hooks: AttentionHooks = NO_HOOKS,
         keep_indices: Int[Tensor, "entries new_seq"] | None = None,
     ) -> tuple[Float[Tensor, "entries query d_model"], Cache]:
-        """Return the hidden states of ``tokens``, which follow those in ``cache``, and the extended cache.
+        """Return the hidden states of ``tokens``, which follow the tokens in ``cache``, and the extended cache.
 
-        ``position_ids``, (batch, seq) or (level, batch, seq), are checked: ``PositionIDError`` for a wrong shape, type
-        or negative ID, ``PositionRangeError`` for an ID beyond the encoding's table. The last block computes hidden
-        states only from index ``query_start`` on, which must be 0 with ``hooks``. ``keep_indices`` selects increasing
-        token indexes right after the embeddings; it may have several entries, one after the other, per sequence.
+        ``position_ids`` is (batch, seq) or (level, batch, seq). Raises ``PositionIDError`` for a wrong shape or type or
+        a negative ID, and ``PositionRangeError`` for an ID beyond the encoding's table. The last block computes only
+        hidden states from index ``query_start`` on, which must be 0 with ``hooks``. ``keep_indices`` selects increasing
+        token indexes after the embeddings; it may have several consecutive rows per sequence.
         """
         x, new_cache = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
         if keep_indices is not None:
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
     ) -> list[Prompt]:
-        """Return each level's view of the prompts, which ``next_ids`` reads; compute it once per batch."""
+        """Return the prompts of each level in the form that ``next_ids`` reads; compute it once per batch."""
         embeddings = self.embed_tokens(tokens)
         pairs = zip(self.position_heads(), position_ids, strict=True)
         return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
         next_tokens: Int[Tensor, "batch query"],
         prompts: list[Prompt],
     ) -> list[NextIDs]:
-        """Return the distribution over the ID of each next token, per level.
+        """Return the distribution over the ID of each next token on each level.
 
         ``hidden`` and ``current_ids`` belong to the tokens just before ``next_tokens``.
         """

@@ -7,7 +7,7 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.model.attention_weights import WEIGHTS, make_weight_function
 from lengthwise.model.position_heads import POSITION_HEADS
 
-# More layers take minutes to build and years to train.
+# Maximum number of layers, because more layers take minutes to build.
 MAX_LAYERS = 1000
 LENGTH_SCALINGS = ("none", "log", "learned")
 
@@ -16,16 +16,16 @@ LENGTH_SCALINGS = ("none", "log", "learned")
 class DecoderSettings:
     """Size and options of a decoder.
 
-    Three options read token indexes or tokens, never the IDs, so every scheme can use them. ``length_scaling``
-    multiplies the scores of a query that sees n keys: by ``log(n + 1)`` for ``"log"`` (scalable softmax: Nakanishi
-    2025, arXiv 2501.19399), by ``offset + log(n + 1)^power`` with both learned per head for ``"learned"`` (after
-    adaptive-scalable entmax: Vasylenko et al. 2025, arXiv 2506.16640), by 1 for ``"none"``. ``previous_token_mix``
-    adds a learned multiple of the previous token's embedding, ``segments`` one vector per separator so far.
+    Three options read token indexes or tokens but never IDs, so every scheme can use them. ``length_scaling``
+    multiplies the scores of a query with n visible keys by a factor. The factor is ``log(n + 1)`` for ``"log"``
+    (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``offset + log(n + 1)^power`` with learned numbers per head
+    for ``"learned"`` (after Vasylenko et al. 2025, arXiv 2506.16640), and 1 for ``"none"``. ``previous_token_mix`` adds
+    a learned multiple of the previous token's embedding. ``segments`` adds one vector per preceding separator.
 
-    ``weights`` replaces the softmax: ``"entmax"`` (with ``entmax_alpha``; Peters et al. 2019) gives most keys exactly
-    0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, ``"count"`` (Ramapuram et al.
+    ``weights`` replaces the softmax. ``"entmax"`` (with ``entmax_alpha``; Peters et al. 2019) sets most weights to 0,
+    ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and ``"count"`` (Ramapuram et al.
     2024) uses sigmoids that do not sum to 1, so a head can count. In training, ``dilution`` spreads up to this share
-    of attention evenly over all visible keys. ``head`` names the position head of PPC.
+    of attention evenly over all visible keys. ``head`` is the name of the position head for PPC.
     """
 
     num_layers: int = 1
@@ -66,6 +66,6 @@ class DecoderSettings:
         if not 0 <= self.dilution < 1:
             raise SettingError(f"dilution {self.dilution} is out of range; use 0 or more and less than 1")
         if self.dilution and self.weights == "count":
-            raise SettingError("weights 'count' do not sum to 1, so dilution cannot apply; leave out one of them")
+            raise SettingError("weights 'count' do not sum to 1, so dilution does not apply; use only one of the two")
         if self.entmax_alpha <= 1:
             raise SettingError(f"entmax_alpha {self.entmax_alpha} is not above 1; use 1.5, or weights='softmax'")

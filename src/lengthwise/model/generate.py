@@ -12,7 +12,7 @@ from lengthwise.model.decoder import Decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """New tokens and their IDs after each prompt; ``is_written`` is False after the end token."""
+    """New tokens after each prompt and their IDs; ``is_written`` is False after the end token."""
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
@@ -23,21 +23,21 @@ class Generation:
 def generate(
     decoder: Decoder, prompt: Int[Tensor, "batch prompt"], position_ids: Tensor, *, end: int, max_new_tokens: int
 ) -> Generation:
-    """Continue prompts of one length until the ``end`` token, by at most ``max_new_tokens`` tokens each.
+    """Continue prompts of equal length until the ``end`` token, by at most ``max_new_tokens`` tokens each.
 
-    ``position_ids``, (batch, n) or (level, batch, n), has an ID for every prompt token; any more are the IDs of the
-    first new tokens. The position head predicts the others, each after its token. Raises ``SettingError`` if IDs are
-    missing and the decoder cannot predict them, and the errors of the decoder's ID check.
+    ``position_ids``, (batch, n) or (level, batch, n), has the IDs of all prompt tokens and optionally of the first new
+    tokens. The position head predicts each missing ID once its token is known. Raises ``SettingError`` if IDs are
+    missing and the decoder cannot predict them, and the same errors as the decoder for invalid IDs.
     """
     length, num_ids = prompt.shape[1], position_ids.shape[-1]
     position_ids = decoder.check_ids(prompt.new_zeros(len(prompt), num_ids), position_ids)
     num_new_ids = num_ids - length
     if num_new_ids < 0:
-        raise SettingError(f"{num_ids} IDs for {length} prompt tokens; pass one for each")
+        raise SettingError(f"{num_ids} IDs for {length} prompt tokens; pass one ID per token")
     if num_new_ids < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
-            f"IDs for {num_new_ids} of {max_new_tokens} new tokens and this decoder predicts none; "
-            f"pass all of them, or train with the scheme predicted"
+            f"IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
+            f"pass all IDs, or train with the scheme predicted"
         )
     lengths = torch.full((len(prompt),), length, device=prompt.device)
     prompts = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.predicts_ids else None

@@ -12,7 +12,7 @@ from lengthwise.core.errors import PositionIDError, PositionRangeError
 
 @dataclass(frozen=True, slots=True)
 class IDCheck:
-    """Position IDs that a decoder accepts: number of levels, upper limit (None: no limit), real or whole numbers."""
+    """Format of the position IDs that a decoder accepts: number of levels, upper limit (or None), real or integer."""
 
     encoding: str
     num_levels: int
@@ -39,9 +39,9 @@ class IDCheck:
                 f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} takes whole numbers; "
                 "use a scheme with whole IDs, or an encoding for real IDs, such as rotary"
             )
-        # Distances between unsigned or narrow integers would overflow.
+        # Distances between unsigned or small integer types would overflow.
         ids = ids.double() if ids.is_floating_point() else ids.long()
-        # Reading values would synchronize a GPU; IDs there come from a batch that was checked on the CPU.
+        # Reading values would synchronize a GPU. IDs on a GPU come from a batch that was checked on the CPU.
         if ids.device.type == "cpu" and ids.numel():
             self._check_values(ids)
         return ids

@@ -11,7 +11,7 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abacus(RangedScheme):
-    """Place of a digit in its number, from 1 in writing order; in training plus one random offset per sequence.
+    """IDs that count the digits of a number from 1 in writing order; training adds one random offset per sequence.
 
     Tokens outside numbers have ID 0. Digits of equal significance have equal IDs if numbers are written with the least
     significant digit first. The paper samples one offset per batch.
@@ -25,7 +25,7 @@ class Abacus(RangedScheme):
     needs: ClassVar[str | None] = "places"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Return each token's place, shifted by the offset in training."""
+        """Return the place of each token, plus the offset in training."""
         ids = require_places(examples)
         if training:
             offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))

@@ -14,9 +14,9 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coupled(GappedScheme):
-    """Position coupling with one ID per token; tokens of a group move by the same gaps in training.
+    """Position coupling with one ID per token; in training, random gaps move all tokens of a group together.
 
-    The decoder receives all IDs at evaluation. ``max_gaps=0`` is position coupling as published.
+    The decoder receives all IDs at evaluation. The published method has no gaps (``max_gaps=0``).
     """
 
     name: ClassVar[str] = "coupled"
@@ -29,7 +29,7 @@ class Coupled(GappedScheme):
         groups = require_coupling(examples)
         if len(groups) != 1:
             raise UnsupportedTaskError(
-                f"this task has a coupling of {len(groups)} levels and coupled assigns one ID per token; "
+                f"this task has a coupling of {len(groups)} levels but coupled assigns one ID per token; "
                 "use the scheme multilevel or predicted"
             )
         return groups

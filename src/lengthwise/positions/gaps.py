@@ -1,4 +1,4 @@
-"""Skip-wise gaps (PoSE, Zhu et al. 2024) between groups of tokens, which keep their order and ties."""
+"""Skip-wise gaps (PoSE, Zhu et al. 2024) between groups of tokens; the groups stay together and in order."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from lengthwise.tasks.examples import Examples
 class GappedScheme(RangedScheme):
     """Abstract scheme that opens random gaps between groups of tokens in training (PoSE, Zhu et al. 2024).
 
-    At evaluation the groups are the IDs, without gaps. ``max_gaps=0`` shifts each level as one block in training.
+    At evaluation, the IDs are the groups, without gaps. With ``max_gaps=0``, training only shifts each level.
     """
 
     max_gaps: int = 3
@@ -25,11 +25,11 @@ class GappedScheme(RangedScheme):
             raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 for no gaps")
 
     def groups(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
-        """Return the IDs without gaps: by default the task's coupling on all its levels."""
+        """Return the IDs without gaps, by default the task's coupling on all its levels."""
         return require_coupling(examples)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Return the groups as IDs, in training with random gaps and a random shift."""
+        """Return the groups as IDs; training adds random gaps and a random shift."""
         groups = self.groups(examples)
         if training:
             groups = open_gaps(groups, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
@@ -41,9 +41,9 @@ def open_gaps(
 ) -> Int[np.ndarray, "level batch seq"]:
     """Insert 0 to ``max_gaps`` random gaps between the groups of each sequence, then shift it at random.
 
-    Tokens of one group move together, and levels are independent. Each gap is a uniform share of the free IDs; gaps
-    that exceed all free IDs together are scaled down. The shift uses what they leave. So distances of every size up
-    to the whole range occur, and all IDs are below ``num_position_ids``.
+    Tokens of one group move together, and levels are independent. Each gap is a uniform share of the free IDs. Gaps
+    whose sum exceeds the free IDs are scaled down, and the shift uses the remaining IDs. Therefore, distances of every
+    size up to the whole range occur, and all IDs are below ``num_position_ids``.
     """
     levels, size, _ = groups.shape
     free = np.array([largest_shift(level, num_position_ids) for level in groups])[:, None, None]

@@ -10,7 +10,7 @@ from lengthwise.positions.gaps import GappedScheme
 class Predicted(GappedScheme):
     """Position coupling as in ``multilevel``, for a decoder that learns to predict the response IDs.
 
-    The decoder receives only the prompt IDs at evaluation, and the response IDs are graded too.
+    At evaluation, the decoder receives only the prompt IDs, and the predicted response IDs are graded too.
     """
 
     name: ClassVar[str] = "predicted"

@@ -11,7 +11,7 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomStart(RangedScheme):
-    """Consecutive IDs, in training from a random start per sequence, at evaluation from 0.
+    """Consecutive IDs that start at a random ID per sequence in training, and at 0 at evaluation.
 
     Training covers every ID below ``num_position_ids``, but no distance beyond the training length.
     """
@@ -21,7 +21,7 @@ class RandomStart(RangedScheme):
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Return the token index, in training plus one random shift per sequence."""
+        """Return the token indexes; training adds one random shift per sequence."""
         ids = token_indexes(examples)
         if training:
             ids = ids + rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(1, len(examples), 1))

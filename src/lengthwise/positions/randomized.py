@@ -38,7 +38,7 @@ def sample_subsets(
         full_range = np.broadcast_to(np.arange(num_position_ids), (size, num_position_ids))
         return np.sort(rng.permuted(full_range, axis=1)[:, :seq], axis=1)
     ids = np.sort(rng.integers(0, num_position_ids, size=(size, seq)), axis=1)
-    # Resample repeats. No number is preferred to another, so no subset is either.
+    # Resample repeats. All numbers are equally likely, and therefore all subsets are equally likely.
     while (repeated := ids[:, 1:] == ids[:, :-1]).any():
         ids[:, 1:][repeated] = rng.integers(0, num_position_ids, size=int(repeated.sum()))
         ids.sort(axis=1)

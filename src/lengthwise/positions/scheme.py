@@ -10,13 +10,13 @@ from lengthwise.core.errors import PositionRangeError, SettingError, Unsupported
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 
-# Schemes that read only the number of tokens, and so serve every task.
+# Schemes that read only the number of tokens, and therefore work for every task.
 UNIVERSAL_SCHEMES = "sequential, random_start, skipwise, randomized or random_floats"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Position IDs of a batch, with masks of the answer tokens and the IDs that are scored."""
+    """Position IDs of a batch, and masks of the answer tokens and IDs that are scored."""
 
     position_ids: Real[np.ndarray, "level batch seq"]
     token_scored: Bool[np.ndarray, "batch seq"]
@@ -25,12 +25,12 @@ class Assignment:
 
 @runtime_checkable
 class PositionScheme(Protocol):
-    """Assignment of an ID to every token, on one level or several.
+    """Assignment of IDs to every token, on one or more levels.
 
-    ``needs`` names the optional part of ``Examples`` that the scheme reads (``"coupling"``, ``"places"``), or is None.
+    ``needs`` is the optional field of ``Examples`` that the scheme reads (``"coupling"`` or ``"places"``), or None.
     ``real_valued``: IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response IDs.
     ``random_at_evaluation``: evaluation IDs are random and below ``num_position_ids``, as in training. A subclass must
-    set ``name``, and the other class variables if they differ from the defaults here.
+    set ``name``, and the other class variables if they differ from these defaults.
     """
 
     name: ClassVar[str]
@@ -53,7 +53,7 @@ class PositionScheme(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangedScheme(PositionScheme):
-    """Abstract scheme with training IDs below ``num_position_ids``; a range without IDs raises ``SettingError``."""
+    """Abstract scheme with training IDs below ``num_position_ids``; raises ``SettingError`` for a limit below 1."""
 
     num_position_ids: int = 20_480
 
@@ -64,7 +64,7 @@ class RangedScheme(PositionScheme):
 
 
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
-    """Return an assignment that scores every answer token, and every response ID except the end token's."""
+    """Return an assignment that scores all answer tokens, and all response IDs except the ID of the end token."""
     precedes_answer = np.zeros_like(examples.is_answer)
     precedes_answer[:, :-1] = examples.is_answer[:, 1:]
     return Assignment(

@@ -13,11 +13,11 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipwise(GappedScheme):
-    """Consecutive IDs, in training with random gaps between chunks of any length and a random shift.
+    """Consecutive IDs; training adds random gaps between chunks of any length, and a random shift.
 
-    In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks and ``num_position_ids`` the target window.
-    The number of gaps and their places are random per sequence. Short training sequences contain distances up to
-    ``num_position_ids``. At evaluation the ID is the token index.
+    In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks, and ``num_position_ids`` is the target
+    window. The number and the places of the gaps are random per sequence. Short training sequences contain distances
+    up to ``num_position_ids``. At evaluation, the ID is the token index.
     """
 
     name: ClassVar[str] = "skipwise"

@@ -1,4 +1,4 @@
-"""Addition of two numbers, plain or with the carry written next to each digit."""
+"""Addition of two numbers, either plain or with the carry written next to each digit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,16 +22,16 @@ PLUS, EQUALS, END = 10, 11, 12
 class Addition:
     """Layout ``a + b = s end``; ``length`` is the number of digits of the longer operand.
 
-    ``order``: ``"least"`` writes every number least significant digit first, ``"most"`` most significant first,
-    ``"reversed_sum"`` the operands most significant first and the sum least significant first.
+    ``order="least"`` writes all numbers with the least significant digit first, ``"most"`` with the most significant
+    digit first. ``"reversed_sum"`` writes only the sum with the least significant digit first.
     ``zero_padding`` writes all three numbers with ``length + 1`` digits, so that every carry has a place.
-    ``scratchpad="carry"`` writes each step as one symbol for (digit, carry), such as ``3c``: k = 3. The plain format
-    also needs the two preceding digits: k = 5. Most significant digit first, the support is unbounded.
-    ``long_carry_share`` of the examples get a carry chain of random length; ``long_carry_from`` is the minimum length
-    as a share of the digits. ``unequal`` samples the number of digits of the shorter operand uniformly.
+    ``scratchpad="carry"`` writes each digit and its carry as one symbol, such as ``3c``: k = 3. The plain format also
+    depends on the two preceding digits: k = 5. For ``order="most"``, the support is unbounded.
+    ``long_carry_share`` is the share of examples with a carry chain of random length. ``long_carry_from`` is the
+    minimum length of the chain as a share of the digits. ``unequal`` samples the length of the shorter operand.
 
     Coupling (after Cho et al. 2024): the ID of a digit is its significance. A token of the sum has the ID of the digits
-    that are needed next, the last one the ID of the ``+``.
+    that the next token depends on. The last digit of the sum has the ID of the ``+``.
     """
 
     order: str = "least"
@@ -55,7 +55,7 @@ class Addition:
             if not 0 <= share <= 1:
                 raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
         if self.scratchpad == "carry" and self.order == "most":
-            raise SettingError("order 'most' has no scratchpad 'carry'; use order 'least' or 'reversed_sum'")
+            raise SettingError("scratchpad 'carry' does not support order 'most'; use order 'least' or 'reversed_sum'")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Addition:
         return self._lay_out(digits[:, None])
 
     def variants(self) -> Mapping[str, Task]:
-        """Return uniform digits, carry chains over at least half of the digits, and operands of unequal length."""
+        """Return variants: uniform digits, carry chains over at least half of the digits, and unequal operands."""
         return {
             "uniform": replace(self, long_carry_share=0.0, unequal=False),
             "carry": replace(self, long_carry_share=1.0, long_carry_from=0.5, unequal=False),
@@ -139,7 +139,7 @@ class Addition:
 def _add(
     digits: Int[np.ndarray, "2 batch length"],
 ) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
-    """Return operands and sum with one more digit, and the carry of each digit, least significant first."""
+    """Return the operands and the sum with an extra digit, and the carries; the least significant digit is first."""
     _, size, length = digits.shape
     numbers = np.zeros((3, size, length + 1), dtype=np.int64)
     numbers[:2, :, :length] = digits
@@ -161,7 +161,7 @@ class _Layout:
         if task.zero_padding:
             counts = np.full((3, numbers.shape[1], 1), length + 1)
         else:
-            # Without leading zeros; a single zero stays.
+            # Count the digits without leading zeros, but keep a single zero.
             last = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
             counts = np.where((numbers != 0).any(axis=2), last, 1)[:, :, None]
         self.counts = counts
@@ -174,14 +174,14 @@ class _Layout:
         self.shape = (len(self.plus), self.index.shape[1])
 
     def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Return the significance of each token, counted from 1, and a mask of the digits of the number."""
+        """Return the significance of each token, from 1, and a mask of the digits of the number."""
         place = self.index - self.starts[number]
         count = self.counts[number]
         most_first = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
         return (count - place if most_first else place + 1), (place >= 0) & (place < count)
 
     def places(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the place of each digit in its number in writing order, from 1; 0 outside of numbers."""
+        """Return the place of each digit in its number in writing order, from 1, or 0 outside numbers."""
         places = np.zeros(self.shape, dtype=np.int64)
         for start, count in zip(self.starts, self.counts, strict=True):
             place = self.index - start + 1
@@ -189,7 +189,7 @@ class _Layout:
         return places
 
     def groups(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the coupling: significance in the operands, and the significance that is needed next in the sum."""
+        """Return the coupling: the significance in operands, and the significance of the next step in the sum."""
         falling = self.task.order == "most"
         plus = np.zeros_like(self.longest) if falling else self.longest + 1
         groups = np.where(self.index == self.plus, plus, self.longest + 2)

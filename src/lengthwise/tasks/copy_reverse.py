@@ -16,9 +16,9 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SymbolString:
-    """Prompt of symbols and the ``=``, start token ``>``, then the symbols in some order.
+    """Sequence of a prompt with symbols and ``=``, the start token ``>``, and a response with the same symbols.
 
-    Each response token has the ID of the symbol that is written next, the last one the ID of the ``=``. Each answer
+    Each response token has the ID of the next symbol. The last response token has the ID of ``=``. Each answer
     depends on one token: k = 1.
     """
 
@@ -50,7 +50,7 @@ class _SymbolString:
         return self._lay_out(rng.integers(0, self.num_symbols, size=(size, length)))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse symbols such as ``3 1 4``; symbols of one digit need no spaces."""
+        """Parse symbols such as ``3 1 4``; spaces between one-digit symbols are optional."""
         text = prompt.replace("=", " ").replace(">", " ")
         symbols = text.split() if " " in text.strip() or self.num_symbols > 10 else list(text.strip())
         form = f"symbols from 0 to {self.num_symbols - 1} such as 0 0 0"
@@ -65,7 +65,7 @@ class _SymbolString:
         equals = np.full((len(symbols), 1), self.num_symbols)
         index = np.arange(length)
         order = index[::-1] if self.is_reversed else index
-        # The = stands where a reader arrives after the last symbol.
+        # The = has the ID that follows the ID of the last symbol in reading order.
         prompt = [equals, symbols] if self.is_reversed else [symbols, equals]
         first_symbol = 1 if self.is_reversed else 0
         tokens = np.concatenate([*prompt, equals + 1, symbols[:, order], equals + 2], axis=1)
@@ -88,7 +88,7 @@ class Copy(_SymbolString):
     """Layout ``x_1 .. x_n = > x_1 .. x_n end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
 
     name: ClassVar[str] = "copy"
-    summary: ClassVar[str] = "a string of symbols, written again"
+    summary: ClassVar[str] = "repeat a string of symbols"
     is_reversed: ClassVar[bool] = False
 
 
@@ -97,5 +97,5 @@ class Reverse(_SymbolString):
     """Layout ``= x_1 .. x_n > x_n .. x_1 end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
 
     name: ClassVar[str] = "reverse"
-    summary: ClassVar[str] = "a string of symbols, written backwards"
+    summary: ClassVar[str] = "repeat a string of symbols in reverse order"
     is_reversed: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Batches of examples that a task returns, before a position scheme assigns IDs."""
+"""Batches of examples, which a task returns before a position scheme assigns IDs."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Batch of sequences with all that the task knows about them.
+    """Batch of sequences with the properties that the task declares.
 
-    ``tokens`` holds prompt, response and end token; responses may be ragged, and the fill after the end token is never
-    scored. ``is_answer`` marks the response tokens, including the end token. ``coupling`` gives the same number to
-    tokens that are computed together, one array per level. ``places`` numbers the tokens of each number or string from
-    1; it is 0 outside. ``support`` lists the token indexes that each answer token depends on, filled with -1.
+    ``tokens`` has prompt, response and end token. Responses may have different lengths; padding after the end token is
+    never scored. ``is_answer`` marks the response tokens, including the end token. ``coupling`` has one array per
+    level, with equal numbers for tokens that are computed together. ``places`` numbers the tokens of each number or
+    string from 1, and is 0 elsewhere. ``support`` has the token indexes that each answer depends on, padded with -1.
     """
 
     tokens: Int[np.ndarray, "batch seq"]
@@ -33,7 +33,7 @@ class Examples:
         places: Int[np.ndarray, "#batch seq"] | None = None,
         support: Int[np.ndarray, "#batch seq k"] | None = None,
     ) -> "Examples":
-        """Build a batch of prompts of one length; all other tokens are answers. Arrays broadcast over the batch."""
+        """Build a batch with prompts of equal length; all other tokens are answers. Arrays broadcast over the batch."""
         shape = tokens.shape
         return cls(
             tokens=tokens,

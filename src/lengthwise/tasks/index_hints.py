@@ -1,4 +1,4 @@
-"""Index hints: another task with a numbered hint before each digit, bit or letter."""
+"""Index hints: a wrapper of another task that adds a numbered hint before each digit, bit or letter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,18 +19,18 @@ from lengthwise.tasks.task_inputs import check_sizes
 class IndexHints:
     """Sequences of ``task`` with the hint ``#(start + p - 1)`` before every token with place p.
 
-    Prompt and response share ``start``, which is uniform over all values that leave hints for all places, so short
-    sequences contain every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt has no
-    hints and ``start`` is 0. Hints count in writing order, so they match if the response has the order of the prompt.
-    A hint depends on the previous hint; the first hint of the response depends on the first hint of the prompt and the
-    token before it. Other tokens have the support of the task: k is that of the task, but at least 2.
+    Prompt and response share ``start``. It is uniform over all values with enough hints, so training on short
+    sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt has no
+    hints and ``start`` is 0. Hints count in writing order, so they match if prompt and response have the same order.
+    A hint depends on the previous hint. The first hint of the response depends on the first hint of the prompt and the
+    preceding token. Other tokens have the support of ``task``, so k is the k of ``task`` but at least 2.
     """
 
     task: Task = field(default_factory=Parity)
     num_hints: int = 512
 
     name: ClassVar[str] = "index_hints"
-    summary: ClassVar[str] = "another task (parity), with a numbered hint before each symbol"
+    summary: ClassVar[str] = "another task (by default parity) with a numbered hint before each symbol"
     paper: ClassVar[str] = "Zhou et al. 2023 (arXiv 2310.16028)"
     version: ClassVar[int] = 1
 
@@ -41,16 +41,16 @@ class IndexHints:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Symbols of the task, then the hints."""
+        """Symbols of ``task``, then the hints."""
         return (*self.task.vocabulary, *(f"#{hint}" for hint in range(self.num_hints)))
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Separators of the task, without changes."""
+        """Separators of ``task``, without changes."""
         return self.task.separators
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample examples of the task, then the first hints."""
+        """Sample examples of ``task``, then ``start``."""
         check_sizes(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
         places = self._places(examples)
@@ -58,12 +58,12 @@ class IndexHints:
         return self._with_hints(examples, places, starts)
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse a prompt of the task, without hints."""
+        """Parse a prompt of ``task`` without hints."""
         examples = self.task.from_prompt(prompt)
         return self._with_hints(examples, self._places(examples), np.zeros(1, dtype=np.int64))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return the variants of the task."""
+        """Return the variants of ``task`` with hints."""
         return {name: replace(self, task=variant) for name, variant in self.task.variants().items()}
 
     def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
@@ -103,7 +103,7 @@ def _support(
     has_hint: Bool[np.ndarray, "batch seq"],
     is_answer: Bool[np.ndarray, "batch new_seq"],
 ) -> Int[np.ndarray, "batch new_seq new_k"]:
-    """Return the support of the task at the new token indexes, and the support of the hints."""
+    """Return the support of ``task`` at the new token indexes, and the support of the hints."""
     width = support.shape[2]
     new = np.full((*is_answer.shape, max(2, width)), -1)
     item, old = np.nonzero(new_index < is_answer.shape[1])
@@ -114,6 +114,6 @@ def _support(
     first = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][item] - 1
     is_later, hint = is_answer[item, previous], new_index[item, old] - 1
     new[item, hint, 0] = np.where(is_later, previous, first)
-    # The token before the first hint of the response shows that it is the first.
+    # The preceding token shows that the next hint is the first hint of the response.
     new[item, hint, 1] = np.where(is_later, -1, hint - 1)
     return np.where(is_answer[..., None], new, -1)

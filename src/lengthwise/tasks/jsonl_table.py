@@ -15,17 +15,17 @@ from lengthwise.core.errors import TaskFileError, unknown_name
 from lengthwise.core.json_parsing import parse_json
 
 SUFFIX = ".jsonl"
-# Tokens that the task adds after every prompt and response, so records must not contain them.
+# Tokens that the task adds after each prompt and response; records must not contain them.
 MARK, START, END = RESERVED = ("<mark>", "<start>", "end")
 KEYS = ("prompt", "response", "coupling", "length")
 EXAMPLE = '{"prompt": "a b", "response": "b a"}'
-# Limit of coupling numbers and lengths, with room for the numbers of the added tokens.
+# Upper limit of coupling numbers and lengths, below the integer limit by the numbers of the added tokens.
 NUMBER_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLTable:
-    """Records of a task file: record i is ``tokens[starts[i] : starts[i + 1]]``, its prompt and then its response.
+    """Records of a task file; record i is ``tokens[starts[i] : starts[i + 1]]``, which has its prompt and its response.
 
     ``symbols`` are the names of the tokens. ``coupling`` has a number for each token, or is None.
     """
@@ -39,7 +39,7 @@ class JSONLTable:
 
     @cached_property
     def by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
-        """Record indexes per length, shortest length first."""
+        """Record indexes per length, in order of increasing length."""
         order = np.argsort(self.lengths, kind="stable")
         lengths, first = np.unique(self.lengths[order], return_index=True)
         return dict(zip(lengths.tolist(), np.split(order, first[1:]), strict=True))
@@ -56,7 +56,7 @@ class JSONLTable:
 
     @cached_property
     def is_descending(self) -> bool:
-        """True if the coupling number of the last response token is the smallest of each record."""
+        """True if the last response token has the smallest coupling number in every record."""
         if self.coupling is None:
             return False
         last, first = self.coupling[self.starts[1:] - 1], self.starts[:-1]
@@ -72,7 +72,7 @@ class JSONLTable:
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Tokens are numbered in order of appearance. With ``symbols``, the tokens of a run, other tokens raise an error.
+    Tokens are numbered in order of appearance, or as in ``symbols``, the tokens of a run; unknown tokens raise errors.
     """
     reader = _Reader(symbols)
     for number, line in enumerate(lines, start=1):
@@ -88,7 +88,7 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
 
 
 def is_record(text: str) -> bool:
-    """Return True if a text is a JSON object instead of tokens."""
+    """Return True if a text is a JSON object and not a list of tokens."""
     try:
         parse_json(text)
     except ValueError:
@@ -97,11 +97,11 @@ def is_record(text: str) -> bool:
 
 
 class _RecordError(Exception):
-    """Invalid record; the message says what to change."""
+    """Error for an invalid record; the message contains a solution."""
 
 
 class _Reader:
-    """Collector of records in arrays that grow."""
+    """Parser that collects records in growing arrays."""
 
     def __init__(self, symbols: Sequence[str] | None) -> None:
         self.has_fixed_symbols = symbols is not None
@@ -133,7 +133,7 @@ class _Reader:
         if number is None:
             if word in RESERVED:
                 part = "response" if word == END else "prompt"
-                raise _RecordError(f"the token '{word}' is added to every {part}; remove it or give it another name")
+                raise _RecordError(f"the task adds the token '{word}' to every {part}; remove it or rename it")
             if self.has_fixed_symbols:
                 raise _RecordError(
                     f"the token '{word}' is not one of the {len(self.numbers)} tokens of the run; "

@@ -1,4 +1,4 @@
-"""Task from a JSONL file with a prompt and its response per line."""
+"""Task from a JSONL file with one prompt and its response per line."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 # File in the run folder with the token names.
 RUN_FILE = "rows.json"
-# Tokens for the response to an unknown prompt, in addition to the length of the prompt.
+# Maximum number of response tokens for an unknown prompt, minus the length of the prompt.
 RESPONSE_ROOM = 64
 BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdefgh"
 
@@ -32,14 +32,14 @@ BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdef
 class JSONLTask:
     """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a record of ``file``.
 
-    All records of a length are sampled with equal probability. The length is the number of prompt tokens unless the
-    record sets another one. Without a file, the records are built in: letters to reverse. ``digest`` is the SHA-256 of
-    the file when the task was created. ``run_folder``, never saved, is the run whose stored token names are used.
+    All records of a length have equal probability. The length is the number of prompt tokens, unless the record sets a
+    ``length``. Without a file, the task has built-in records with letters to reverse. ``digest`` is the SHA-256 of the
+    file when the task was created. ``run_folder``, never saved, is the run whose stored token names are used.
 
-    With a coupling, the number of a response token is the number of the prompt tokens that it depends on. The token
-    before it gets that number as its ID, and ``<start>`` the number of the first response token, so what is needed is
-    at ID distance 0. The last token has the ID of ``<mark>``, an extra number: below all others if responses are read
-    in descending order, above them otherwise.
+    In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
+    from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
+    token has the ID of ``<mark>``, an extra number. This number is below all others if responses are read in descending
+    order, and above all others otherwise.
     """
 
     file: str | None = None
@@ -61,7 +61,7 @@ class JSONLTask:
             object.__setattr__(self, "digest", _digest(self.file))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the cached table: another process reads the file itself.
+        # Omit the cached table, because another process reads the file itself.
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
@@ -90,20 +90,20 @@ class JSONLTask:
         return len(self._records(length, self._table.distinct))
 
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
-        """Return distinct records of a length by their index in file order."""
+        """Return the distinct records of a length at these indexes in file order."""
         return self._lay_out(self._table, self._records(length, self._table.distinct)[indices])
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse tokens with spaces between them, or a record as in the file.
+        """Parse tokens with spaces between them, or a record in the format of the file.
 
-        For tokens, answer and coupling come from the record with this prompt; otherwise they are unknown.
+        For tokens, answer and coupling are from the record with this prompt; without such a record, they are unknown.
         """
         if is_record(prompt):
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
         tokens = parse_symbols(words, self._symbols, self.name, "tokens of its file with spaces between them")
-        # A run also works without the file.
+        # A run does not need the file.
         if self.file is None or Path(self.file).exists():
             records = self._table.with_prompt(tokens)
             if len(records):
@@ -119,7 +119,7 @@ class JSONLTask:
         return {}
 
     def placeholder_example(self) -> Examples:
-        """Return a record with one prompt token and one response token, with a coupling if the run has one."""
+        """Return a record with one prompt token and one response token, with a coupling if the run has a coupling."""
         table = JSONLTable(
             symbols=self._symbols,
             tokens=np.zeros(2, dtype=np.int64),
@@ -131,7 +131,7 @@ class JSONLTask:
         return self._lay_out(table, np.array([0]))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """Return a file with the token names, and the presence and direction of the coupling."""
+        """Return a file with the token names, and with the presence and direction of a coupling."""
         return {RUN_FILE: json.dumps(self._facts).encode() + b"\n"}
 
     def source(self) -> Mapping[str, str]:
@@ -141,7 +141,7 @@ class JSONLTask:
     def from_run_folder(self, folder: Path) -> "JSONLTask":
         """Return the same task with the token IDs of a run."""
         if not (folder / RUN_FILE).is_file():
-            raise TaskFileError(f"{folder} was not trained on a task file (it has no {RUN_FILE}); use its own task")
+            raise TaskFileError(f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the run's task")
         task = replace(self, run_folder=str(folder))
         # Raises an error if the stored file is damaged.
         _ = task._facts
@@ -178,7 +178,7 @@ class JSONLTask:
         if self.file is None:
             return read_table(_built_in_lines(), self._label, symbols)
         if _digest(self.file) != self.digest:
-            raise TaskFileError(f"{self._label} has changed; pass it again with --task, or restore it")
+            raise TaskFileError(f"{self._label} has changed; pass the file again with --task, or restore it")
         with open(self.file, "rb") as lines:
             return read_table(lines, self._label, symbols)
 
@@ -225,15 +225,15 @@ class JSONLTask:
         last: Int[np.ndarray, "batch 1"],
         index: Int[np.ndarray, " seq"],
     ) -> Int[np.ndarray, "batch seq"]:
-        """Return the numbers of the prompt; from the start token on, each token has the number of the next one."""
+        """Return the coupling; from the start token on, each token has the coupling number of the next token."""
         has_number = (index != mark) & (index < last)
         place = (first + np.where(index < mark, index, index - 1))[has_number]
         groups = np.zeros(has_number.shape, dtype=np.int64)
-        # Shifted by one, so that the mark can have a number below.
+        # Increase the numbers by one, so that the mark can have a smaller number.
         groups[has_number] = coupling[place] + 1
         above = groups.max(axis=1, keepdims=True) + 1
         below = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
-        # The number that a reader reaches after the last prompt token.
+        # The mark has the number that follows the last prompt token in reading order.
         mark_group = below if self._facts["falls"] else above
         return np.where(has_number, groups, np.where(index > last, above + 1, mark_group))
 

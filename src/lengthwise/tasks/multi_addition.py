@@ -22,12 +22,12 @@ COUNTS = (2, 5, 10, 15, 20)
 class MultiAddition:
     """Layout ``a_1 + .. + a_m = > row_2 > row_3 .. > row_m end``; ``length`` is the number of digits of an operand.
 
-    Row r is the sum of the first r operands, one step per digit: the digit with its carry (``3`` or ``3c``), then the
-    carry again (``.`` or ``c``). Numbers are written least significant digit first and padded to the width of the
-    longest possible sum. The number of operands is sampled from the range ``operands``, once per batch.
+    Row r is the sum of the first r operands. Each step has two symbols: a digit with its carry (``3`` or ``3c``), then
+    the carry again (``.`` or ``c``). Numbers have the least significant digit first and the width of the longest
+    possible sum. The number of operands is sampled from the range ``operands``, once per batch.
 
-    Coupling on two levels (after Cho et al. 2025), digit and row. A digit has the IDs under which it is read; a carry
-    and a ``>`` have the IDs of the digits that are needed next. Both digits of a step are at ID distance 0 on both
+    The two coupling levels (after Cho et al. 2025) are digit and row. A digit has the IDs of the step that reads it; a
+    carry and a ``>`` have the IDs of the digits of the next step. Both digits of a step are at ID distance 0 on both
     levels, for any gaps between IDs. An answer depends on at most two digits and the preceding token: k = 3.
     """
 
@@ -115,7 +115,7 @@ def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
     pairs = []
     for operand in range(count):
         row = max(operand, 1)
-        # No row ends at the first sign: it gets the number of the last row, which is never read.
+        # The first sign does not end a row. It has the number of the last row, which no step reads.
         pairs += [(place, row) for place in digit] + [(width + 1, row if operand > 0 else count)]
     pairs.append((1, 1))
     for row in range(1, count):
@@ -140,7 +140,7 @@ def _support(count: int, width: int) -> Int[np.ndarray, "seq 3"]:
     index = first
     for row in range(count - 1):
         for place in range(width):
-            # The first row adds two operands, each other row adds an operand to the previous row.
+            # The first row is the sum of two operands. Every other row adds an operand to the previous row.
             previous = place if row == 0 else index - (2 * width + 1)
             support[index] = ((row + 1) * (width + 1) + place, previous, index - 1)
             support[index + 1, 0] = index

@@ -14,7 +14,7 @@ from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 TIMES, EQUALS, NEXT, END, PRODUCT = 10, 11, 12, 13, 14
-# A product is at most 9 * 9 plus a carry of 9; a sum adds a digit of the previous row.
+# The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
 MAX_PRODUCT, MAX_SUM = 90, 99
 SUM = PRODUCT + MAX_PRODUCT + 1
 # Numbers of digits of the second factor in the variants.
@@ -27,17 +27,17 @@ DIGITS = tuple(str(digit) for digit in range(10))
 class Multiplication:
     """Layout ``a x b = > row_1 > row_2 > .. row_m > end``; ``length`` is the number of digits of ``a``.
 
-    ``digits`` is the number of digits of ``b``; None means as many as ``a``. ``b`` is written most significant digit
-    first, which is the order of the rows, and ``a`` least significant digit first. Row r is ten times the previous row
-    plus ``a`` times the r-th digit of ``b`` (Horner's rule), least significant digit first, so the last row is the
-    product. All rows and ``a`` are padded to the width of the longest possible product.
+    ``digits`` is the number of digits of ``b``; None means the same number as ``a``. ``b`` has the most significant
+    digit first, which is the order of the rows. ``a`` and the rows have the least significant digit first. Row r is ten
+    times the previous row plus ``a`` times the r-th digit of ``b`` (Horner's rule), so the last row is the product. All
+    rows and ``a`` are padded to the width of the longest possible product.
 
-    A step of a row is two symbols. The first (``56``) is a digit of ``a`` times a digit of ``b`` plus the carry of the
-    previous step. The second (``6c5``: digit 6, carry 5) adds the digit one place below in the previous row. The first
-    depends on at most three tokens, the second on two: k = 3 for all lengths.
+    Each step of a row has two symbols. The first symbol (``56``) is a digit of ``a`` times a digit of ``b`` plus the
+    carry of the previous step. The second symbol (``6c5``: digit 6, carry 5) adds the digit one place lower in the
+    previous row. They depend on at most three and on two tokens: k = 3 for all lengths.
 
-    Coupling on two levels, place and row. A sum has the place of the digit of ``a`` and the row of the digit of ``b``
-    that are multiplied next. The next row reads the sum under these IDs, and a product has the IDs of the sum that it
+    The coupling levels are place and row. A sum has the place of the digit of ``a`` and the row of the digit of ``b``
+    in the next multiplication. The next row reads the sum at these IDs, and a product has the IDs of the sum that it
     is added to. A ``>`` has the IDs of the first place and of its row.
     """
 
@@ -108,7 +108,7 @@ def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]
     """Return the rows as alternating products and sums; the digits of ``b`` are in the order of the rows."""
     size, width = a.shape
     steps = np.zeros((size, b.shape[1], width, 2), dtype=np.int64)
-    # Multiplication by ten shifts a row by one place.
+    # Multiplication by ten moves the digits of a row by one place.
     shifted = np.zeros((size, width + 1), dtype=np.int64)
     for row in range(b.shape[1]):
         previous, carry = shifted.copy(), np.zeros(size, dtype=np.int64)
@@ -122,11 +122,11 @@ def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]
 
 
 def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
-    """Return the place and the row of each token, counted from 1; 0 for no place or no row."""
+    """Return the place and the row of each token, from 1, or 0 for a token without a place or row."""
     place, row = np.arange(1, width + 1), np.arange(1, count + 1)
     prompt = np.concatenate(
         [
-            # The sign after the last place ends a row, the sign after the last row ends the sequence.
+            # The sign after the last place ends the row. The sign after the last row ends the sequence.
             np.stack([np.append(place, width + 1), np.zeros(width + 1, dtype=np.int64)]),
             np.stack([np.append(np.zeros(count, dtype=np.int64), 1), np.append(row, count + 1)]),
             np.ones((2, 1), dtype=np.int64),
@@ -141,7 +141,7 @@ def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
 
 
 def _places(count: int, width: int) -> Int[np.ndarray, " seq"]:
-    """Return the place of each digit in its number; in a step, the sum is the digit."""
+    """Return the place of each digit in its number; the digit of a step is its sum."""
     place = np.arange(1, width + 1)
     row = np.append(np.stack([np.zeros_like(place), place], axis=1).flatten(), 0)
     return np.concatenate([place, [0], place[:count], [0, 0], np.tile(row, count), [0]])

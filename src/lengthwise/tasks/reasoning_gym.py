@@ -20,10 +20,10 @@ def reasoning_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record per item: ``question`` as ``prompt``, ``answer`` as ``response``, and ``length``.
 
-    ``length`` is the metadata key of the length, such as ``"num_terms"``, or a function of the item. The default is the
-    only difficulty in the metadata, or without difficulties the number of prompt tokens. If a difficulty is a range,
-    the value of the item under the same key is used. ``tokens`` splits a text, by default into words. The first invalid
-    item raises ``TaskFileError``.
+    ``length`` is the metadata key of the length, such as ``"num_terms"``, or a function of the item. By default, it is
+    the only difficulty in the metadata, or the number of prompt tokens if there are no difficulties. If a difficulty is
+    a range, the length is the metadata value with the same key. ``tokens`` splits a text, by default into words. The
+    first invalid item raises ``TaskFileError``.
     """
     for number, item in enumerate(items, start=1):
         try:
@@ -52,14 +52,14 @@ def write_reasoning_records(
     if file.suffix != SUFFIX:
         raise TaskFileError(f"{file} does not end in {SUFFIX}; use a name for --task FILE{SUFFIX}")
     lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
-    # Raises the errors of the task before the file is written.
+    # Raise the errors of the task before the file is written.
     read_table(lines, f"the content of {file}")
     write_atomically(file, b"".join(lines))
     return file
 
 
 class _ItemError(Exception):
-    """Item without a valid length."""
+    """Error for an item without a valid length."""
 
 
 def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
@@ -78,6 +78,6 @@ def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
 
 
 def _value(difficulty: Any) -> Any:
-    """Return the value of a range that contains only one."""
+    """Return the only value of a range with a single value."""
     is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
     return difficulty[0] if is_single else difficulty

@@ -18,12 +18,12 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_dist
 class Recall:
     """Layout ``i_1 .. i_length = q_1 .. q_m > v_1 .. v_m end``: each item i is a filler or a key with its value.
 
-    Up to ``num_pairs`` of the items are a key followed by its value, at uniform places and with different keys. Up to
-    ``num_queries`` of the keys are queried; ``v_i`` is the value of ``q_i``. One pair is a needle in a haystack. An
-    answer depends on its query, the key and the value: k = 3.
+    Up to ``num_pairs`` items are a key followed by its value, at uniform places and with different keys. Up to
+    ``num_queries`` keys are queried; ``v_i`` is the value of ``q_i``. With one pair, the task is to find a needle in a
+    haystack. An answer depends on its query, the key and the value: k = 3.
 
-    A key and its value share an ID. The token before an answer has the ID of its query, the last answer the ID of the
-    ``=``. The IDs do not tell the model where the value is.
+    A key and its value share an ID. The token before an answer has the ID of the query. The last answer has the ID of
+    ``=``. The IDs do not show the model where the value is.
     """
 
     num_pairs: int = 4
@@ -104,7 +104,7 @@ class Recall:
         queries, answers = np.take_along_axis(text, key, axis=1), np.take_along_axis(text, key + 1, axis=1)
         tokens = np.concatenate([text, equals, queries, equals + 1, answers, equals + 2], axis=1)
         prompt_length, index = length + num_queries + 2, np.arange(num_queries)
-        # Every token but a value starts a group.
+        # Every token except a value starts a group.
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         groups = np.cumsum(~is_value, axis=1)
         after = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + index] * 2, [0, num_queries + 1]])
@@ -112,7 +112,7 @@ class Recall:
         support[:, prompt_length:-1, 0] = length + 1 + index
         support[:, prompt_length:-1, 1] = key
         support[:, prompt_length:-1, 2] = key + 1
-        # The end token depends on the separator, whose ID the last answer has.
+        # The end token depends on the separator, which shares its ID with the last answer.
         support[:, -1, 0] = length
         coupling = np.concatenate([groups, after], axis=1)[None]
         return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)

@@ -18,13 +18,13 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 class Sort:
     """Layout ``x_1 .. x_n = > y_1 .. y_n end`` over ``num_values`` values; the prompt ends with the ``=``.
 
-    ``repeats`` allows a value several times; then no position head that only reads tokens can tell which one is next.
-    Without it, a list has at most ``num_values`` items.
+    ``repeats`` allows equal items; then, position heads that read only tokens cannot determine which equal item is
+    next. Without repeats, a list has at most ``num_values`` items.
 
-    The ID of an item is its place in the list. Each response token, including the ``>``, has the ID of the item that is
-    written next (equal items in the order of the list), the last one the ID of the ``=``. The IDs of the prompt do not
-    depend on the order. The IDs of the response do, and a decoder that gets them only copies. The next item depends on
-    all items, so the task declares no support.
+    The ID of an item is its place in the list. Each token from ``>`` on has the ID of the next item of the response;
+    equal items keep the order of the list. The last item has the ID of ``=``. Only the response IDs contain the sorted
+    order: a decoder that receives them only has to copy. The next item depends on all items, so the task declares no
+    support.
     """
 
     num_values: int = 64
@@ -79,7 +79,7 @@ class Sort:
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:
         size, length = items.shape
         equals = np.full((size, 1), self.num_values)
-        # Stable, so that equal items keep their order.
+        # A stable sort keeps the order of equal items.
         order = items.argsort(axis=1, kind="stable")
         ordered = np.take_along_axis(items, order, axis=1)
         tokens = np.concatenate([items, equals, equals + 1, ordered, equals + 2], axis=1)

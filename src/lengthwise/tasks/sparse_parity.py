@@ -1,4 +1,4 @@
-"""Sparse parity: the parity of a few flagged bits among many others."""
+"""Sparse parity: the parity of a few flagged bits among many tokens."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ CODINGS = ("flags", "letters")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseParity:
-    """Layout ``x_1 .. x_length = y end``: some of the x are flagged bits, and y is their parity. No scratchpad.
+    """Layout ``x_1 .. x_length = y end`` without a scratchpad: some of the x are flagged bits, and y is their parity.
 
-    ``coding="flags"``: each x is a bit, and ``0*`` and ``1*`` are flagged. ``coding="letters"``: flagged bits are ``0``
-    and ``1``, and the others are one of ``num_letters`` letters. The number of flagged bits is uniform from ``fewest``
-    to ``most``, at most all. Their places are uniform, within a random window of ``window`` tokens if it is set. The
-    answer depends on all flagged bits: k is their number. ``tested`` lists the numbers of the variants.
+    With ``coding="flags"``, each x is a bit, and ``0*`` and ``1*`` are flagged bits. With ``coding="letters"``, flagged
+    bits are ``0`` and ``1``, and other tokens are one of ``num_letters`` letters. The number of flagged bits is uniform
+    from ``fewest`` to ``most``, but at most the length. Their places are uniform, or within a random window of
+    ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` has a number per variant.
     """
 
     fewest: int = 1
@@ -36,7 +36,7 @@ class SparseParity:
     tested: tuple[int, ...] = (1, 4)
 
     name: ClassVar[str] = "sparse_parity"
-    summary: ClassVar[str] = "parity of a few flagged bits among many, without scratchpad"
+    summary: ClassVar[str] = "parity of a few flagged bits among many tokens, without a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.1"
     version: ClassVar[int] = 1
 

@@ -18,7 +18,7 @@ MAX_LENGTHS = 12
 class Task(Protocol):
     """Family of sequences with one distribution per length.
 
-    ``length`` is the size of the task (bits, digits, symbols), never the number of tokens. The same generator state and
+    ``length`` is the size of the input (bits, digits, symbols), not the number of tokens. The same generator state and
     ``version`` always give the same examples. A subclass must define every member except ``summary`` and ``paper``.
     """
 
@@ -34,11 +34,11 @@ class Task(Protocol):
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Symbols that end a segment; the response follows the last one."""
+        """Symbols that end a segment; the response follows the last separator."""
         ...
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample ``size`` sequences; raise ``SettingError`` below the smallest length of the task."""
+        """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below the smallest length of the task."""
         ...
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -46,7 +46,7 @@ class Task(Protocol):
         ...
 
     def variants(self) -> Mapping[str, "Task"]:
-        """Return named distributions over the same sequences for evaluation; may be empty."""
+        """Return named distributions over the same sequences for evaluation; the mapping may be empty."""
         ...
 
 
@@ -81,13 +81,13 @@ class GradedByLoss(Protocol):
         ...
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Return examples with these tokens of documents."""
+        """Return examples from these document tokens."""
         ...
 
 
 @runtime_checkable
 class HasRunFiles(Protocol):
-    """Task that reads files, and stores in the run folder the part of them that a trained run needs."""
+    """Task that reads files and stores in the run folder the facts that a trained run needs."""
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return names and contents of the files to store in the run folder."""
@@ -98,16 +98,16 @@ class HasRunFiles(Protocol):
         ...
 
     def placeholder_example(self) -> Examples:
-        """Return one example with the format of all examples, built from the stored files alone."""
+        """Return one example in the format of all examples, built only from the stored files."""
         ...
 
 
 @runtime_checkable
 class HasSource(Protocol):
-    """Task with examples from files of the user."""
+    """Task with examples from user files."""
 
     def source(self) -> Mapping[str, str]:
-        """Return the path and the SHA-256 of the source; empty without one."""
+        """Return the path and the SHA-256 of the source, or an empty mapping if there is no source."""
         ...
 
 
@@ -118,7 +118,7 @@ def task_facts(task: Task) -> dict[str, str]:
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """Task with examples of some lengths only."""
+    """Task that has examples only at certain lengths."""
 
     @property
     def available_lengths(self) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class HasLengths(Protocol):
 
 @runtime_checkable
 class HasRecords(HasLengths, Protocol):
-    """Task with a finite list of examples per length; evaluation uses each of them at most once."""
+    """Task with a finite list of examples per length; evaluation uses each example at most once."""
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; raise ``SettingError`` for a length without records."""
@@ -161,14 +161,14 @@ def _record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
 
 
 def default_lengths(task: HasLengths) -> tuple[int, ...]:
-    """Return all lengths of the task, or ``MAX_LENGTHS`` of them at equal steps, with the first and the last."""
+    """Return up to ``MAX_LENGTHS`` evenly spaced lengths of the task, including the first and the last length."""
     lengths = task.available_lengths
     indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_LENGTHS))
     return tuple(lengths[index] for index in indices.round().astype(int).tolist())
 
 
 def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
-    """Return the lengths of the task from ``first`` to ``last``, or ``first``, at which ``sample`` raises an error."""
+    """Return all task lengths from ``first`` to ``last``, or only ``first``, for which ``sample`` raises an error."""
     if not isinstance(task, HasLengths):
         return range(first, last + 1)
     return [length for length in task.available_lengths if first <= length <= last] or [first]

@@ -11,7 +11,7 @@ TOKEN_BYTES = 32
 
 
 def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
-    """Raise ``SettingError`` for a length or batch size that is too small, or needs too much memory."""
+    """Raise ``SettingError`` for a length or batch size that is too small or requires too much memory."""
     if length < min_length:
         raise SettingError(f"length {length} is too short for {task}; use at least {min_length}")
     if size < 1:
@@ -21,7 +21,7 @@ def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
 
 
 def sample_distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:
-    """Sample ``number`` different integers below ``among`` in random order, independently for each of ``size``."""
+    """Return ``size`` random samples of ``number`` different integers below ``among``, each in random order."""
     keys = rng.random((size, among))
     if number == among:
         return keys.argsort(axis=1)

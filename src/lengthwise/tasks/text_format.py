@@ -1,4 +1,4 @@
-"""Plain-text format of the examples of all tasks, for models and tools without the vocabulary of the task."""
+"""Plain-text format of task examples, for models and tools without the vocabulary of the task."""
 
 import re
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from lengthwise.tasks.task import GradedByLoss, Task
 END = "end"
 # Default number of shots, the solved examples before each prompt.
 SHOTS = 4
-# Batches sampled for shots before a length counts as having no other prompts.
+# Maximum number of batches that are sampled for shots before an error.
 TRIES = 16
 
 
@@ -22,8 +22,8 @@ TRIES = 16
 class TextExample:
     """Example such as the prompt ``0 1 0 = 0`` and the response `` 0 1 1`` with a newline.
 
-    Symbols are separated by one space, the separator ends the prompt, and the end token is a newline. No symbol of the
-    prompt touches the response, and concatenated examples are one line each.
+    A space separates adjacent symbols, a separator ends the prompt, and the end token is a newline. Prompt and response
+    do not share a symbol without a space between them, and each example is one line.
     """
 
     prompt: str
@@ -31,17 +31,17 @@ class TextExample:
 
     @property
     def answer(self) -> str:
-        """Response without surrounding whitespace: ``0 1 1``."""
+        """Response without surrounding whitespace, such as ``0 1 1``."""
         return self.response.strip()
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Start and end of each symbol in ``prompt + response``, in characters, including the end token."""
+        """Start and end character of each symbol in ``prompt + response``, including the end token."""
         return [match.span() for match in re.finditer(r"[^ \n]+|\n", self.prompt + self.response)]
 
     @property
     def symbols(self) -> list[str]:
-        """Symbols of the task in prompt and response."""
+        """Task symbols of the prompt and the response."""
         text = self.prompt + self.response
         return [END if text[first:last] == "\n" else text[first:last] for first, last in self.spans]
 

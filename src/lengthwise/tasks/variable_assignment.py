@@ -21,17 +21,17 @@ SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 class VariableAssignment:
     """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: ``length`` assignments in random order, and a query.
 
-    The response is a scratchpad: the queried variable, each variable that it leads to, and the value at the end. The
-    queried chain has a share of the assignments that is uniform within ``depth_shares``, or ``depth`` of them. The
-    others form up to ``num_chains - 1`` distractor chains. Each variable is assigned once.
+    The response is a scratchpad: the queried variable, all variables of its chain, and the value at the end. The
+    queried chain has ``depth`` assignments, or by default a share of them that is uniform within ``depth_shares``. The
+    other assignments form up to ``num_chains - 1`` distractor chains. Each variable is assigned once.
 
-    With more ``operands``, an assignment adds constants to its variable, ``a = b v1 v7``. Each variable of the response
-    is followed by the sum of all constants so far, modulo ``num_values``. The last sum includes the value and is the
+    With several ``operands``, an assignment also adds constants, such as ``a = b v1 v7``. In the response, the sum of
+    all previous constants, modulo ``num_values``, follows each variable. The last sum includes the value and is the
     answer: ``a = b v1  b = v3 v2 ? a > a v1 b v6 end``. A variable depends on the previous variable and its assignment:
     k = 3. A sum depends on the operands and the previous sum: k is ``operands + 1``.
 
     The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, so this ID depends
-    on the content. A sum has the ID of the token before it, a value the ID of the query.
+    on the content. A sum has the ID of the preceding token. A value has the ID of the query.
     """
 
     num_chains: int = 4
@@ -70,7 +70,7 @@ class VariableAssignment:
         return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample the depth, names, values, constants, ends of distractor chains, and the order of assignments."""
+        """Sample the depth, names, values, constants, ends of distractor chains, and order of assignments."""
         check_sizes(self.name, length, size)
         if length > self.num_names:
             raise SettingError(
@@ -117,7 +117,7 @@ class VariableAssignment:
         return self._lay_out(blocks[None, :, 0], blocks[None, :, 2:], np.array([path]), np.array([len(path)]))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return queried chains of a quarter, half and all of the assignments, if there are several chains."""
+        """Return variants whose queried chain has a quarter, half or all assignments, if there are several chains."""
         if self.num_chains == 1:
             return {}
         return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in SHARES.items()}
@@ -133,7 +133,7 @@ class VariableAssignment:
     def _is_last(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
-        """Return a mask of the last assignments of chains: of the queried chain, the final one, and random ones."""
+        """Return a mask of the last assignment of each chain; the ends of the distractor chains are random."""
         index, size = np.arange(length), len(depth)
         free = (index >= depth[:, None]) & (index < length - 1)
         cuts = rng.integers(0, max(1, self.num_chains - 1), size=size)[:, None]
@@ -147,7 +147,7 @@ class VariableAssignment:
         path: Int[np.ndarray, "batch deepest"],
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
-        """Build examples; ``path`` lists the assignments of the queried chain, filled beyond its ``depth``."""
+        """Build examples; ``path`` has the assignments of the queried chain, then padding from ``depth`` on."""
         size, length = variables.shape
         sign, question, start = (len(self.vocabulary) - place for place in (4, 3, 2))
         blocks = np.concatenate([variables[..., None], np.full((size, length, 1), sign), operands], axis=2)
@@ -175,7 +175,7 @@ class VariableAssignment:
     ) -> "_Response":
         (size, length, width), batch, last = blocks.shape, np.arange(len(path)), depth - 1
         chain = blocks[batch[:, None], path]
-        # Each step is a variable, with several operands followed by a sum.
+        # Each step is a variable. If there are several operands, a sum follows the variable.
         stride = 1 if self.operands == 1 else 2
         steps = stride * np.arange(path.shape[1])
         tokens = np.full((size, steps[-1] + 3), len(self.vocabulary) - 1)
@@ -183,7 +183,7 @@ class VariableAssignment:
         support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
         tokens[:, steps], groups[:, steps] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
-        # The token after a variable depends on it, and on the variable and the first operand of its assignment.
+        # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
         sources = [np.broadcast_to(prompt_length + steps, path.shape), path * width, path * width + 2]
         needs = np.stack(sources, axis=2)
         support[:, steps[1:], :3] = needs[:, :-1]
@@ -206,7 +206,7 @@ class VariableAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Response:
-    """Tokens, groups, support and index of the end token of the responses; tokens after the end token are fill."""
+    """Tokens, groups, support and end token index of the responses; tokens after the end token are padding."""
 
     tokens: Int[np.ndarray, "batch response"]
     groups: Int[np.ndarray, "batch response"]

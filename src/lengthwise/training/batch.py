@@ -61,7 +61,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 class Sampler:
     """Training batches of one length each, sampled uniformly from ``lengths``, both ends included.
 
-    Only lengths for which the task has examples are sampled. Raises ``SettingError`` for an empty range or batch.
+    Only lengths with examples are sampled. Raises ``SettingError`` for a range without lengths or an empty batch.
     """
 
     task: Task

@@ -13,7 +13,7 @@ from lengthwise.training.batch import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLoss:
-    """Loss in nats and accuracies of a batch, as scalar tensors; an accuracy is 1 where nothing is scored."""
+    """Loss in nats and accuracies of a batch as scalar tensors; an accuracy without scored tokens is 1."""
 
     loss: Float[Tensor, ""]
     token_accuracy: Float[Tensor, ""]
@@ -22,11 +22,11 @@ class AnswerLoss:
 
 
 def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, input_ids: Tensor | None = None) -> AnswerLoss:
-    """Return the mean cross-entropy of the answer tokens plus, for PPC, ``id_weight`` times that of their IDs.
+    """Return the mean token cross-entropy plus, for PPC, ``id_weight`` times the mean ID cross-entropy.
 
-    ``input_ids`` are the IDs that the decoder reads, by default the correct ones. ID losses of several levels are
-    added, and an ID counts as correct if all levels are. The loss leaves out IDs that the head has no candidate for
-    (an increment after a training gap); ``ids_in_reach`` is the share of the others.
+    ``input_ids`` are the IDs that the decoder reads, by default the correct IDs. The ID losses of all levels are added,
+    and an ID is correct if it is correct on all levels. The loss ignores IDs that are not among the candidates of the
+    head (an increment after a gap); ``ids_in_reach`` is the share of the remaining IDs.
     """
     # Only responses are scored, and each starts after its prompt.
     query_start = int(batch.prompt_length.min()) - 1
@@ -57,8 +57,8 @@ def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, input_ids: Ten
 def mix_predicted_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tensor, "level batch seq"]:
     """Return the batch's IDs with predicted response IDs in the first ``share`` of its examples.
 
-    One pass predicts them from the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019, arXiv
-    1906.07651).
+    One forward pass predicts these IDs from the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019,
+    arXiv 1906.07651).
     """
     sampled = batch.select(slice(0, round(share * len(batch.tokens))))
     if not len(sampled.tokens):
@@ -75,7 +75,7 @@ def mix_predicted_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tenso
 def _predict_ids(
     decoder: Decoder, batch: Batch, hidden: Float[Tensor, "batch query d_model"], input_ids: Tensor
 ) -> list[NextIDs]:
-    """Return the predicted IDs of the tokens after ``hidden``, which ends at the last token but one."""
+    """Return the predicted IDs of the tokens after ``hidden``, which ends at the second-to-last token."""
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
     query_start = batch.tokens.shape[1] - 1 - hidden.shape[1]
     return decoder.next_ids(hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts)

@@ -22,12 +22,12 @@ from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import AnswerLoss, answer_loss, mix_predicted_ids
 from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
 
-# Number of logged rows between two measurements of exact match.
+# Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
-# Number of steps that the running loss of a stage averages over.
+# Number of steps in the average that the running loss of a stage approximates.
 STAGE_LOSS_WINDOW = 20
 PRECISIONS = ("auto", "float32", "bf16")
-# Names of settings, the test that their values must pass, and the error for any other value.
+# Names of settings, a function that accepts their valid values, and the end of the error message for other values.
 ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
         ("steps", "batch_size", "log_every", "checkpoint_every"),
@@ -49,19 +49,19 @@ ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """Budget and optimizer: AdamW, linear warm-up, linear decay to ``final_share`` of the learning rate.
+    """Training budget and optimizer: AdamW with linear warm-up and linear decay to ``final_share`` of the rate.
 
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
-    that reads predicted response IDs instead of the correct ones (PPC only; Mihaylova and Martins 2019, arXiv
+    that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
     1906.07651); 0 is teacher forcing.
 
-    With ``fit_every``, exact match at the longest training length is measured every ``fit_every`` steps, and training
-    ends once it reaches ``fit_threshold``. With ``cooldown_steps``, training then continues for that many steps, and
-    the learning rate decays only in these.
+    If ``fit_every`` is set, exact match at the longest training length is measured every ``fit_every`` steps, and
+    training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
+    number of steps, and the learning rate decays only in these steps.
 
-    ``stage_loss`` is a curriculum for tasks with stages, easiest first: training moves to the next stage once the
-    running loss (mean over about ``STAGE_LOSS_WINDOW`` steps, in nats) is below it. Only the last stage is tested
-    for a fit. Raises ``SettingError`` for a value of the wrong type or out of range.
+    ``stage_loss`` enables a curriculum for tasks with stages, from easy to hard: the next stage starts once the running
+    loss (mean over about ``STAGE_LOSS_WINDOW`` steps, in nats) is below ``stage_loss``. ``fit_every`` applies only to
+    the last stage. Raises ``SettingError`` for a value of the wrong type or out of range.
     """
 
     steps: int = 500
@@ -96,7 +96,7 @@ class TrainingSettings:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 
     def rate(self, step: int, end: int | None = None) -> float:
-        """Return the learning rate of a step, counted from 0; training ends before step ``end``."""
+        """Return the learning rate of a step; steps count from 0, and training ends before step ``end``."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         end = self.steps if end is None else end
@@ -110,7 +110,7 @@ class Trainer:
     def __init__(
         self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path, belongs_to: str = ""
     ) -> None:
-        """``belongs_to`` identifies the experiment; ``restore`` refuses checkpoints with another value."""
+        """Initialize the trainer; ``restore`` rejects checkpoints whose experiment is not ``belongs_to``."""
         self.decoder = decoder
         self.settings = settings
         stages = (
@@ -120,12 +120,12 @@ class Trainer:
         self.folder = folder
         self.progress = Progress(belongs_to=belongs_to)
         self.device = next(decoder.parameters()).device
-        # On the device, so that accumulating a step does not synchronize.
+        # The sums are on the device, so that adding to them does not synchronize.
         self.sums = torch.zeros(len(fields(AnswerLoss)), dtype=torch.float64, device=self.device)
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for parameter in decoder.parameters():
-            # A parameter of shape (heads, 1, 1) is not a matrix: weight decay would flatten the attention of a head.
+            # No weight decay for parameters of shape (heads, 1, 1): it would flatten the attention of the heads.
             (matrices if sum(size > 1 for size in parameter.shape) >= 2 else others).append(parameter)
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
@@ -142,16 +142,16 @@ class Trainer:
     ) -> bool:
         """Train to the end and return True, or save a checkpoint and return False once ``stop()`` is True.
 
-        Each row of ``metrics.jsonl``, also passed to ``report``, has the numbers of its own batch (``loss`` in nats,
+        Each row of ``metrics.jsonl``, also passed to ``report``, has the metrics of its batch (``loss`` in nats,
         ``token_accuracy``, ``id_accuracy``, ``ids_in_reach``) and their means over all steps since the previous row
-        (``mean_loss`` and so on). Every ``ROWS_PER_EXACT_MATCH`` rows and at the last step, it also has
+        (``mean_loss`` and so on). Every ``ROWS_PER_EXACT_MATCH`` rows and at the last step, the row also has
         ``exact_match``. Raises ``DivergedError`` if the loss is infinite or NaN at a logged row or a checkpoint.
         """
         settings, progress = self.settings, self.progress
         self.decoder.train()
         # Unbuffered, so that other processes can read each row immediately.
         with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
-            # Drop the rows after the newest checkpoint; they are logged again.
+            # Delete the rows after the newest checkpoint, because training logs them again.
             metrics.seek(metrics.truncate(min(progress.metrics_bytes, metrics.tell())))
             while not progress.finished:
                 started = time.perf_counter()
@@ -177,7 +177,7 @@ class Trainer:
         return True
 
     def restore(self) -> bool:
-        """Resume from the newest complete checkpoint; return False if there is no checkpoint."""
+        """Restore the newest complete checkpoint; return False if there is no checkpoint."""
         for path in sorted((self.folder / "checkpoints").glob("step-*.safetensors"), reverse=True):
             try:
                 tensors, facts = load_tensors(path)
@@ -192,7 +192,7 @@ class Trainer:
         return False
 
     def step(self) -> AnswerLoss:
-        """Train on one batch with one optimizer update, and return its loss."""
+        """Train on one batch with one optimizer update, and return the loss of the batch."""
         progress = self.progress
         batch = self.samplers[progress.stage].batch(progress.step)
         progress.update_id_range(batch.position_ids)

@@ -1,4 +1,4 @@
-"""State of a training run: the content of a checkpoint, and its checks on resuming."""
+"""State of a training run: the content of a checkpoint, and checks of this content when training resumes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +13,7 @@ from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.training.loss import AnswerLoss
 
-# AdamW's state for each parameter.
+# State of AdamW for each parameter.
 OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 # Initial running loss of a stage, in nats.
 STAGE_START = 1.0
@@ -39,7 +39,7 @@ class Progress:
     summed_steps: int = 0
 
     def update_id_range(self, position_ids: Tensor) -> None:
-        """Extend the range of training IDs, and of distances between the smallest and largest ID of a sequence."""
+        """Extend the range of training IDs, and the largest distance between two IDs of a sequence."""
         smallest, largest = position_ids.amin(dim=-1), position_ids.amax(dim=-1)
         self.smallest_id = smallest.min().item() if self.step == 0 else min(self.smallest_id, smallest.min().item())
         self.largest_id = max(self.largest_id, largest.max().item())
@@ -52,16 +52,16 @@ def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages:
     names = {part.name for part in fields(progress)}
     try:
         if other := names ^ {*facts}:
-            raise SettingError(f"{', '.join(sorted(other))} missing or unknown")
+            raise SettingError(f"missing or unknown: {', '.join(sorted(other))}")
         for name, value in facts.items():
             setattr(progress, name, value)
         check_types(progress)
         counts = (progress.step, progress.metrics_bytes, progress.summed_steps, progress.stage)
         if min(counts) < 0 or progress.stage >= stages or max(progress.step, progress.end or 0) > steps:
-            raise SettingError(f"{counts} and the end {progress.end} do not fit {steps} steps")
+            raise SettingError(f"counts {counts} or end {progress.end} do not match {steps} steps")
         sums: Any = progress.sums
         if not isinstance(sums, list) or [type(total) for total in sums] != [float] * len(fields(AnswerLoss)):
-            raise SettingError(f"sums {sums!r}")
+            raise SettingError(f"invalid sums {sums!r}")
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); delete it to resume without it") from None
     if progress.belongs_to != belongs_to:
@@ -70,7 +70,7 @@ def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages:
 
 
 def training_tensors(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights and optimizer state by name; before the first step, placeholders of the same shapes."""
+    """Return weights and optimizer state by name; before the first step, the state has placeholders of equal shape."""
     tensors = {f"model.{name}": tensor for name, tensor in decoder.state_dict().items()}
     for name, parameter in decoder.named_parameters():
         state = optimizer.state.get(parameter) or dict(
@@ -85,7 +85,7 @@ def load_training(
 ) -> None:
     """Load weights and optimizer state from a checkpoint; raise ``RunFolderError`` for a wrong name, shape or type.
 
-    A fused optimizer does not check sizes: it would write past the end of its state.
+    A fused optimizer does not check the sizes of its state and would write out of bounds.
     """
     check_tensors(path, tensors, training_tensors(decoder, optimizer))
     decoder.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})

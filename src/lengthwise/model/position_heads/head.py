@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One level of the prompts as a position head reads it: keys, IDs and sorted distinct IDs.
+    """One level of the prompts in the form that a position head reads: keys, IDs and sorted distinct IDs.
 
-    ``inside`` masks the prompt tokens, ``ranks`` indexes each token's ID in ``distinct_ids``, ``FILL`` pads the latter.
-    ``sharpness``, log(1 + prompt length), multiplies scores, so that a softmax does not dilute as prompts grow.
+    ``inside`` masks the prompt tokens. ``ranks`` indexes each token's ID in ``distinct_ids``, padded with ``FILL``.
+    ``sharpness``, log(1 + prompt length), multiplies scores, so that a softmax over a longer prompt is not flatter.
     ``even`` is True if all prompts have the same length and number of distinct IDs.
     """
 
@@ -41,10 +41,10 @@ def read_prompt(
     position_ids: Int[Tensor, "batch seq"],
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
-    """Return the prompts of a batch as ``head`` reads them; ``prompt_length`` counts tokens from index 0."""
+    """Return the prompts of a batch in the form that ``head`` reads; ``prompt_length`` counts tokens from index 0."""
     longest = int(prompt_length.max())
     inside = torch.arange(longest, device=position_ids.device) < prompt_length[:, None]
-    # The first ID replaces those outside the prompt, so they add no distinct ID.
+    # The first ID replaces the IDs outside the prompt, so these add no distinct ID.
     ids = torch.where(inside, position_ids[:, :longest], position_ids[:, :1])
     ordered, order = ids.sort(dim=1)
     is_new = torch.zeros_like(ordered)
@@ -65,7 +65,7 @@ def read_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextIDs:
-    """Distribution over distinct candidate IDs for each query; candidate -1 marks an empty place."""
+    """Distribution over distinct candidate IDs for each query; a candidate of -1 is padding."""
 
     log_probs: Float[Tensor, "batch query candidate"]
     candidates: Int[Tensor, "#batch #query candidate"]
@@ -78,7 +78,7 @@ class NextIDs:
     def log_probability(
         self, ids: Int[Tensor, "batch query"]
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
-        """Return the log-probability of each ID, 0 if it is not a candidate, and a mask of the candidates."""
+        """Return the log-probability of each ID, or 0 if the ID is not a candidate, and a mask of the candidates."""
         match = self.candidates == ids[..., None]
         reachable = match.any(dim=-1)
         return self.log_probs.masked_fill(~match, 0.0).sum(dim=-1), reachable
@@ -90,7 +90,7 @@ class PositionHead(nn.Module):
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """Return the keys of the prompt tokens; by default of width 0, for heads that read no tokens."""
+        """Return the keys of the prompt tokens; by default, they have width 0, for heads that read no tokens."""
         return embeddings[..., :0]
 
     def forward(

@@ -11,7 +11,7 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Increment(OffsetHead):
-    """Classifier over offsets from the current ID; the loss leaves out targets after a training gap."""
+    """Classifier over offsets from the current ID; the loss ignores target IDs after a gap."""
 
     def forward(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, distinct_id_distribution, sum_by_id
 
-# Without it, a learning rate that suits weight matrices moves these three scores too slowly.
+# Factor of the shift scores, which otherwise change too slowly at a learning rate that suits weight matrices.
 SHIFT_SCALE = 10.0
 
 
@@ -17,8 +17,8 @@ class Pointer(PositionHead):
     """Softmax over prompt tokens; the mass of equal IDs is summed, then shifted by -1, 0 or +1 ranks.
 
     The score of prompt token j is a rotary term between the current ID and j's ID, plus a content term between the
-    next token and token j with its predecessor. The next token decides the shift. The head can therefore express IDs
-    that depend on content.
+    next token and token j with its predecessor. The next token determines the shift. Therefore, the head can express
+    IDs that depend on content.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
@@ -29,7 +29,7 @@ class Pointer(PositionHead):
         self.content = nn.Linear(d_model, d_pointer, bias=False)
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
-        # From 0 the gain would turn negative: a token equal to the next one often has an ID to move away from.
+        # With 0, the gain would become negative: the next ID is often not the ID of an equal prompt token.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
         self.shift = nn.Linear(d_model, 3)
         for parameter in self.shift.parameters():
@@ -38,10 +38,10 @@ class Pointer(PositionHead):
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """Return a rotary part for the ID, then a content part for the token and its predecessor."""
+        """Return keys with a rotary part for the ID, then a content part for the token and its predecessor."""
         previous = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
         content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous), dim=-1)
-        return torch.cat([self._rotated_distance(1, position_ids), content], dim=-1)
+        return torch.cat([self._rotated_distance(self.distance[1], position_ids), content], dim=-1)
 
     def forward(
         self,
@@ -53,7 +53,7 @@ class Pointer(PositionHead):
         """Return a distribution over the prompt's distinct IDs."""
         query = torch.cat(
             [
-                self.log_distance_gain.exp() * self._rotated_distance(0, current_ids),
+                self.log_distance_gain.exp() * self._rotated_distance(self.distance[0], current_ids),
                 self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1),
             ],
             dim=-1,
@@ -73,7 +73,7 @@ class Pointer(PositionHead):
         return stay * by_rank + up * padded[..., :-2] + down * padded[..., 2:]
 
     def _rotated_distance(
-        self, side: int, position_ids: Int[Tensor, "batch seq"]
+        self, vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_pointer"]:
-        vector = self.distance[side].expand(*position_ids.shape, -1)
-        return self.rotary.rotate(vector[:, None], position_ids)[:, 0]
+        vectors = vector.expand(*position_ids.shape, -1)
+        return self.rotary.rotate(vectors[:, None], position_ids)[:, 0]

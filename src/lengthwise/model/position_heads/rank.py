@@ -11,7 +11,7 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Rank(OffsetHead):
-    """Classifier over offsets in rank; cheap, but it cannot point to a token by content."""
+    """Classifier over rank offsets; it is fast but cannot point to a token by content."""
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Search head: the next ID is that of the prompt token whose content best matches the next token."""
+"""Search head: the next ID is the ID of the prompt token whose content best matches the next token."""
 
 import math
 
@@ -10,18 +10,18 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, 
 
 
 class Search(PositionHead):
-    """Softmax over prompt tokens by content alone; the mass of equal IDs is summed.
+    """Softmax over prompt tokens that reads only their content; the mass of equal IDs is summed.
 
     The next token and the prompt tokens have different projections, so scores are asymmetric: the head can learn which
-    token follows another in an order. The pointer head's content term can only learn similarity. Equal tokens get
-    equal scores.
+    token is next in an order. The content term of the pointer head can only learn similarity. Equal tokens have equal
+    scores.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_search: int = 64) -> None:
         super().__init__()
         self.query = nn.Linear(d_model, d_search, bias=False)
         self.key = nn.Linear(d_model, d_search, bias=False)
-        # The scores of an order have a large range; from a small gain they are learned slowly.
+        # The scores of an order have a large range, which is learned slowly if the initial gain is small.
         self.log_gain = nn.Parameter(torch.tensor(math.log(100.0)))
 
     def keys(

@@ -7,9 +7,9 @@ import numpy as np
 
 from lengthwise.core.errors import SettingError
 
-# Largest number of shapes that are enumerated.
+# Maximum number of shapes to enumerate.
 MAX_SHAPES = 200_000
-# Largest number of entries of a table over all tuples of k tokens.
+# Maximum number of entries of a table over all tuples of k tokens.
 MAX_CODES = 1 << 22
 # Tolerance of a sum of probabilities.
 TOLERANCE = 1e-9
@@ -24,22 +24,22 @@ def check_distribution(values: Sequence[float], entries: Sequence[str], what: st
     if total == 0:
         raise SettingError(f"{what} are all 0 or missing; use at least one positive probability")
     if abs(total - 1) > TOLERANCE:
-        raise SettingError(f"{what} add up to {total:.6g}, not to 1; divide them by {total:.6g}")
+        raise SettingError(f"{what} have the sum {total:.6g} instead of 1; divide them by {total:.6g}")
 
 
 def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
-    """Raise ``SettingError`` unless all shapes are different distances from a first token within the span."""
+    """Raise ``SettingError`` unless the shapes are different tuples of distances from a first token within the span."""
     if not shapes or not shapes[0]:
-        raise SettingError("the placement has no shape; use at least one such as (0, 1)")
+        raise SettingError("the placement has no shape; use at least one shape such as (0, 1)")
     for shape in shapes:
         if shape[0] != 0 or any(later <= earlier for earlier, later in pairwise(shape)):
             raise SettingError(f"invalid shape {tuple(shape)}; use distances from the first token such as (0, 1, 4)")
         if len(shape) != len(shapes[0]):
-            raise SettingError(f"shape {tuple(shape)} has {len(shape)} tokens; use {len(shapes[0])} like the first")
+            raise SettingError(f"shape {tuple(shape)} has {len(shape)} tokens; use {len(shapes[0])} as in the first")
         if max_span is not None and shape[-1] + 1 > max_span:
-            raise SettingError(f"shape {tuple(shape)} spans {shape[-1] + 1} tokens; use at most widest {max_span}")
+            raise SettingError(f"shape {tuple(shape)} spans {shape[-1] + 1} tokens; use at most {max_span} (widest)")
     if len({tuple(shape) for shape in shapes}) < len(shapes):
-        raise SettingError(f"shapes {shapes} contain a shape twice; use each once with its total weight")
+        raise SettingError(f"shapes {shapes} contain a shape twice; use each shape once with its total weight")
 
 
 def check_num_planted(k: int) -> None:
@@ -51,7 +51,7 @@ def check_num_planted(k: int) -> None:
 def check_listed(number: int, what: str) -> None:
     """Raise ``SettingError`` for too many shapes to enumerate."""
     if number > MAX_SHAPES:
-        raise SettingError(f"{what} has {number} shapes, more than {MAX_SHAPES}; use a shorter one, or samples")
+        raise SettingError(f"{what} has {number} shapes, more than {MAX_SHAPES}; use a smaller value, or samples")
 
 
 def check_coded(number: int, what: str) -> None:

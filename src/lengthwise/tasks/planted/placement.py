@@ -16,9 +16,9 @@ from lengthwise.tasks.planted.distribution import check_distribution, check_list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeLaw:
-    """Distribution over sets ``c + shape`` at one length; ``probability[o, c]`` is that of shape ``o`` at index ``c``.
+    """Distribution over sets ``c + shapes[o]`` at one length, with probabilities ``probability[o, c]``.
 
-    A shape lists the distances from its first token, starting with 0. The probability is 0 where a shape does not fit.
+    A shape has the distances from its first token, starting with 0. Shapes that do not fit have probability 0.
     """
 
     shapes: Int[np.ndarray, "shapes k"]
@@ -30,7 +30,7 @@ class ShapeLaw:
         return self.probability.shape[1]
 
     def sets(self) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, " sets"]]:
-        """Return all sets of positive probability, as token indexes from 0, and their probabilities."""
+        """Return all sets with positive probability, as token indexes from 0, and their probabilities."""
         shape, start = self.probability.nonzero()
         return start[:, None] + self.shapes[shape], self.probability[shape, start]
 
@@ -54,11 +54,11 @@ class Placement(Protocol):
 
     @property
     def min_length(self) -> int:
-        """Smallest length with a set."""
+        """Smallest length at which a set fits."""
         ...
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the exact distribution; raise ``SettingError`` if no set fits or there are too many to enumerate."""
+        """Return the exact distribution; raise ``SettingError`` if no set fits or if there are too many sets."""
         ...
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -68,7 +68,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Random shape by weight among those that fit, at a uniform place.
+    """Random shape at a uniform place; the weights give the probabilities of the shapes that fit.
 
     This placement is regular with constant 1 (``docs/theory.md``). ``widest`` is an optional upper bound of the span.
     """
@@ -103,7 +103,7 @@ class Local:
         return 1 + min(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution; the weights of shapes that do not fit go to the others in proportion."""
+        """Return the distribution; the weights are normalized over the shapes that fit."""
         shapes, weights = np.array(self.shapes), self._weights(length)
         places = np.maximum(length - shapes[:, -1], 0)
         fits = np.arange(length) < places[:, None]
@@ -187,7 +187,7 @@ class Subsets:
 
     @property
     def span(self) -> int | None:
-        """Unbounded, except 1 for single tokens."""
+        """1 for single tokens, otherwise None, because the span is unbounded."""
         return 1 if self.num_planted == 1 else None
 
     @property
@@ -196,7 +196,7 @@ class Subsets:
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
-        """Return equal probabilities; raise ``SettingError`` for too many sets to enumerate."""
+        """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
         check_fits(self, length)
         check_listed(comb(length - 1, self.k - 1), f"length {length}")
         shapes = np.array([(0, *rest) for rest in combinations(range(1, length), self.k - 1)])
@@ -211,7 +211,7 @@ class Subsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLength:
-    """Placement that depends on the length: ``laws[i]`` up to and including ``until[i]``, the last one beyond."""
+    """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``, the last law to other lengths."""
 
     until: tuple[int, ...] = (16,)
     laws: tuple[Local, ...] = (Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
@@ -222,14 +222,14 @@ class ByLength:
     def __post_init__(self) -> None:
         check_types(self)
         if list(self.until) != sorted(set(self.until)):
-            raise SettingError(f"the lengths until {self.until} do not increase; use increasing lengths")
+            raise SettingError(f"the lengths in until, {self.until}, do not increase; use increasing lengths")
         if len(self.laws) != len(self.until) + 1:
             raise SettingError(f"{len(self.until)} lengths separate {len(self.laws)} laws; use {len(self.until) + 1}")
         if len({law.k for law in self.laws}) > 1:
             raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same number")
         first, *later = self.laws
         if self.until and first.min_length > self.until[0]:
-            raise SettingError(f"the law up to length {self.until[0]} needs length {first.min_length}; end it later")
+            raise SettingError(f"the law up to length {self.until[0]} needs length {first.min_length}; increase it")
         for last, law in zip(self.until, later, strict=True):
             if law.min_length > last + 1:
                 raise SettingError(
@@ -253,7 +253,7 @@ class ByLength:
         return self.laws[0].min_length
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution of the law for this length."""
+        """Return the distribution at this length."""
         return self._at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -268,7 +268,7 @@ PLACEMENTS: dict[str, type[Placement]] = {law.name: law for law in (Local, Unifo
 
 
 def check_fits(placement: Placement, length: int) -> None:
-    """Raise ``SettingError`` for a length without a set."""
+    """Raise ``SettingError`` for a length at which no set fits."""
     if length < placement.min_length:
         raise SettingError(
             f"length {length} is too short for {placement.k} planted tokens; use at least {placement.min_length}"

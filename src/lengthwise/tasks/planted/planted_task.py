@@ -20,12 +20,12 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """Layout ``x_1 .. x_length = y end``: ``k`` of the x are planted and determine y, the others are background.
+    """Layout ``x_1 .. x_length = y end``: k planted tokens determine the label y; all other x are background tokens.
 
-    Sampling: a set S from ``placement``, and independently a tuple Z of ``tuples`` with ``probabilities``. The tokens
-    at S are Z in order. All other tokens are independent with probabilities ``background``. The label y has the
-    probabilities ``labels`` of Z. Tokens are numbers below ``len(background)``; a token with background probability 0
-    is always planted.
+    A set S is sampled from ``placement``, and independently a tuple Z from ``tuples`` with ``probabilities``. The
+    tokens at S are the tokens of Z in order. All other tokens are independent with probabilities ``background``. The
+    label y has the probabilities of Z in ``labels``. Tokens are numbers below ``len(background)``. A token with
+    background probability 0 is always planted.
     """
 
     background: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)
@@ -59,22 +59,22 @@ class Planted:
     def _check_tuples(self) -> None:
         for each, label_probabilities in zip(self.tuples, self.labels, strict=True):
             if len(each) != self.placement.k:
-                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k} like the placement")
+                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k} as in the placement")
             if not all(0 <= token < len(self.background) for token in each):
                 raise SettingError(f"planted tuple {each} has an invalid token; use 0 to {len(self.background) - 1}")
             if len(label_probabilities) != len(self.labels[0]):
                 raise SettingError(
                     f"planted tuple {each} has {len(label_probabilities)} label probabilities; use "
-                    f"{len(self.labels[0])} like the first tuple"
+                    f"{len(self.labels[0])} as for the first tuple"
                 )
             entries = [f"label {label} of planted tuple {each}" for label in range(len(label_probabilities))]
             check_distribution(label_probabilities, entries, f"the label probabilities of planted tuple {each}")
         if len(set(self.tuples)) < len(self.tuples):
-            raise SettingError("tuples contain a tuple twice; use each once with its total probability")
+            raise SettingError("tuples contain a tuple twice; use each tuple once with its total probability")
 
     @property
     def possible(self) -> "Planted":
-        """Same distribution without the tuples of probability 0."""
+        """Same distribution without the tuples that have probability 0."""
         possible = [index for index, share in enumerate(self.probabilities) if share > 0]
         if len(possible) == len(self.tuples):
             return self
@@ -115,7 +115,7 @@ class Planted:
 
     @cached_property
     def label_law(self) -> Float[np.ndarray, "codes labels"]:
-        """Label probabilities of each tuple, by its code; the mean over planted tuples for all other tuples."""
+        """Label probabilities of each tuple, indexed by its code; tuples that are not planted have the mean."""
         check_coded(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         planted = np.array(self.labels)
         law = np.tile(np.array(self.probabilities) @ planted, (self.num_tokens**self.k, 1))
@@ -128,7 +128,7 @@ class Planted:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Letters of the tokens, separator, numbers of the labels and end token."""
+        """Letters for the tokens, separator, numbers for the labels, and end token."""
         return (*ascii_letters[: self.num_tokens], "=", *(str(label) for label in range(self.num_labels)), "end")
 
     @property
@@ -156,11 +156,11 @@ class Planted:
         return tokens, sets, label
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse letters such as ``abcda``; the answer is the most probable label, its support the most probable set."""
+        """Parse letters such as ``abcda``; answer and support are the most probable label and the most probable set."""
         symbols = list(prompt.replace(" ", "").removesuffix("="))
         tokens = parse_symbols(symbols, self.vocabulary[: self.num_tokens], self.name, "letters such as abcda")[None]
         if tokens.shape[1] < self.min_length:
-            raise PromptError(f"'{prompt}' is too short for {self.k} planted tokens; write at least {self.min_length}")
+            raise PromptError(f"'{prompt}' is too short for {self.k} planted tokens; write {self.min_length} or more")
         sets, weight = self.set_weights(tokens)
         if weight.sum() == 0:
             raise PromptError(f"'{prompt}' has probability 0; write background letters around {self._tuple_examples()}")
@@ -170,9 +170,9 @@ class Planted:
     def set_weights(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
-        """Return all sets of positive probability, and the joint probabilities ``P(x, S)`` over ``prod mu'(x_i)``.
+        """Return all sets with positive probability, and the ratios ``P(x, S) / prod mu'(x_i)``.
 
-        ``mu'`` is the background, or 1 where that is 0. The divisor is the same for all sets of a sequence.
+        ``mu'`` is the background, with 1 instead of 0. The divisor is equal for all sets of a sequence.
         """
         sets, probability = self.placement.law(tokens.shape[1]).sets()
         mu = np.array(self.background)

@@ -1,4 +1,4 @@
-"""Corpora: tokenized documents in a training and a held-out split, from a prepared folder or from strings."""
+"""Corpora: tokenized documents in a training split and a held-out split, from a prepared folder or from strings."""
 
 import hashlib
 import json
@@ -20,17 +20,17 @@ FACTS, TOKENIZER = "corpus.json", "tokenizer.json"
 TRAIN, HELD_OUT = SPLITS = ("train", "held_out")
 
 Tokens = UInt[np.ndarray, " tokens"]
-# Allowed types of a token file: an object type would read pointers from the file.
+# Allowed types of a token file. An object type would be unsafe, because it reads pointers from the file.
 TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
 # Key of the digest in corpus.json.
 DIGEST = "sha256"
-# Tokens per step of a check.
+# Number of tokens that are checked at a time.
 CHECK_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Name and kind of a document, and its number of tokens without the end token."""
+    """Name, kind and number of tokens of a document, without the end token."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Documents of each split, sorted by kind; ``tokens`` returns the tokens with an end token after each document."""
+    """Documents of each split, sorted by kind; ``tokens`` loads their tokens, with an end token after each document."""
 
     tokenizer: Tokenizer
     documents: Mapping[str, tuple[Entry, ...]]
@@ -47,11 +47,11 @@ class Corpus:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of text in document order."""
+        """Kinds of text in the order of the documents."""
         return tuple(dict.fromkeys(entry.kind for split in SPLITS for entry in self.documents[split]))
 
     def stream(self, split: str, kind: str | None = None) -> Tokens:
-        """Return all tokens of a split, or those of one kind; raise ``UnknownNameError`` for an unknown kind."""
+        """Return the tokens of a split or of one of its kinds; raise ``UnknownNameError`` for an unknown kind."""
         tokens = self.tokens[split]()
         if kind is None:
             return tokens
@@ -62,7 +62,7 @@ class Corpus:
         return tokens[starts[of_kind[0]] : ends[of_kind[-1]]] if len(of_kind) else tokens[:0]
 
     def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
-        """Return names and tokens of the documents of a split, or of one kind, without their end tokens."""
+        """Return names and tokens of the documents of a split or of one of its kinds, without end tokens."""
         if kind is not None:
             self._check_kind(kind)
         tokens = self.tokens[split]()
@@ -99,7 +99,7 @@ def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
 
 
 def open_corpus(folder: StrPath) -> Corpus:
-    """Open a folder of ``prepare_corpus``; tokens are read on access. Raise ``TextError`` for a damaged corpus."""
+    """Open a prepared corpus, whose tokens are read on access; raise ``TextError`` for a damaged corpus."""
     folder = Path(folder)
     facts = read_facts(folder)
     try:
@@ -129,7 +129,7 @@ def open_corpus(folder: StrPath) -> Corpus:
 
 
 def read_tokenizer(folder: Path) -> BytePairTokenizer:
-    """Return the tokenizer of a prepared corpus, or of a run that was trained on one."""
+    """Return the tokenizer of a prepared corpus, or of a run that was trained on a prepared corpus."""
     path = folder / TOKENIZER
     try:
         return BytePairTokenizer(path.read_bytes(), str(path))
@@ -167,7 +167,7 @@ def _read_entries(path: Path) -> list[Entry]:
 
 
 def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_size: int) -> Tokens:
-    """Map the tokens of a file into memory; check them at the first read and after each change of the file."""
+    """Map the tokens of a file into memory; check them on the first read and after each change of the file."""
     try:
         status = path.stat()
         # An empty file cannot be mapped.
@@ -181,7 +181,7 @@ def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_si
     return tokens
 
 
-# Files whose content matches a digest and a vocabulary size.
+# Files whose content was verified, with the digest and the vocabulary size.
 _VERIFIED: set[tuple[str, int, int, int, str, int]] = set()
 
 
@@ -194,4 +194,4 @@ def _verify(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> No
     if actual.hexdigest() != digest:
         raise TextError(f"{path} does not match {FACTS} (its digest differs); prepare the corpus again")
     if largest >= vocabulary_size:
-        raise TextError(f"{path} has token {largest} of a vocabulary of {vocabulary_size}; prepare the corpus again")
+        raise TextError(f"{path} has token {largest} but only {vocabulary_size} tokens exist; prepare the corpus again")

@@ -19,22 +19,22 @@ from lengthwise.tasks.text.text_records import (
     read_texts,
 )
 
-# Suffixes of the text files in a folder; a file that is named itself may have any suffix.
+# Suffixes of text files within a folder. A file that is passed directly may have any suffix.
 SUFFIXES = (
     *(".txt", ".md", ".rst", ".tex", ".org", ".html", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs"),
     *(".go", ".java", ".js", ".ts", ".rb", ".sh", ".el", ".lua"),
 )
-# A .json file in a folder may contain anything.
+# Suffixes of files of records within a folder, without .json, which may contain other data.
 FOLDER_SUFFIXES = (*SUFFIXES, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
-# Folders with installed packages are skipped.
+# Names of skipped folders, which contain installed packages.
 PACKAGE_FOLDERS = ("site-packages", "dist-packages", "node_modules")
-# One of these files is in every data set that the datasets library saved.
+# Files that identify a data set saved by the datasets library; one of them is always present.
 DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Text with its name: the path as passed, or data set, split and index."""
+    """Text with a name: the path as passed, or the data set, split and index."""
 
     name: str
     text: str
@@ -50,15 +50,15 @@ def read_documents(
     folder that the datasets library saved, or ``dataset:NAME:SPLIT:CONFIG:COLUMN``, where only the name is required.
     With ``max_documents``, data sets of the hub are streamed. Folders are read recursively, sorted by name; only files
     with ``SUFFIXES`` and files of records are read. Hidden, empty and installed files are skipped silently. Files that
-    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``, because a copy could be both
-    trained on and tested. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
+    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``; copies could be in both training
+    and test texts. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
     Raises ``TextError`` for a source that is missing, cannot be read or has no new text.
     """
     names = [str(source) for source in sources]
     if not names:
         raise TextError("no source of text; use files, folders or dataset:NAME")
     if max_documents is not None and max_documents < 1:
-        raise SettingError(f"{max_documents} documents per source are too few; use at least 1")
+        raise SettingError(f"{max_documents} documents per source is too small; use at least 1")
     copies = _CopyFilter({} if digests is None else digests)
     for name in names:
         documents = (each for each in _documents(name, is_streamed=max_documents is not None) if each.text.strip())
@@ -73,7 +73,7 @@ class _CopyFilter:
         self.first_names, self.copies = first_names, list[tuple[str, str]]()
 
     def filter(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of a source that are not copies; raise ``TextError`` if there are none."""
+        """Yield the documents of a source that are not copies; raise ``TextError`` if all documents are copies."""
         num_new, num_copies = 0, len(self.copies)
         for document in documents:
             digest = hashlib.sha256(document.text.encode()).digest()
@@ -94,7 +94,7 @@ class _CopyFilter:
             return
         name, first = self.copies[0]
         warnings.warn(
-            f"skipped {len(self.copies)} text(s) that are copies of others, such as {name} of {first}",
+            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name} of {first}",
             SkippedTextWarning,
             stacklevel=3,
         )
@@ -148,7 +148,7 @@ def _files(folder: Path) -> Iterator[Path]:
         if entry.name.startswith(".") or entry.name in PACKAGE_FOLDERS:
             continue
         if entry.is_dir():
-            # A link could lead back to a parent folder.
+            # Links are not followed, because a link could point to a parent folder.
             if not entry.is_symlink():
                 yield from _files(entry)
         elif entry.name.lower().endswith(FOLDER_SUFFIXES) and entry.is_file():

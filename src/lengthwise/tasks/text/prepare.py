@@ -1,4 +1,4 @@
-"""Preparation of a corpus folder from texts: a tokenizer, two splits of tokens, and facts about them."""
+"""Preparation of a corpus folder from texts: a tokenizer, the tokens of two splits, and facts about both."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ from lengthwise.tasks.text.documents import Document, read_documents
 from lengthwise.tasks.text.text_records import DATASET
 from lengthwise.tasks.text.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
 
-# Bytes and end token.
+# Minimum vocabulary: all bytes and the end token.
 MIN_VOCABULARY = 257
-# The tokenizers library allocates memory for the whole vocabulary, and ends the process if there is too little.
+# The tokenizers library allocates memory for the whole vocabulary, and ends the process if memory is insufficient.
 MAX_VOCABULARY = 1 << 20
 
 Report = Callable[[str, int, int | None], None]
@@ -31,9 +31,9 @@ Part = tuple[str, str, Document]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """Sources of a kind of text, sizes of its documents in bytes, and indexes of the held-out documents.
+    """Kind of text with its sources, the sizes of its documents in bytes, and the indexes of held-out documents.
 
-    ``cut`` is the number of training characters of the only document of a kind.
+    If a kind has a single document, ``cut`` is the number of training characters.
     """
 
     sources: tuple[str, ...]
@@ -52,14 +52,14 @@ def prepare_corpus(
     seed: int = 0,
     report: Report = lambda stage, done, total: None,
 ) -> dict[str, Any]:
-    """Write a corpus into ``out`` and return its facts; nothing is written after an error or an interruption.
+    """Write a corpus into ``out`` and return its facts; write nothing after an error or an interruption.
 
     A source is a source of ``read_documents``, optionally with a prefix ``KIND=``. The default kind is the name of the
     folder or data set. About a share ``held_out`` of the bytes of each kind is held out: random whole documents, or the
-    end of the only one. The tokenizer, byte pair encoding with at most ``vocabulary_size`` tokens, is trained on the
-    training split only. Copies of a text are skipped, so that no held-out text is trained on. Sources are read three
-    times. The same texts give the same files. ``report`` receives the stage, the number of finished documents, and
-    their total if it is known.
+    end of a single document. The tokenizer is a byte pair encoding with at most ``vocabulary_size`` tokens, trained
+    only on the training split. Copies of a text are skipped, so that training does not include held-out texts. Sources
+    are read three times. The same texts give the same files. ``report`` receives the stage, the number of finished
+    documents, and the total number of documents if it is known.
     """
     out = Path(out)
     if vocabulary_size < MIN_VOCABULARY:
@@ -67,12 +67,12 @@ def prepare_corpus(
     if vocabulary_size > MAX_VOCABULARY:
         raise SettingError(f"vocabulary size {vocabulary_size} is too large; use at most {MAX_VOCABULARY}")
     if not 0 <= held_out < 1:
-        raise SettingError(f"invalid held-out share {held_out}; use a number from 0 to below 1, such as 0.1")
+        raise SettingError(f"invalid held-out share {held_out}; use 0 or more and less than 1, such as 0.1")
     check_output_folder(out)
     kinds = _survey(_by_kind(sources), held_out, seed, report)
     total = sum(len(kind.sizes) for kind in kinds.values())
     with atomic_folder(out) as folder, warnings.catch_warnings():
-        # The survey has already warned.
+        # The survey has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_with_report(_parts(kinds), "learning tokens", total, report), vocabulary_size)
         write_atomically(folder / TOKENIZER, tokenizer.content)
@@ -90,7 +90,7 @@ def prepare_corpus(
 
 
 def corpus_table(facts: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return header and body of a table with one row per kind of text."""
+    """Return the header and the body of a table with one row per kind of text."""
     return ["kind", "documents", "bytes", "bytes per token", "train tokens", "held-out documents", "held-out tokens"], [
         [
             kind,
@@ -144,7 +144,7 @@ def _survey(by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, re
 
 
 def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generator) -> frozenset[int]:
-    """Sample documents until they reach the share of all bytes: at least one, and not all."""
+    """Sample documents until they have the share of all bytes: at least one document, and never all documents."""
     held_out: list[int] = []
     for index in rng.permutation(len(sizes))[:-1].tolist():
         if sum(sizes[other] for other in held_out) >= share * sum(sizes):
@@ -164,7 +164,7 @@ def _cut(text: str, share: float) -> int:
 
 
 def _parts(kinds: Mapping[str, _Kind]) -> Iterator[Part]:
-    """Yield split, kind and document in the order of the survey; raise ``TextError`` if the texts have changed."""
+    """Yield the split, kind and document of each part in survey order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for name, kind in kinds.items():
         sizes = []

@@ -1,4 +1,4 @@
-"""Texts from records: JSON lines, compressed or not, and data sets of the datasets library."""
+"""Texts from records: plain or compressed JSON files, and data sets of the datasets library."""
 
 import gzip
 import zlib
@@ -12,13 +12,13 @@ from lengthwise.core.json_parsing import parse_json
 
 DATASET, TEXT = "dataset:", "text"
 FORM = f"{DATASET}NAME:SPLIT:CONFIG:COLUMN"
-# Files with one JSON object per line, or a list of objects.
+# Suffixes of files with one JSON object per line or a list of JSON objects.
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource:
-    """Data set or file of records; an empty ``split`` means all splits, an empty ``config`` the default one."""
+    """Data set or file of records; an empty ``split`` means all splits, an empty ``config`` the default config."""
 
     name: str
     split: str = ""
@@ -32,18 +32,18 @@ def parse_source(source: str) -> RecordSource:
         return RecordSource(name=source)
     name, *parts = source.split(":")
     if len(parts) > 3:
-        raise TextError(f"{DATASET}{source} has {len(parts) + 1} parts; use {FORM}, whose parts may be empty")
+        raise TextError(f"{DATASET}{source} has {len(parts) + 1} parts; use {FORM}, where parts may be empty")
     split, config, column = parts + [""] * (3 - len(parts))
     return RecordSource(name=name, split=split, config=config, column=column if column else TEXT)
 
 
 def has_records(path: Path) -> bool:
-    """Return True if the suffix of a file is that of records and not of a text."""
+    """Return True if the suffix of a file is a suffix of record files."""
     return path.name.lower().endswith(RECORD_SUFFIXES)
 
 
 def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each record, "" for null; ``is_streamed`` reads hub data sets without a full download."""
+    """Yield name and text of each record, or "" for null; ``is_streamed`` avoids a full download of hub data sets."""
     path = Path(source.name)
     records = (
         _file_records(path)
@@ -54,7 +54,7 @@ def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[t
         if not isinstance(record, Mapping) or source.column not in record:
             content = f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
             raise TextError(
-                f"{name} has no column '{source.column}' but {content}; set the text column with {FORM}, such as "
+                f"{name} has no column '{source.column}' (it has {content}); set the text column with {FORM}, such as "
                 f"{DATASET}{source.name}:{source.split}:{source.config}:content"
             )
         text = record[source.column]
@@ -86,7 +86,7 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
 def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tuple[str, Any]]:
     for split, records in _splits(source, is_streamed=is_streamed).items():
         if getattr(records, "column_names", None) and source.column in records.column_names:
-            # Other columns may be slow to decode.
+            # Select the column, because other columns may be slow to decode.
             records = records.select_columns([source.column])  # noqa: PLW2901
         for number, record in enumerate(records):
             yield f"{source.name}:{split}:{number}", record

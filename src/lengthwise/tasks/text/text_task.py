@@ -1,4 +1,4 @@
-"""Text task: predict each token of consecutive tokens of a corpus from the preceding ones."""
+"""Text task: predict each token of a corpus from the preceding tokens."""
 
 import hashlib
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ from lengthwise.tasks.text.corpus import (
 )
 from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
-# Tokens for the continuation of a prompt.
+# Number of tokens for the continuation of a prompt.
 CONTINUATION_ROOM = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Layout ``t_0 t_1 .. t_n`` with n the length; every token but the first is an answer.
+    """Layout ``t_0 t_1 .. t_n``, where n is the length and every token except the first is an answer.
 
-    A sequence starts at a random token; an end token separates documents. ``corpus`` is a folder of ``prepare_corpus``;
+    A sequence starts at a random token; end tokens separate documents. ``corpus`` is a folder from ``prepare_corpus``;
     the default is a few built-in pages with one token per byte. Sequences are sampled from ``split``, and only from
     ``kind`` if it is set. There are several valid answers, so evaluation measures the loss on held-out documents.
     ``run_folder``, never saved, is the run whose stored tokenizer is used.
@@ -49,7 +49,7 @@ class Text:
     run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "running text, each token predicted from the preceding ones; graded by loss"
+    summary: ClassVar[str] = "running text with each token predicted from the preceding tokens; graded by loss"
     paper: ClassVar[str] = "Bengio et al. 2003, A Neural Probabilistic Language Model"
     version: ClassVar[int] = 1
 
@@ -74,7 +74,7 @@ class Text:
         stream = self._corpus.stream(self.split, self.kind)
         if len(stream) <= length:
             raise SettingError(
-                f"length {length} needs {length + 1} tokens and this {self.split} text has {len(stream)}; "
+                f"length {length} needs {length + 1} tokens but this {self.split} text has {len(stream)}; "
                 f"use at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
         starts = rng.integers(0, len(stream) - length, size=size)
@@ -84,23 +84,23 @@ class Text:
         """Tokenize the beginning of a text and append room for a continuation, without a known answer."""
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
-            raise PromptError("the prompt is empty; text needs some words to continue")
+            raise PromptError("the prompt is empty; write some words to continue")
         padded = np.concatenate([tokens, np.full(CONTINUATION_ROOM, END)])[None]
         return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return one variant per kind of text, if there are several."""
+        """Return one variant per kind of text, if there are several kinds."""
         kinds = () if self.corpus is None or self.kind is not None else self._corpus.kinds
         return {kind: replace(self, kind=kind) for kind in kinds} if len(kinds) > 1 else {}
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Return consecutive tokens as examples."""
+        """Return sequences of consecutive tokens as examples."""
         is_answer = np.ones(tokens.shape, dtype=bool)
         is_answer[:, 0] = False
         return Examples(tokens=tokens, prompt_length=np.ones(len(tokens), dtype=np.int64), is_answer=is_answer)
 
     def held_out(self) -> list[TokenizedDocument]:
-        """Return the held-out documents of the kind."""
+        """Return the held-out documents of ``kind``, or of all kinds."""
         texts = self._corpus.texts(HELD_OUT, self.kind)
         return [TokenizedDocument(name=name, tokens=tokens) for name, tokens in texts]
 
@@ -110,7 +110,7 @@ class Text:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the run if it is loaded from one, otherwise of the corpus."""
+        """Tokenizer of the run if the task is loaded from a run, otherwise of the corpus."""
         if self.corpus is None:
             return ByteTokenizer()
         return read_tokenizer(Path(self.corpus if self.run_folder is None else self.run_folder))
@@ -143,7 +143,7 @@ class Text:
             return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
         corpus = open_corpus(Path(self.corpus))
         if self.run_folder is not None and _facts(self.run_folder) != _facts(self.corpus):
-            # Another corpus can have other tokens, or held-out documents that the run was trained on.
+            # Another corpus can have other tokens, or held-out documents that are in the training split of the run.
             raise TextError(
                 f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {FACTS} differs); "
                 "use the corpus of the run with --corpus"

@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from lengthwise.core.errors import TextError
 from lengthwise.core.json_parsing import parse_json
 
-# ID of the end token after each document, for all tokenizers.
+# ID of the end token after each document, equal for all tokenizers.
 END = 0
-# End token in a tokenizer file. The same characters in a text are not an end token.
+# End token in a tokenizer file. The same characters within a text are not an end token.
 END_TEXT = "<|end|>"
 
 
@@ -47,7 +47,7 @@ class ByteTokenizer:
 class BytePairTokenizer:
     """Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909) from a file of the tokenizers library.
 
-    ``encode`` needs the library, ``pieces`` does not. Raises ``TextError`` for invalid content.
+    Only ``encode`` needs the library. Raises ``TextError`` for invalid content.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -64,7 +64,7 @@ class BytePairTokenizer:
             raise TextError(f"{name} is not from a prepared corpus (token 0 is not {END_TEXT}); prepare a corpus")
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the token IDs of a text; raise ``TextError`` without the tokenizers library."""
+        """Return the token IDs of a text; raise ``TextError`` if the tokenizers library is missing."""
         ids: list[int] = _library_tokenizer(self.content).encode(text, add_special_tokens=False).ids
         return ids
 
@@ -79,7 +79,7 @@ def tokenizers_library() -> Any:
 
 
 def format_piece(piece: bytes) -> str:
-    """Return a token as quoted text, as quoted bytes if it is not valid UTF-8, or as ``end``."""
+    """Return a token as quoted text, as quoted bytes if the token is not valid UTF-8, or as ``end``."""
     if not piece:
         return "end"
     try:
@@ -89,14 +89,14 @@ def format_piece(piece: bytes) -> str:
 
 
 def _piece_bytes(text: str) -> bytes:
-    """Decode a token of the file, which has a printable character per byte (Radford et al. 2019, GPT-2)."""
+    """Decode a token of the file, which has one printable character per byte (Radford et al. 2019, GPT-2)."""
     return bytes(_BYTES[character] for character in text)
 
 
 def _byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [value for value in range(256) if value not in printable]
-    # Other bytes are written as characters from 256 on.
+    # All other bytes are written as characters from 256 on.
     return {chr(value): value for value in printable} | {chr(256 + place): other for place, other in enumerate(others)}
 
 
