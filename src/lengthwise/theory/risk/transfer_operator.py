@@ -99,7 +99,7 @@ class TokenChain:
 
     @property
     def num_states(self) -> int:
-        """The number of states."""
+        """Return the number of states of the operator."""
         return len(self.successor)
 
     @cached_property
