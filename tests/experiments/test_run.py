@@ -258,7 +258,7 @@ def test_a_scaled_rotary_override_changes_nothing_within_training_lengths(name, 
 
 def test_an_encoding_override_with_other_weights_raises_an_error(tmp_path):
     trained(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"do not fit the new encoding; only a part with the same"):
+    with pytest.raises(RunFolderError, match=r"do not fit the new encoding; use parts with the same weights"):
         load_run(tmp_path / "run", overrides={"encoding": ENCODINGS["t5"]})
 
 
