@@ -1,4 +1,4 @@
-"""``python -m lengthwise``: the command line, where its own command is not on the path."""
+"""Entry point of ``python -m lengthwise``, for environments without the ``lengthwise`` command."""
 
 from lengthwise.cli.app import main
 

@@ -122,6 +122,7 @@ def test_long_examples_are_sampled_one_by_one(here, monkeypatch):
 NAMES = ["[/b]", "[red]x", ":key:", "[link=x]y", "%s {}"]
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_is_printed_literally_and_not_as_markup(name, here, capsys):
     out, _ = output_of(["train", "parity", "--quick", "--device", "cpu", "--out", name], capsys)

@@ -355,6 +355,7 @@ def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_pa
 FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--jobs", "1", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_rows_and_figure_and_does_not_repeat_runs(tmp_path, monkeypatch, capsys):
     cli.main([*FLAGS, "--out", str(tmp_path)])
     printed = capsys.readouterr()

@@ -165,6 +165,7 @@ def test_generate_continues_a_text_without_a_verdict(capsys):
     assert "incorrect" not in out
 
 
+@pytest.mark.slow
 def test_compare_prints_and_draws_perplexities(folders, capsys):
     rows = "sequential/rotary,sequential/nope"
     flags = ["compare", "--task", "text", "--rows", rows, "--corpus", "corpus", *QUICK, "--lengths", "4,40"]

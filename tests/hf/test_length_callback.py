@@ -166,6 +166,7 @@ def test_an_exported_run_has_the_results_of_the_run(tmp_path):
             assert theirs["first_error"]["median_index"] == ours.first_error.median_index
 
 
+@pytest.mark.slow
 def test_free_and_forced_decoding_have_the_same_exact_match(tmp_path):
     experiment = replace(small_experiment(steps=150), decoder=DecoderSettings(d_model=32))
     train(experiment, tmp_path / "run")

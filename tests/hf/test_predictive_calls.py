@@ -111,7 +111,7 @@ def test_ids_beyond_a_table_of_angles_raise_an_error():
 def test_training_with_position_labels_alone_raises_an_error():
     model, inputs = wrap_model("llama").train(), make_batch()
     del inputs["labels"]
-    text = r"position_labels need labels; .*label_smoothing_factor at 0 and compute_loss_func out"
+    text = r"position_labels need labels; .*label_smoothing_factor to 0 and do not pass compute_loss_func"
     with pytest.raises(SettingError, match=text):
         model(**inputs)
     model.eval()(**inputs)

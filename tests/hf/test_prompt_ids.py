@@ -93,6 +93,7 @@ def test_wrapping_or_measuring_a_wrapped_model_raises_an_error():
         CausalLM(model, "ppc")
 
 
+@pytest.mark.slow
 def test_a_model_card_explains_installation_and_loading(tmp_path):
     for first, text in (
         (None, "`generate` needs the `position_ids` of the prompt"),

@@ -119,6 +119,7 @@ def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
     assert "; no clear difference from text elsewhere in the same document: 0.000 nats" in result["sentence"]
 
 
+@pytest.mark.slow
 def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):
     texts = texts_of(rng, repeats=True)
     sentence = answer(DisturbedVotes((4,)), texts, tmp_path / "out")["answer"]["sentence"]

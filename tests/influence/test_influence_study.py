@@ -483,6 +483,7 @@ def test_tokenizer_with_a_larger_vocabulary_raises():
         list(tokenize_documents(OutOfVocabulary(), [Document(name="a", text="abc")], VOCABULARY))
 
 
+@pytest.mark.slow
 def test_gap_above_all_gains_keeps_the_results_over_all_targets(model, tmp_path):
     study = study_of(model, replace(SMALL, rule=GapRule(gap=50.0)))
     measure_influence(study, tmp_path / "out")

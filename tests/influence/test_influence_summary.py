@@ -679,6 +679,7 @@ def test_missing_folder_raises(tmp_path):
 LONG = "/home/me/runs/" + "a_model_with_a_long_name_" * 5 + r"$\no$$\formula$"
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("path", [LONG, "/home/me/runs/small"], ids=["long", "short"])
 def test_all_text_lies_inside_the_figure(path, tmp_path, monkeypatch):
     recorded = RecordedFigure(monkeypatch)

@@ -57,6 +57,7 @@ def decode_without_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torc
     return tokens[:, length:], ids[:, :, length:]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_cached_generation_with_known_ids_equals_uncached_decoding(encoding):
     # On two levels, a quarter of a head is less than one pair.

@@ -175,6 +175,7 @@ def test_the_kind_of_a_source_is_its_prefix_or_the_name_of_its_folder(texts):
     assert list(prepare_corpus(["a=b"], Path("d"), vocabulary_size=300)["kinds"]) == ["a=b"]
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_files_and_another_seed_another_split(texts):
     first = prepare()
     script = (

@@ -79,6 +79,7 @@ def test_no_condition_of_a_law_that_meets_all_is_refuted():
     assert "no condition of proposition 4.4 was refuted, but examples cannot prove them" in certificate.verdict
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("condition", [EQUAL_SIZES, INDEPENDENT, SAME_LAW, UNIFORM, REALIZABLE])
 def test_a_violated_condition_is_refuted_with_a_reason(condition):
     conditions = {each.name: each for each in coupled_conditions(Pairs(violation=condition), seed=0)}

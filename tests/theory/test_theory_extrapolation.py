@@ -190,5 +190,5 @@ def test_lengths_and_risks_that_do_not_determine_a_curve_raise():
         secant([8, 16, 32], [0.1, 0.2, math.nan], 64)
     with pytest.raises(SettingError, match=r"invalid limit 0.0"):
         fit_odds([8, 16], [0.1, 0.2], 0.0)
-    with pytest.raises(SettingError, match=r"length 12 is below the measured 16"):
+    with pytest.raises(SettingError, match=r"length 12 is below the longest measured length 16"):
         secant([8, 16], [0.1, 0.2], 12)

@@ -55,7 +55,7 @@ TrainLengths = Annotated[
 ExampleSeed = Annotated[int, integer("Random seed of the examples.")]
 Jobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
-Corpus = Annotated[Path | None, typer.Option(help="Corpus folder written by lengthwise prepare, for the task text.")]
+Corpus = Annotated[Path | None, typer.Option(help="Corpus folder written by lengthwise prepare; only for --task text.")]
 
 
 def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:

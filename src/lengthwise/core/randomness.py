@@ -8,7 +8,7 @@ import numpy as np
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     """Return an independent generator for a seed and a purpose, such as ``stream(0, "examples", step)``.
 
-    The same arguments give the same numbers on every machine. The streams of other purposes do not change.
+    The same arguments give the same numbers on every machine. A new purpose changes no other stream.
     """
     # The repr of a NumPy integer differs from the repr of a Python integer.
     plain = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]

@@ -106,7 +106,7 @@ def check_token_labels(labels: Tensor | None) -> None:
     if labels is None:
         raise SettingError(
             "position_labels need labels; a trainer that removes the labels to compute its own loss is not supported, "
-            "so leave label_smoothing_factor at 0 and compute_loss_func out"
+            "so set label_smoothing_factor to 0 and do not pass compute_loss_func"
         )
 
 

@@ -36,7 +36,7 @@ def load_text_model(name: str, *, device: torch.device | None = None, dtype: str
 def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
     """Load a causal model for inference. Raises ``ModelError`` for a missing, damaged or unsupported model.
 
-    ``dtype`` is one of ``DTYPES``. Half precision halves the memory and changes a loss by some hundredths of a nat.
+    ``dtype`` is one of ``DTYPES``. Half precision halves the memory and changes a loss by a few hundredths of a nat.
     Loading never runs code from the model's folder.
     """
     if dtype not in DTYPES:

@@ -96,7 +96,7 @@ class JSONLTask:
     def from_prompt(self, prompt: str) -> Examples:
         """Parse tokens with spaces between them, or a record in the format of the file.
 
-        For tokens, answer and coupling are from the record with this prompt; without such a record, they are unknown.
+        If only tokens are given, the record with this prompt has the answer and the coupling, or they are unknown.
         """
         if is_record(prompt):
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))

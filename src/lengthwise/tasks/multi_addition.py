@@ -94,7 +94,7 @@ def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
 
 
 def _steps(padded: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "batch row two_width"]:
-    """Return the partial sums as digits with their carry, each followed by the carry."""
+    """Return the partial sums as pairs of tokens: a digit, marked if it carries, then the carry."""
     size, count, width = padded.shape
     steps = np.zeros((size, count - 1, width, 2), dtype=np.int64)
     total = padded[:, 0].copy()

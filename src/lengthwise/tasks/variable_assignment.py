@@ -55,7 +55,7 @@ class VariableAssignment:
         if not 0 < shallowest <= deepest <= 1:
             raise SettingError(f"invalid depth_shares {shallowest} to {deepest}; use a range within 0 and 1")
         if self.depth is not None and self.depth < 1:
-            raise SettingError(f"depth {self.depth} is too small; use at least 1, or None for a share")
+            raise SettingError(f"depth {self.depth} is too small; use at least 1, or None for depth_shares")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

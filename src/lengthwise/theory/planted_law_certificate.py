@@ -121,10 +121,11 @@ def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int
 def check_longer(longest: int, lengths: Sequence[int]) -> None:
     """Raise ``SettingError`` unless all lengths are above the longest training length."""
     short = [length for length in lengths if length <= longest]
-    if short or not lengths:
+    if not lengths:
+        raise SettingError(f"no test lengths; use --lengths above {longest}")
+    if short:
         raise SettingError(
-            f"length {short[0] if short else 'none'} is not above the longest training length {longest}; use --lengths "
-            f"above {longest}"
+            f"length {short[0]} is not above the longest training length {longest}; use --lengths above {longest}"
         )
 
 

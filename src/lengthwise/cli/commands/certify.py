@@ -1,4 +1,4 @@
-"""The command certify: predictions of the theory for a task or a trained run beyond training lengths."""
+"""The ``certify`` command: predict results of a task or a trained run beyond its training lengths."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""The command compare: several experiments side by side."""
+"""The ``compare`` command: train and evaluate several experiments side by side."""
 
 from dataclasses import replace
 from pathlib import Path

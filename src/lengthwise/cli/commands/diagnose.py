@@ -1,4 +1,4 @@
-"""The command diagnose: causes of the failures of a run at a length."""
+"""The ``diagnose`` command: find why a run fails at a length."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The command export: runs and tasks in the formats of other programs."""
+"""The ``export`` command: write runs and tasks in the formats of other programs."""
 
 from pathlib import Path
 from typing import Annotated

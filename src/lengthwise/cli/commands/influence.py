@@ -1,4 +1,4 @@
-"""The command influence: the number of far tokens that predictions need."""
+"""The ``influence`` command: measure how many far tokens predictions need."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -43,7 +43,9 @@ def influence(
     near: Annotated[int, options.integer("Near tokens before the target, always visible.")] = 64,
     far: Annotated[
         int | None,
-        options.integer("Far tokens before the near tokens.", show_default=f"{DEFAULT.far}, or the model's positions"),
+        options.integer(
+            "Far tokens before the near tokens.", show_default=f"{DEFAULT.far}, or the most the model allows"
+        ),
     ] = None,
     k: Annotated[str, typer.Option("--k", help="Numbers of selected far tokens, ascending.")] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
@@ -54,7 +56,7 @@ def influence(
         str, typer.Option(help="strict (reads only the selected tokens) or masked (near tokens attend only to them).")
     ] = "strict",
     objective: Annotated[
-        str, typer.Option(help="Selection objective: prediction (with full context) or target (its loss).")
+        str, typer.Option(help="What selection approximates: prediction (of the full context) or target (a low loss).")
     ] = "prediction",
     controls: Annotated[
         str, typer.Option(help=f"Control selections: {', '.join(CONTROLS)} (in the same document), or none.")

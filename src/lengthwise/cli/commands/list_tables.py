@@ -1,4 +1,4 @@
-"""The command list: the tables of names."""
+"""The ``list`` command: print the tables of names."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any

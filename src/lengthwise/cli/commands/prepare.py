@@ -1,4 +1,4 @@
-"""The command prepare: a corpus for language models."""
+"""The ``prepare`` command: build a corpus for language models."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The command reproduce: the experiments of a claim."""
+"""The ``reproduce`` command: run the experiments of a claim."""
 
 from pathlib import Path
 from typing import Annotated

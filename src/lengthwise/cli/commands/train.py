@@ -1,4 +1,4 @@
-"""The command train: training of one experiment."""
+"""The ``train`` command: train one experiment."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -42,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counterexample:
-    """A failure without one assumption; ``case`` maps a length to the law and both heads.
+    """Failure that occurs without one assumption; ``case`` maps a length to the law and both heads.
 
     The learned head is about as good as the witness at ``train_lengths`` and fails at ``test_lengths``.
     """

@@ -97,7 +97,7 @@ def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
     """
     sizes, values = _curve(lengths, risks, min_lengths=2)
     if length < sizes[-1]:
-        raise SettingError(f"length {length} is below the measured {int(sizes[-1])}; use a longer length")
+        raise SettingError(f"length {length} is below the longest measured length {int(sizes[-1])}; use a longer one")
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return float(values[-1] + (length - sizes[-1]) * slope)
 
