@@ -206,6 +206,7 @@ def test_flags_override_the_quick_size(runs, capsys):
     assert (experiment.training.steps, experiment.train_lengths) == (3, (1, 2))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_custom_task_needs_the_task_flag_in_every_command(runs, capsys):
     custom = ["--task", "test_cli:Uncoupled"]
     output_of(["train", *custom, "--scheme", "sequential", "--encoding", "nope", *QUICK, "--out", "new"], capsys)

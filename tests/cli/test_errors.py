@@ -388,7 +388,11 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"invalid symbol '2' in a prompt of sparse_parity; write bits such as",
     ),
     (lambda: VariableAssignment(operands=0), SettingError, r"operands 0 is too small; use at least 1"),
-    (lambda: VariableAssignment(depth=0), SettingError, r"depth 0 is too small; use at least 1, or None for a"),
+    (
+        lambda: VariableAssignment(depth=0),
+        SettingError,
+        r"depth 0 is too small; use at least 1, or None for depth_shares",
+    ),
     (
         lambda: VariableAssignment(depth_shares=(0.5, 2.0)),
         SettingError,

@@ -114,6 +114,7 @@ def test_a_task_certificate_has_the_structure_of_the_answers(task):
     assert [each.id_reach for each in found.structures] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_addition_spans_two_ids_and_multi_addition_one_on_each_level():
     assert certify_task(Addition(), trained=10, lengths=(20,)).structures[1].id_reach == 2
     assert certify_task(MultiAddition(), trained=4, lengths=(6,)).structures[1].id_reach == 1
@@ -168,6 +169,7 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_there_is_no_prediction_from_lengths_with_other_planted_sets():
     law = replace(
         Planted(),

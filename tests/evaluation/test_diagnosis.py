@@ -322,6 +322,7 @@ def test_answers_of_the_baseline_are_right(unfitted):
         assert queries.examples.is_answer[row, answer]
 
 
+@pytest.mark.slow
 def test_failures_agree_with_evaluation(unfitted):
     run = load_run(unfitted, device="cpu")
     settings = EvaluationSettings(lengths=(6,), num_examples=(40,))

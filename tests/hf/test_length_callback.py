@@ -146,6 +146,7 @@ def test_only_the_first_process_writes(tmp_path):
     assert not (tmp_path / "results.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_an_exported_run_has_the_results_of_the_run(tmp_path):
     # After this training, some answers are correct.
     experiment = replace(small_experiment(steps=150), decoder=DecoderSettings(d_model=32))

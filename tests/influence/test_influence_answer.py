@@ -128,6 +128,7 @@ def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):
     assert "increase" not in answer(Votes((4,)), texts, tmp_path / "helped")["answer"]["sentence"]
 
 
+@pytest.mark.slow
 def test_no_evidence_for_far_tokens_without_information(rng, tmp_path):
     summary = answer(Votes((0, 5, 11)), texts_of(rng, repeats=False), tmp_path / "out")
     assert summary["answer"]["sentence"].startswith("No evidence that planted uses far tokens")

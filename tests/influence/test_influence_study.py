@@ -243,7 +243,7 @@ def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size,
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, 7])
 def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
     study = study_of(model)

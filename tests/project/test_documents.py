@@ -223,6 +223,7 @@ def test_a_task_of_ones_own_is_right_at_longer_lengths_than_it_was_trained_on(
     assert all(exact_match >= 0.95 for _, exact_match in results(tmp_path / "runs" / run))
 
 
+@pytest.mark.slow
 def test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says(tmp_path, monkeypatch, capsys, own_modules):
     monkeypatch.chdir(tmp_path)
     text = section("A scheme or an encoding")

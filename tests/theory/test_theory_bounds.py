@@ -123,6 +123,7 @@ TIGHT = (
 )
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("sizes", TIGHT, ids=str)
 def test_no_bound_is_below_the_exact_risk_with_little_room_or_at_an_odd_length(sizes):
     counts = count_valid([sizes], range(2))

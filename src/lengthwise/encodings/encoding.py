@@ -83,7 +83,7 @@ class Encoding(nn.Module):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return changed scaled scores from scores within ``visible`` only; called only with ``has_scores``."""
+        """Return adjusted attention scores, which depend only on visible pairs; called only with ``has_scores``."""
         return scores
 
 

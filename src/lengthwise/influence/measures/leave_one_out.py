@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut:
-    """Measure by the gain ``score(all without i) - score(all)``. It misses tokens that occur twice."""
+    """Measure that ranks tokens by ``score(all without i) - score(all)``. It misses tokens that occur twice."""
 
     name: ClassVar[str] = "leave_one_out"
     summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"

@@ -40,7 +40,7 @@ class Bootstrap:
         return [estimate(column, documents, undefined) for column in values.T]
 
     def counts(self, documents: int, width: int) -> Iterator[Counts]:
-        """Yield counts of the documents: first one of each, then blocks of resamples that fit in memory."""
+        """Yield document counts: first each document once, then blocks of resamples that fit in memory."""
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
         block = max(1, BLOCK // max(documents, width, 1))
