@@ -24,7 +24,7 @@ PHRASES = {
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\b(is|are|was) told of\b": "raises, reports",
     r"\bsays so\b": "raises, reports",
-    r"(?<!there )\bis none\b": "say what is missing",
+    r"\bis none\b": "say what is missing",
     r"\blikewise\b": "name the thing again",
     r"\bas ever\b": "drop it",
     r"something else than": "not the same as",

@@ -76,7 +76,7 @@ def check_exists(name: str) -> None:
 
 
 def load_codec(name: str) -> HFCodec:
-    """Load the tokenizer of a model. Raises ``ModelError`` if there is none."""
+    """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
     with _suppress_loading_output():
         try:
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
