@@ -96,7 +96,7 @@ def test_the_memory_limit_of_a_container_applies(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(str(2**20))
     devices.machine_memory.cache_clear()
     devices.check_memory(2**20, "this", "use less")
-    with pytest.raises(SettingError, match=r"^this needs at least 0 GiB, but this machine has 0; use less$"):
+    with pytest.raises(SettingError, match=r"^this needs at least 0 GiB, but the machine has 0 GiB; use less$"):
         devices.check_memory(2**20 + 1, "this", "use less")
     (tmp_path / "memory.max").write_text("max")
     devices.machine_memory.cache_clear()
@@ -329,7 +329,7 @@ def test_the_next_write_removes_the_leftovers_of_a_killed_write(tmp_path):
     process = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert process.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1
-    alive = tmp_path / f".file.{files._host()}-{os.getpid()}.unfinished.of-another"
+    alive = tmp_path / f".file.{files._host_name()}-{os.getpid()}.unfinished.of-another"
     alive.write_bytes(b"another's")
     write_atomically(path, b"whole")
     assert {each.name for each in tmp_path.iterdir()} == {"file", alive.name}

@@ -1,4 +1,4 @@
-"""Checkpoints without pickle: tensors and JSON facts in one safetensors file, which is verified on loading."""
+"""Checkpoints without pickle: one safetensors file with tensors, JSON facts and a digest that loading verifies."""
 
 import hashlib
 import json
@@ -15,15 +15,15 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import parse_json
 
-# Maximum number of values of each weight that its digest includes.
+# Maximum number of values per weight tensor in ``weights_digest``.
 DIGEST_SAMPLES = 4096
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Save tensors, JSON facts about them, and a digest of the tensors and the facts."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
-    write_atomically(path, save(on_cpu, metadata={"facts": text, "sha256": _digest(on_cpu, text)}))
+    write_atomically(path, save(cpu_tensors, metadata={"facts": text, "sha256": _digest(cpu_tensors, text)}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -32,11 +32,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt"):
             pass  # Opening the file checks the header and the file size before the whole file is read.
         content = path.read_bytes()
-        # get_tensor would keep the name of each tensor in memory forever (safetensors 0.8.0).
+        # safe_open.get_tensor never frees the name of a tensor (safetensors 0.8.0).
         tensors, metadata = load(content), _metadata(content)
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
-    except (SafetensorError, OSError, KeyError) as error:  # KeyError: torch lacks the type.
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: torch does not support the dtype.
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
@@ -54,27 +54,27 @@ def _metadata(content: bytes) -> dict[str, str]:
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise ``RunFolderError`` unless the names, shapes and types of the tensors are the expected ones."""
+    """Raise ``RunFolderError`` unless the tensors have the expected names, shapes and dtypes."""
     for name in sorted({*tensors, *expected}):
-        actual, wanted = (_form(each.get(name)) for each in (tensors, expected))
-        if actual != wanted:
+        actual, required = (_describe_tensor(mapping.get(name)) for mapping in (tensors, expected))
+        if actual != required:
             raise RunFolderError(
-                f"{path} belongs to another experiment ({name} is {actual}, not {wanted}); choose another --out"
+                f"{path} belongs to another experiment ({name} is {actual}, not {required}); choose another --out"
             )
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of shape, type and up to ``DIGEST_SAMPLES`` evenly spaced values of each weight."""
+    """Return the SHA-256 of the shape, dtype and up to ``DIGEST_SAMPLES`` evenly spaced values of each tensor."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
-        digest.update(f"{name} {_form(weight)}".encode())
+        digest.update(f"{name} {_describe_tensor(weight)}".encode())
         if weight.device.type != "meta":
             flat = weight.detach().reshape(-1)
             digest.update(flat[:: max(1, flat.numel() // DIGEST_SAMPLES)].to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _form(tensor: Tensor | None) -> str:
+def _describe_tensor(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
@@ -83,6 +83,6 @@ def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        # View the tensor as bytes, because NumPy lacks some torch types.
+        # View the tensor as bytes, because NumPy does not support some torch dtypes.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Selection of the compute device, and the memory of the machine."""
+"""Selection of the compute device, and checks of the available memory."""
 
 import os
 from functools import cache
@@ -9,10 +9,10 @@ import torch
 from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 
 DEVICES = ("auto", "cpu", "cuda")
-# Tokens per forward pass: the number on a CPU, and the maximum on an accelerator.
+# Number of tokens per forward pass on a CPU, and maximum number on an accelerator.
 CPU_TOKENS, MAX_TOKENS = 1 << 11, 1 << 16
-# Assumptions about the memory per token: the sequence length, and the number of activations divided by the width.
-SCORES_LENGTH, ACTIVATION_WIDTHS = 4096, 20
+# Assumptions of the memory estimate: the sequence length, and the number of activations per token and unit of width.
+ASSUMED_SEQ, ACTIVATIONS_PER_UNIT = 4096, 20
 # Memory limit of a container in bytes.
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -27,23 +27,25 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def forward_token_budget(device: torch.device, width: int, num_heads: int) -> int:
-    """Estimate the tokens per forward pass: constant on a CPU, limited by half of the free memory on CUDA.
+    """Estimate the number of tokens per forward pass: constant on a CPU, limited by half of the free memory on CUDA.
 
     The estimate assumes float32 and layers with ``width`` and ``num_heads``. Callers halve it if memory runs out.
     """
     if device.type != "cuda":
         return CPU_TOKENS
-    free, _ = torch.cuda.mem_get_info(device)
-    per_token = 4 * (2 * num_heads * SCORES_LENGTH + ACTIVATION_WIDTHS * width)
-    return max(CPU_TOKENS, min(MAX_TOKENS, free // (2 * per_token)))
+    free_memory, _ = torch.cuda.mem_get_info(device)
+    bytes_per_token = 4 * (2 * num_heads * ASSUMED_SEQ + ACTIVATIONS_PER_UNIT * width)
+    return max(CPU_TOKENS, min(MAX_TOKENS, free_memory // (2 * bytes_per_token)))
 
 
-def check_memory(num_bytes: int, what: str, change: str) -> None:
-    """Raise ``SettingError`` if ``what`` needs more memory than the machine has; call this before the allocation."""
+def check_memory(num_bytes: int, purpose: str, solution: str) -> None:
+    """Raise ``SettingError`` if an allocation needs more memory than the machine has; call this before allocating."""
     memory = machine_memory()
     if memory is not None and num_bytes > memory:
         needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
-        raise SettingError(f"{what} needs at least {needed} GiB, but this machine has {memory / 2**30:,.0f}; {change}")
+        raise SettingError(
+            f"{purpose} needs at least {needed} GiB, but the machine has {memory / 2**30:,.0f} GiB; {solution}"
+        )
 
 
 @cache

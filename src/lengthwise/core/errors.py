@@ -52,11 +52,11 @@ class TextError(LengthwiseError):
 
 
 class TaskFileError(LengthwiseError):
-    """Error for a task file that is missing or has changed, or has an invalid record on the line in the message."""
+    """Error for a task file that is missing, has changed or has an invalid record; the message gives the line."""
 
 
 class FeatureError(LengthwiseError):
-    """Error for an invalid row of a tokenized data set; within a batch, the message gives the index of the row."""
+    """Error for an invalid row of a tokenized data set; in a batch, the message gives the index of the row."""
 
 
 class DivergedError(LengthwiseError):
@@ -68,11 +68,11 @@ class WorkerError(LengthwiseError):
 
 
 class FrozenHeadWarning(UserWarning):
-    """Warning that training cannot improve the position head, because all its weights are frozen."""
+    """Warning about a position head that training cannot improve, because all its weights are frozen."""
 
 
 class UnreachableIDsWarning(UserWarning):
-    """Warning about target position IDs that are never among the candidates of the position head."""
+    """Warning about target position IDs that the position head cannot predict, because they are not candidates."""
 
 
 class UntrainedDistanceWarning(UserWarning):
@@ -84,7 +84,7 @@ class TrainingOverlapWarning(UserWarning):
 
 
 class SkippedTextWarning(UserWarning):
-    """Warning about skipped texts: files that are not text, or copies of other texts."""
+    """Warning about skipped files, which are not text or are copies of other texts."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

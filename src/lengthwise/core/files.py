@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, which also delete the temporary files of killed processes."""
+"""Atomic writes of files and folders; each write also deletes the temporary files of killed processes."""
 
 import os
 import platform
@@ -14,15 +14,15 @@ from lengthwise.core.folder_lock import exclusive_lock
 
 # Public functions accept a path as str or Path.
 StrPath = str | os.PathLike[str]
-UNFINISHED = ".unfinished"
+TEMPORARY_SUFFIX = ".unfinished"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a temporary file and rename it, so that readers see either the old content or the new content."""
-    temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}{UNFINISHED}")
+    temporary = path.with_name(f".{path.name}.{_host_name()}-{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _delete_leftovers(path)
+        _delete_stale_files(path)
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
@@ -43,13 +43,13 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """
     out = out.absolute()
     check_output_folder(out)
-    temporary = out.with_name(f".{out.name}{UNFINISHED}")
+    temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
     with exclusive_lock(temporary):
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            # Delete the files of a killed process, but keep the folder itself, because it holds the lock.
-            for leftover in temporary.iterdir():
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            # Delete the files of a killed process, but keep the folder, because the lock applies to it.
+            for stale_path in temporary.iterdir():
+                shutil.rmtree(stale_path) if stale_path.is_dir() else stale_path.unlink()
             yield temporary
             check_output_folder(out)
             temporary.replace(out)
@@ -68,21 +68,21 @@ def check_output_folder(out: Path) -> None:
         raise RunFolderError(f"{out} already exists; choose another --out")
 
 
-def _delete_leftovers(path: Path) -> None:
+def _delete_stale_files(path: Path) -> None:
     """Delete the temporary files of processes that were killed while they wrote this file."""
-    for leftover in path.parent.glob(f".{path.name}.{_host()}-*{UNFINISHED}"):
-        process = leftover.name.removesuffix(UNFINISHED).rpartition("-")[2]
-        if process.isdecimal() and not _is_alive(int(process)):
+    for stale_path in path.parent.glob(f".{path.name}.{_host_name()}-*{TEMPORARY_SUFFIX}"):
+        process_id = stale_path.name.removesuffix(TEMPORARY_SUFFIX).rpartition("-")[2]
+        if process_id.isdecimal() and not _is_alive(int(process_id)):
             with suppress(OSError):
-                leftover.unlink()
+                stale_path.unlink()
 
 
-def _is_alive(process: int) -> bool:
+def _is_alive(process_id: int) -> bool:
     if os.name != "posix":
         # On Windows, os.kill would terminate the process.
         return True
     try:
-        os.kill(process, 0)
+        os.kill(process_id, 0)
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
@@ -90,6 +90,6 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _host() -> str:
-    """Return the name of this machine; process IDs are unique per machine, and several may share a folder."""
+def _host_name() -> str:
+    """Return the name of this machine; process IDs are unique only within a machine."""
     return platform.node().replace("/", "").replace("[", "").replace("*", "")

@@ -9,22 +9,22 @@ from lengthwise.core.errors import RunFolderError
 
 try:
     import fcntl
-except ImportError:  # Not available on Windows, where folders are not locked.
+except ImportError:  # Windows has no fcntl, so folders are not locked there.
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Lock a folder against other processes; create it if it does not exist.
+    """Lock a folder against writes of other processes; create the folder if it does not exist.
 
-    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. There is
-    no lock on file systems that cannot lock folders (NFS, CIFS).
+    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. File
+    systems that do not support folder locks (NFS, CIFS) give no protection.
     """
     descriptor = _open_folder(folder)
     try:
         if descriptor is not None:
-            _lock(descriptor, folder, wait=wait)
-            _check_unchanged(descriptor, folder)
+            _acquire_lock(descriptor, folder, wait=wait)
+            _check_not_moved(descriptor, folder)
         yield
     finally:
         if descriptor is not None:
@@ -45,15 +45,15 @@ def _open_folder(folder: Path) -> int | None:
         return None
 
 
-def _check_unchanged(descriptor: int, folder: Path) -> None:
-    """Raise an error if the folder was moved or deleted after it was opened: its lock would have no effect."""
+def _check_not_moved(descriptor: int, folder: Path) -> None:
+    """Raise an error if the folder was moved or deleted after it was opened, because its lock has no effect."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return
     raise RunFolderError(f"another process moved or deleted {folder}; run the command again")
 
 
-def _lock(descriptor: int, folder: Path, *, wait: bool) -> None:
+def _acquire_lock(descriptor: int, folder: Path, *, wait: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

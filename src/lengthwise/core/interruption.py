@@ -1,4 +1,4 @@
-"""Ctrl-C as a condition that long computations check between steps."""
+"""Handling of Ctrl-C in long computations, which check for an interruption between steps."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,21 +7,21 @@ from types import FrameType
 
 
 class StoppedError(Exception):
-    """Signal that a computation was interrupted after its state was saved."""
+    """Exception for a computation that was interrupted after it saved its state."""
 
 
 @contextmanager
 def catch_interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after Ctrl-C or SIGTERM; a second Ctrl-C raises ``KeyboardInterrupt``."""
-    signals: list[int] = []
+    received_signals: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
+    def handle_signal(number: int, frame: FrameType | None) -> None:
+        received_signals.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(signals)
+        yield lambda: bool(received_signals)
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

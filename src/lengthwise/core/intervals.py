@@ -8,48 +8,50 @@ import numpy as np
 from jaxtyping import Float, Int
 
 
-def wilson_interval(successes: int | float, trials: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson_interval(successes: int | float, trials: int, z_score: float = 1.959964) -> tuple[float, float]:
     """Return the Wilson score interval of a share (Wilson 1927); the default level is 95%."""
     share = successes / trials
-    middle = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    square = z_score * z_score
+    center = (share + square / (2 * trials)) / (1 + square / trials)
+    margin = z_score / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
+    return max(0.0, center - margin), min(1.0, center + margin)
 
 
 def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
-    """Return the 95% interval of the mean share of several models on the same examples; pass one entry per model.
+    """Return the 95% confidence interval of the mean accuracy of several models; pass one entry per model.
 
     The results of several models on the same examples are not independent. The interval therefore covers both the
-    Wilson interval of the mean share for the examples of one model and Student's t interval over the models.
+    Wilson interval of the mean accuracy for the examples of one model and Student's t interval over the models.
     """
-    number, share = len(trials), sum(successes) / sum(trials)
+    num_models, share = len(trials), sum(successes) / sum(trials)
     low, high = wilson_interval(share * max(trials), max(trials))
-    if number > 1:
-        half = t_critical_value(number - 1) * float(np.std(np.divide(successes, trials), ddof=1)) / math.sqrt(number)
-        low, high = max(0.0, min(low, share - half)), min(1.0, max(high, share + half))
+    if num_models > 1:
+        deviation = float(np.std(np.divide(successes, trials), ddof=1))
+        margin = t_critical_value(num_models - 1) * deviation / math.sqrt(num_models)
+        low, high = max(0.0, min(low, share - margin)), min(1.0, max(high, share + margin))
     return low, high
 
 
 def clustered_interval(
     sums: Float[np.ndarray, " clusters"], counts: Int[np.ndarray, " clusters"]
 ) -> tuple[float | None, float | None]:
-    """Return the 95% interval of ``sum(sums) / sum(counts)`` over sampled clusters; None for fewer than two.
+    """Return the 95% interval of ``sum(sums) / sum(counts)``, or ``(None, None)`` for fewer than two clusters.
 
     The interval uses the linearized variance (Cochran 1977, section 6.3) and Student's t for the number of clusters.
     """
-    clusters = len(sums)
-    if clusters < 2:
+    num_clusters = len(sums)
+    if num_clusters < 2:
         return None, None
     mean = sums.sum() / counts.sum()
-    spread = ((sums - mean * counts) ** 2).sum() * clusters / (clusters - 1)
-    half = t_critical_value(clusters - 1) * math.sqrt(spread) / counts.sum()
-    return float(mean - half), float(mean + half)
+    variance = ((sums - mean * counts) ** 2).sum() * num_clusters / (num_clusters - 1)
+    margin = t_critical_value(num_clusters - 1) * math.sqrt(variance) / counts.sum()
+    return float(mean - margin), float(mean + margin)
 
 
 @cache
-def t_critical_value(freedom: int, level: float = 0.95) -> float:
+def t_critical_value(degrees_of_freedom: int, level: float = 0.95) -> float:
     """Return the two-sided critical value of Student's t for a confidence level, to four digits."""
     # After the substitution t ~ tan(angle), the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
-    mass = np.cumsum(np.cos(angle) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(angle[np.searchsorted(mass, level * mass[-1])])
+    cumulative = np.cumsum(np.cos(angle) ** (degrees_of_freedom - 1))
+    return math.sqrt(degrees_of_freedom) * math.tan(angle[np.searchsorted(cumulative, level * cumulative[-1])])

@@ -3,26 +3,33 @@
 import json
 from typing import Any
 
-KINDS = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number", bool: "true or false"}
+TYPE_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+}
 
-# Functions that read deeper documents would exceed the recursion limit.
+# Recursive functions would exceed the recursion limit on deeper documents.
 MAX_DEPTH = 50
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
-def parse_json(content: str | bytes, kind: type[Any] = dict) -> Any:
-    """Parse JSON of the type ``kind``: a dict, a list, or any JSON value for ``object``.
+def parse_json(content: str | bytes, expected: type[Any] = dict) -> Any:
+    """Parse JSON of the type ``expected``: a dict, a list, or any JSON value for ``object``.
 
     Raises ``ValueError`` for invalid JSON, another type, nesting that is too deep, or a string that is not valid
-    Unicode, which could not be printed or saved.
+    Unicode and therefore cannot be printed or saved.
     """
     try:
         document = json.loads(content)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check_depth(document)
-    if not isinstance(document, kind):
-        raise ValueError(f"it is {KINDS.get(type(document), 'null')}, not {KINDS[kind]}")
+    if not isinstance(document, expected):
+        raise ValueError(f"it is {TYPE_NAMES.get(type(document), 'null')}, not {TYPE_NAMES[expected]}")
     # In bytes, only an escape sequence can contain a lone surrogate.
     if isinstance(content, str) or b"\\u" in content:
         json.dumps(document, ensure_ascii=False).encode()

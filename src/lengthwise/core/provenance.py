@@ -17,7 +17,7 @@ PACKAGES = ("lengthwise", "torch", "numpy", "safetensors")
 def provenance() -> dict[str, Any]:
     """Return versions, commit and hardware as JSON values; ``commit`` is None outside a clone of lengthwise."""
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: _package_version(name) for name in PACKAGES}},
         "commit": git_commit(Path(__file__).resolve().parents[2]),
         "hardware": {
             "machine": platform.machine(),
@@ -29,13 +29,13 @@ def provenance() -> dict[str, Any]:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of a clone of lengthwise, with ``-dirty`` after local changes; None for any other folder.
+    """Return the commit of a lengthwise clone, with ``-dirty`` after local changes, or None for another folder.
 
-    An installed package is often inside a repository of its user. The commit of that repository is not returned.
+    An installed package is often inside a user's repository, so this function ignores other repositories.
     """
-    if not (root / ".git").exists() or not _is_lengthwise(root / "pyproject.toml"):
+    if not (root / ".git").exists() or not _is_lengthwise_project(root / "pyproject.toml"):
         return None
-    # Do not run hooks or a file system monitor of the repository.
+    # Disable the hooks and the file system monitor of the repository.
     options = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
     try:
         process = subprocess.run(
@@ -55,14 +55,14 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _is_lengthwise(pyproject_path: Path) -> bool:
+def _is_lengthwise_project(pyproject_path: Path) -> bool:
     try:
         return bool(tomllib.loads(pyproject_path.read_text())["project"]["name"] == "lengthwise")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -8,10 +8,10 @@ import numpy as np
 def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     """Return an independent generator for a seed and a purpose, such as ``stream(0, "examples", step)``.
 
-    The same arguments give the same numbers on every machine. A new purpose changes no other stream.
+    The same arguments give the same numbers on every machine. A new purpose does not change any other stream.
     """
     # The repr of a NumPy integer differs from the repr of a Python integer.
-    plain = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
-    digest = hashlib.sha256(repr(tuple(plain)).encode()).digest()
+    parts = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
+    digest = hashlib.sha256(repr(tuple(parts)).encode()).digest()
     words = np.frombuffer(digest, dtype="<u4")
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))

@@ -16,7 +16,7 @@ from lengthwise.core.errors import SettingError
 
 # Floats cannot represent all larger integers.
 INTEGER_LIMIT = 2**53
-NAMES = {
+TYPE_NAMES = {
     int: "a whole number",
     float: "a number",
     bool: "True or False",
@@ -28,7 +28,7 @@ NAMES = {
     Any: "anything",
 }
 # A string is not accepted for these types, although it is a sequence of strings.
-ITERABLES = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
+ITERABLE_TYPES = (collections.abc.Sequence, collections.abc.Collection, collections.abc.Iterable)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,32 +50,32 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def check_types(settings: Any) -> None:
     """Raise ``SettingError`` for the first field that has the wrong type, is too large or is not finite.
 
-    The check covers numbers, strings, booleans, tuples of these, and None where it is allowed. Other types must check
-    their own values. Where a float is expected, an integer is valid, but True and False are not.
-    Call this function first in ``__post_init__``, before values are compared.
+    The check covers numbers, strings, booleans, tuples of these, and None where it is allowed. Classes of other types
+    check their own values. An integer is valid for a float field, but True and False are not.
+    Call this function first in ``__post_init__``, before comparing values.
     """
     for field in fields(settings):
         check_value(field.name, getattr(settings, field.name), field.type)
 
 
-def check_values(declared: type, values: Mapping[str, Any]) -> None:
+def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
     """Raise ``SettingError`` unless each field of a dataclass has a value that ``check_types`` accepts."""
-    for field in fields(declared):
+    for field in fields(dataclass_type):
         if field.name not in values:
             raise SettingError(f"{field.name} is missing")
         check_value(field.name, values[field.name], field.type)
 
 
 def check_value(
-    name: str, value: Any, declared: Any, is_instance: Callable[[Any, Any], bool] = lambda value, declared: True
+    name: str, value: Any, annotation: Any, is_instance: Callable[[Any, Any], bool] = lambda value, annotation: True
 ) -> None:
-    """Raise ``SettingError`` unless a value has its declared type, is not too large and is finite.
+    """Raise ``SettingError`` unless a value matches its type annotation, is not too large and is finite.
 
     ``is_instance`` checks types other than numbers, strings, booleans, None and tuples.
     """
-    if not _fits(value, declared, is_instance):
-        raise SettingError(f"{name} {reprlib.repr(value)} has the wrong type; use {_name(declared)}")
-    numbers = [leaf for leaf in _leaves(value) if isinstance(leaf, int | float)]
+    if not _has_type(value, annotation, is_instance):
+        raise SettingError(f"{name} {reprlib.repr(value)} has the wrong type; use {_type_name(annotation)}")
+    numbers = [item for item in _flatten_tuple(value) if isinstance(item, int | float)]
     if any(isinstance(number, int) and abs(number) >= INTEGER_LIMIT for number in numbers):
         raise SettingError(f"{name} {value!r} is too large; use a number below 2^53")
     # NaN would pass some range checks, because all comparisons with NaN are False.
@@ -83,58 +83,59 @@ def check_value(
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
 
 
-def _leaves(value: Any) -> list[Any]:
-    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
+def _flatten_tuple(value: Any) -> list[Any]:
+    return [item for part in value for item in _flatten_tuple(part)] if isinstance(value, tuple) else [value]
 
 
-def _fits(value: Any, declared: Any, is_instance: Callable[[Any, Any], bool]) -> bool:
-    origin, parts = typing.get_origin(declared), typing.get_args(declared)
+def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], bool]) -> bool:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, part, is_instance) for part in parts)
+        return any(_has_type(value, part, is_instance) for part in parts)
     if origin is tuple:
-        return isinstance(value, tuple) and _fit_each(value, parts, is_instance)
-    if declared is float:
+        return isinstance(value, tuple) and _have_types(value, parts, is_instance)
+    if annotation is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
-    if declared is int:
+    if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if declared in (bool, str, types.NoneType):
-        return isinstance(value, declared)
-    return is_instance(value, declared)
+    if annotation in (bool, str, types.NoneType):
+        return isinstance(value, annotation)
+    return is_instance(value, annotation)
 
 
-def _is_instance(value: Any, declared: Any) -> bool:
-    """Return True if an argument has one of the types that ``_fits`` does not check; iterators are not consumed."""
-    origin, parts = typing.get_origin(declared), typing.get_args(declared)
+def _is_instance(value: Any, annotation: Any) -> bool:
+    """Return True if an argument matches a type that ``_has_type`` does not check; do not consume iterators."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is collections.abc.Callable:
         return callable(value)
-    if origin in ITERABLES:
-        fits = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
-        return fits and all(_fits(each, parts[0], _is_instance) for each in value if isinstance(value, list | tuple))
+    if origin in ITERABLE_TYPES:
+        is_iterable = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
+        items = value if isinstance(value, list | tuple) else ()
+        return is_iterable and all(_has_type(item, parts[0], _is_instance) for item in items)
     if origin is collections.abc.Mapping:
-        return isinstance(value, Mapping) and all(_fit_each(item, parts, _is_instance) for item in value.items())
-    plain = origin or declared
-    if not isinstance(plain, type) or plain in (Any, inspect.Parameter.empty):
+        return isinstance(value, Mapping) and all(_have_types(item, parts, _is_instance) for item in value.items())
+    runtime_type = origin or annotation
+    if not isinstance(runtime_type, type) or runtime_type in (Any, inspect.Parameter.empty):
         return True
-    return isinstance(value, plain) and not isinstance(value, type)
+    return isinstance(value, runtime_type) and not isinstance(value, type)
 
 
-def _fit_each(values: tuple[Any, ...], declared: tuple[Any, ...], is_instance: Callable[[Any, Any], bool]) -> bool:
-    if declared[1:] == (...,):
-        return all(_fits(value, declared[0], is_instance) for value in values)
-    return len(values) == len(declared) and all(
-        _fits(value, part, is_instance) for value, part in zip(values, declared, strict=True)
+def _have_types(values: tuple[Any, ...], annotations: tuple[Any, ...], is_instance: Callable[[Any, Any], bool]) -> bool:
+    if annotations[1:] == (...,):
+        return all(_has_type(value, annotations[0], is_instance) for value in values)
+    return len(values) == len(annotations) and all(
+        _has_type(value, annotation, is_instance) for value, annotation in zip(values, annotations, strict=True)
     )
 
 
-def _name(declared: Any) -> str:
-    origin, parts = typing.get_origin(declared), typing.get_args(declared)
+def _type_name(annotation: Any) -> str:
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_name, parts))
+        return " or ".join(map(_type_name, parts))
     if origin is tuple:
-        return f"a tuple of ({', '.join('...' if part is ... else _name(part) for part in parts)})"
-    if origin in ITERABLES:
-        return f"a list of items that are each {_name(parts[0])}"
+        return f"a tuple of ({', '.join('...' if part is ... else _type_name(part) for part in parts)})"
+    if origin in ITERABLE_TYPES:
+        return f"a list of items that are each {_type_name(parts[0])}"
     if origin is collections.abc.Mapping:
-        return f"a dict from {_name(parts[0])} to {_name(parts[1])}"
-    plain = origin or declared
-    return NAMES.get(plain, getattr(plain, "__name__", str(plain)))
+        return f"a dict from {_type_name(parts[0])} to {_type_name(parts[1])}"
+    runtime_type = origin or annotation
+    return TYPE_NAMES.get(runtime_type, getattr(runtime_type, "__name__", str(runtime_type)))
