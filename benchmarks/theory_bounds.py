@@ -73,7 +73,7 @@ INSTANCES = {"clean": 300, "mixed": 400}
 def without_kappa(case: Extrapolation) -> float:
     """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
     cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.by_joints().items()}
+    ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.kappa_by_joints().items()}
     return float((training_piece_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 

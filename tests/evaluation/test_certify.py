@@ -163,7 +163,7 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
         default=np.array([0.5, 0.5]),
     )
     case = Extrapolation(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariation())
-    assert all(np.isfinite(each).all() for each in case.joint_weight.by_joints().values())
+    assert all(np.isfinite(each).all() for each in case.joint_weight.kappa_by_joints().values())
     for bound in (SquareOfLength, SquareOfSpans, MinimaxSquareOfSpans, LinearGrowth, WindowCover):
         assert np.isfinite(bound().value(case))
     assert not recwarn.list

@@ -39,7 +39,7 @@ from lengthwise.theory.bounds.linear_loss import (
     WorstRisks,
 )
 from lengthwise.theory.bounds.sequence_cover import GridCover, ProportionalCover
-from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores, bernstein_above, summands
+from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores, bernstein_upper_bound, count_summands
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks
 
@@ -277,7 +277,7 @@ def test_heavy_joints_violate_the_square_without_kappa_but_not_the_cover_with_ka
     without_kappa = 3 * 3 * 4 * 4 * 5**2 * np.mean(risks[:3])
     assert risks[3] > 1e4 * without_kappa
     assert WindowCover().value(case) >= risks[3]
-    assert case.joint_weight.planted_score((False, True)).max() == pytest.approx(1 + 1e9)
+    assert case.joint_weight.kappa_from_planted_score((False, True)).max() == pytest.approx(1 + 1e9)
     unweighted = WindowCover().value(case) / case.joint_weight.kappa((False, True)).max()
     assert unweighted < risks[3]
 
@@ -383,9 +383,9 @@ def test_the_bound_by_shortened_gaps_has_its_closed_form():
 def test_white_box_bounds_have_no_more_distinct_summands_at_longer_lengths():
     case = random_case("clean", (3, 2, 2, 8, 30), seed=1)
     for cover_type in (GridCover, ProportionalCover):
-        number, longer = (len(summands(replace(case, test_length=length), cover_type)) for length in (40, 60))
+        number, longer = (len(count_summands(replace(case, test_length=length), cover_type)) for length in (40, 60))
         assert longer <= number + 8
-        assert sum(summands(case, cover_type).values()) <= 30 / 8 * 6
+        assert sum(count_summands(case, cover_type).values()) <= 30 / 8 * 6
 
 
 def test_a_sampled_bound_approaches_the_exact_one(rng):
@@ -395,7 +395,7 @@ def test_a_sampled_bound_approaches_the_exact_one(rng):
     assert exact < values[1] < values[0]
     assert values[1] <= 1.6 * exact
     samples = rng.random((400, 50)) ** 4
-    assert np.mean([bernstein_above(sample, 0.05) < 1 / 5 for sample in samples]) <= 0.05
+    assert np.mean([bernstein_upper_bound(sample, 0.05) < 1 / 5 for sample in samples]) <= 0.05
 
 
 SHIFTED = ByLength(until=(8,), laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,))))

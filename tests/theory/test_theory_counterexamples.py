@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.conditions import rho
+from lengthwise.theory.bounds.conditions import regularity_ratio
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()
@@ -112,7 +112,7 @@ def test_the_error_on_a_rare_shape_grows_by_exactly_the_ratio_of_its_masses(shar
     example = rare_shape(share)
     training, beyond = example.run([6, 9])
     # The largest ratio of single starts, times the ratio of the numbers of starts.
-    ratio = rho(example.case(9).law.placement, 9, 6) * (9 - 2) / (6 - 2)
+    ratio = regularity_ratio(example.case(9).law.placement, 9, 6) * (9 - 2) / (6 - 2)
     assert ratio == pytest.approx(1 / share, rel=1e-12)
     assert beyond.learned / training.learned == pytest.approx(ratio, rel=1e-10)
 

@@ -215,7 +215,7 @@ def test_if_all_planted_tokens_share_an_id_the_risk_grows_at_most_linearly_in_th
 
 @over_couplings
 def test_sampled_super_token_sets_follow_their_law(coupling):
-    law = CoupledPlacement(placement=Subsets(num_planted=1), coupling=coupling, fibre=2, k=1)
+    law = CoupledPlacement(placement=Subsets(num_planted=1), coupling=coupling, tokens_per_id=2, k=1)
     sets = law.sample(5, 2_000, stream(0))
     assert law.law(5).sets()[0][:, 0].tolist() == [0, 1, 2, 3, 4]
     assert law.law(5).sets()[1] == pytest.approx(0.2)

@@ -139,7 +139,7 @@ def test_kappa_times_the_errors_of_pieces_is_above_the_error_of_the_whole_for_ev
         instance = random_instance("mixed", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=15), seed)
         law, head = instance.law, instance.heads[0]
         shapes = law.placement.law(15).shapes
-        factor = joint_weight(law, head, shapes).by_joints()
+        factor = joint_weight(law, head, shapes).kappa_by_joints()
         tokens, sets, _ = law.draw(15, 10, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = [tuple(each) for each in law.tuples].index(tuple(sequence[planted]))

@@ -144,7 +144,7 @@ def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
 
 @pytest.mark.parametrize("limit", [0.5, None], ids=["known", "fitted"])
 def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(limit, rng):
-    truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
+    truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
     covers = []
     for _ in range(200):
         low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
@@ -153,12 +153,12 @@ def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(limit, rng):
 
 
 def test_a_horizon_is_the_length_at_which_the_curve_reaches_a_risk():
-    law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), freedom=0)
+    law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
     assert law.limit == pytest.approx(0.5)
     assert law.at(law.horizon(0.3)) == pytest.approx(0.3)
     assert law.horizon(0.5) == law.horizon(0.7) == math.inf
     assert law.horizon(0.005) == 0
-    flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), freedom=0)
+    flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
     assert (flat.horizon(0.2), flat.limit) == (math.inf, 0.1)
 
 

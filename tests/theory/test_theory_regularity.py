@@ -11,7 +11,14 @@ from tests.support.random_instances import Sizes, random_instance
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
-from lengthwise.theory.bounds.conditions import eta, joint_weight, planted_shapes, rho, shape_probabilities, uniformity
+from lengthwise.theory.bounds.conditions import (
+    fit_uniform_starts,
+    joint_weight,
+    planted_shapes,
+    regularity_constant,
+    regularity_ratio,
+    shape_probabilities,
+)
 from lengthwise.theory.bounds.sequence_cover import GridCover, compute_piece_mass
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
@@ -55,7 +62,7 @@ def table_of(placement, length):
 
 def test_eta_below_the_span_raises():
     with pytest.raises(SettingError, match=r"length 2 has no room for the span 3; use a length of at least 3"):
-        eta(PAIRS, 2, 3)
+        regularity_constant(PAIRS, 2, 3)
 
 
 def quotient(above, below):
@@ -76,29 +83,29 @@ def eta_by_pairs(placement, length, span):
 def test_eta_is_the_largest_ratio_of_two_starts_at_two_lengths(placement):
     for length in (5, 8):
         expected = eta_by_pairs(placement, length, placement.span)
-        assert eta(placement, length, placement.span) == pytest.approx(expected, rel=1e-12)
+        assert regularity_constant(placement, length, placement.span) == pytest.approx(expected, rel=1e-12)
         assert expected >= 1
 
 
 def test_eta_of_uniform_starts_is_the_number_of_starts_of_the_widest_shape():
     for length, span in ((9, 3), (20, 3), (7, 5)):
         placement = Local(shapes=((0, 1), (0, span - 1)), weights=(0.5, 0.5))
-        assert eta(placement, length, span) == pytest.approx(length - span + 1, rel=1e-12)
+        assert regularity_constant(placement, length, span) == pytest.approx(length - span + 1, rel=1e-12)
 
 
 def test_eta_grows_with_the_range_of_lengths():
     for placement in (PAIRS, UniformShapes(num_planted=2, widest=4)):
-        values = [eta(placement, length, 4) for length in range(4, 16)]
+        values = [regularity_constant(placement, length, 4) for length in range(4, 16)]
         assert values[0] == 1
         assert (np.diff(values) >= 0).all()
-        assert eta(placement, 12, 8) <= eta(placement, 12, 4)
+        assert regularity_constant(placement, 12, 8) <= regularity_constant(placement, 12, 4)
 
 
 def test_a_shape_that_training_lacks_makes_eta_and_rho_infinite():
-    assert eta(LATER_WIDE, 8, 3) == pytest.approx(7 / 2)
-    assert eta(LATER_WIDE, 9, 3) == np.inf
-    assert rho(LATER_WIDE, 9, 8) == np.inf
-    assert uniformity(LATER_WIDE, [8, 9]).rho0 == np.inf
+    assert regularity_constant(LATER_WIDE, 8, 3) == pytest.approx(7 / 2)
+    assert regularity_constant(LATER_WIDE, 9, 3) == np.inf
+    assert regularity_ratio(LATER_WIDE, 9, 8) == np.inf
+    assert fit_uniform_starts(LATER_WIDE, [8, 9]).rho0 == np.inf
 
 
 def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
@@ -106,11 +113,11 @@ def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
         long, short = table_of(placement, 11), table_of(placement, 6)
         pairs = product(long.items(), short.items())
         expected = max(one / two for ((shape, _), one), ((same, _), two) in pairs if shape == same)
-        assert rho(placement, 11, 6) == pytest.approx(expected, rel=1e-12)
+        assert regularity_ratio(placement, 11, 6) == pytest.approx(expected, rel=1e-12)
 
 
 def test_uniform_starts_have_the_constant_one():
-    constants = uniformity(PAIRS, range(6, 20))
+    constants = fit_uniform_starts(PAIRS, range(6, 20))
     assert constants.rho0 == pytest.approx(1, rel=1e-12)
     np.testing.assert_allclose(constants.shape_law, [0.3, 0.7], rtol=1e-12)
 
@@ -118,7 +125,7 @@ def test_uniform_starts_have_the_constant_one():
 @pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2)])
 def test_the_shape_distribution_and_its_constants_bound_every_probability(placement):
     lengths = range(5, 14)
-    constants = uniformity(placement, lengths)
+    constants = fit_uniform_starts(placement, lengths)
     assert constants.shape_law.sum() == pytest.approx(1, abs=1e-12)
     share = dict(zip(map(tuple, constants.shapes.tolist()), constants.shape_law, strict=True))
     relative = [
@@ -129,7 +136,7 @@ def test_the_shape_distribution_and_its_constants_bound_every_probability(placem
     assert min(relative) >= constants.low * (1 - 1e-12)
     assert max(relative) <= constants.high * (1 + 1e-12)
     for train_length in range(5, 9):
-        assert rho(placement, 13, train_length) <= constants.rho0 * train_length / 13 * (1 + 1e-12)
+        assert regularity_ratio(placement, 13, train_length) <= constants.rho0 * train_length / 13 * (1 + 1e-12)
 
 
 def test_shapes_outside_the_placement_have_probability_0():
@@ -159,8 +166,8 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
             cover = GridCover(test_length=test_length, train_length=train_length, span=span)
             for piece in cover.pieces(int(planted[0])):
                 part = np.exp(head.score_sets(sequence[piece.tokens()][None])[1]).sum()
-                assert part <= weight.bounded_ratio(piece.joints)[index] * whole * (1 + 1e-12)
-                assert part <= weight.planted_score(piece.joints)[shape, index] * whole * (1 + 1e-12)
+                assert part <= weight.kappa_from_swaps(piece.joints)[index] * whole * (1 + 1e-12)
+                assert part <= weight.kappa_from_planted_score(piece.joints)[shape, index] * whole * (1 + 1e-12)
 
 
 def test_both_kappas_equal_their_definitions():
@@ -186,18 +193,18 @@ def test_both_kappas_equal_their_definitions():
                         swap = max(swap, *(max(of_near) / min(of_near) for of_near in by_near))
                         weight += steps[cut - 1] * max(map(max, by_near))
                 joints = (side == 0, side == 1)
-                assert joint.bounded_ratio(joints)[index] == pytest.approx(swap, rel=1e-9)
+                assert joint.kappa_from_swaps(joints)[index] == pytest.approx(swap, rel=1e-9)
                 for shape_index, shape in enumerate(shapes.tolist()):
                     score = scores[head.shapes.tolist().index(shape)][planted]
                     expected = pytest.approx(1 + weight / score, rel=1e-9)
-                    assert joint.planted_score(joints)[shape_index, index] == expected
+                    assert joint.kappa_from_planted_score(joints)[shape_index, index] == expected
 
 
 def test_single_tokens_cross_no_joint():
     head, law = head_and_law(0, k=1, span=1)
     joint = joint_weight(law, head, np.array([[0]]))
-    assert (joint.bounded_ratio((True, True)) == 1).all()
-    assert (joint.planted_score((True, True)) == 1).all()
+    assert (joint.kappa_from_swaps((True, True)) == 1).all()
+    assert (joint.kappa_from_planted_score((True, True)) == 1).all()
 
 
 def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
@@ -206,11 +213,11 @@ def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     scores = head.log_scores.copy()
     scores[:, law.codes(np.array(law.tuples))] = -np.inf
     joint = joint_weight(law, replace(head, log_scores=scores), shapes)
-    assert (joint.planted_score((True, False)) == np.inf).all()
+    assert (joint.kappa_from_planted_score((True, False)) == np.inf).all()
     assert np.isinf(joint.kappa((True, False))).all()
     flat = joint_weight(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
     assert (flat.kappa((True, True)) == 1).all()
-    assert (flat.planted_score((True, True)) == 3).all()
+    assert (flat.kappa_from_planted_score((True, True)) == 3).all()
 
 
 def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):

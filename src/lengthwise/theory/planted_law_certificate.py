@@ -12,9 +12,9 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.attention.training import fit_tables
 from lengthwise.theory.bounds import BOUNDS, COVER_BOUNDS
-from lengthwise.theory.bounds.conditions import BoundError, eta, rho
+from lengthwise.theory.bounds.conditions import BoundError, regularity_constant, regularity_ratio
 from lengthwise.theory.bounds.extrapolation import Extrapolation, Prediction, predict
-from lengthwise.theory.bounds.linear_loss import Bound, one_joint_kappa
+from lengthwise.theory.bounds.linear_loss import Bound, largest_kappa
 from lengthwise.theory.bounds.white_box import SampledKnownScores
 from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
@@ -93,10 +93,10 @@ def certify_law(
     law, longest = law.possible, trained[1]
     predictor = fit_tables(law, trained, steps, seed)
     all_lengths = sorted({longest, *lengths})
-    risks = tuple(_risk(law, predictor, length, seed) for length in all_lengths)
-    case = _case(law, predictor, longest)
-    assumptions = tuple(_assumptions(case(all_lengths[-1])))
-    bounds = tuple(bound for length in all_lengths[1:] for bound in _bounds(case(length)))
+    risks = tuple(_estimate_risks(law, predictor, length, seed) for length in all_lengths)
+    case = _build_case(law, predictor, longest)
+    assumptions = tuple(_list_assumptions(case(all_lengths[-1])))
+    bounds = tuple(bound for length in all_lengths[1:] for bound in _evaluate_bounds(case(length)))
     return LawCertificate(
         trained=trained,
         assumptions=assumptions,
@@ -115,39 +115,42 @@ def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int
             f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens or more, and the "
             f"shortest length comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
         )
-    check_longer(longest, lengths)
+    check_test_lengths(longest, lengths)
 
 
-def check_longer(longest: int, lengths: Sequence[int]) -> None:
+def check_test_lengths(longest: int, lengths: Sequence[int]) -> None:
     """Raise ``SettingError`` unless all lengths are above the longest training length."""
-    short = [length for length in lengths if length <= longest]
+    short_lengths = [length for length in lengths if length <= longest]
     if not lengths:
         raise SettingError(f"no test lengths; use --lengths above {longest}")
-    if short:
+    if short_lengths:
         raise SettingError(
-            f"length {short[0]} is not above the longest training length {longest}; use --lengths above {longest}"
+            f"length {short_lengths[0]} is not above the longest training length {longest}; use --lengths above "
+            f"{longest}"
         )
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
     """Return the guarantee at one length, or the failed conditions."""
-    certain = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
-    values = [(each.value, each.title) for each in certain if each.value is not None]
+    proved_bounds = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
+    values = [(each.value, each.title) for each in proved_bounds if each.value is not None]
     if not values:
         failed = " and ".join(each.name for each in assumptions if not each.holds)
         reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
-    least, title = min(values)
-    if least >= 1:
-        return f"No risk is guaranteed at length {risk.length}: the least bound is {least:.3g}, and no risk is above 1."
+    smallest, title = min(values)
+    if smallest >= 1:
+        return (
+            f"No risk is guaranteed at length {risk.length}: the least bound is {smallest:.3g}, and no risk is above 1."
+        )
     how = "exact" if risk.found.how == "exact" else "sampled"
     return (
-        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {least:.3g} ({title}); "
+        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {smallest:.3g} ({title}); "
         f"its {how} value is {risk.found.risk:.3g}."
     )
 
 
-def _risk(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
+def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
     """Estimate both risks; if both are sampled, use the same sequences."""
     posterior: Predictor = BayesPredictor(law)
     with suppress(SettingError):
@@ -158,12 +161,14 @@ def _risk(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
     return Risk(length=length, found=estimates[0], posterior=estimates[1])
 
 
-def _assumptions(case: Extrapolation) -> Iterator[Assumption]:
+def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
     law, longest = case.law, case.train_length
     span = law.placement.span
     yield Assumption(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
-    local = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
-    yield Assumption(name="locality of the data", holds=span is not None, found=local, counterexample="growing gap")
+    span_finding = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
+    yield Assumption(
+        name="locality of the data", holds=span is not None, found=span_finding, counterexample="growing gap"
+    )
     is_local = isinstance(case.predictor, TabularAttention)
     yield Assumption(
         name="locality of the class",
@@ -177,38 +182,38 @@ def _assumptions(case: Extrapolation) -> Iterator[Assumption]:
         found=f"L = {longest}" + ("" if span is None else f", 4 w = {4 * span}"),
         counterexample="unbounded reach",
     )
-    yield _regularity(case, span)
+    yield _check_regularity(case, span)
     by_construction = (("relativity", "absolute positions"), ("one background", "new background token"))
     for name, counterexample in by_construction:
         yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
     yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
-    yield _light_joints(case)
+    yield _check_joints(case)
 
 
-def _regularity(case: Extrapolation, span: int | None) -> Assumption:
+def _check_regularity(case: Extrapolation, span: int | None) -> Assumption:
     holds = False
     if span is None:
-        found = "no span, so no eta"
+        finding = "no span, so no eta"
     elif case.train_length < span:
-        found = f"training lengths up to {case.train_length} have no room for the span {span}"
+        finding = f"training lengths up to {case.train_length} have no room for the span {span}"
     else:
         # Longer lengths need no check, because eta grows only with the number of starts.
-        eta_train = eta(case.law.placement, case.train_length, span)
-        ratio = rho(case.law.placement, case.test_length, case.train_length)
+        eta_train = regularity_constant(case.law.placement, case.train_length, span)
+        ratio = regularity_ratio(case.law.placement, case.test_length, case.train_length)
         holds = math.isfinite(eta_train) and math.isfinite(ratio)
-        found = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
-    return Assumption(name="regularity", holds=holds, found=found, counterexample="rare shape")
+        finding = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
+    return Assumption(name="regularity", holds=holds, found=finding, counterexample="rare shape")
 
 
-def _light_joints(case: Extrapolation) -> Assumption:
+def _check_joints(case: Extrapolation) -> Assumption:
     try:
-        found, holds = f"kappa = {one_joint_kappa(case):.4g}", True
+        finding, holds = f"kappa = {largest_kappa(case):.4g}", True
     except BoundError as error:
-        found, holds = str(error), False
-    return Assumption(name="light joints", holds=holds, found=found, counterexample="heavy joints")
+        finding, holds = str(error), False
+    return Assumption(name="light joints", holds=holds, found=finding, counterexample="heavy joints")
 
 
-def _case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
+def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
     """Return a function from a test length to the inputs of the bounds; training risks are computed once."""
     conditional: Callable[..., ConditionalRisk] = cache(
         lambda law, length, loss: conditional_risk(law, predictor, length, loss)
@@ -225,11 +230,11 @@ def _case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[in
     )
 
 
-def _bounds(case: Extrapolation) -> Iterator[BoundValue]:
+def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
     for name, bound in BOUNDS.items():
         value, refused = None, None
         try:
-            value = _value(bound(), case)
+            value = _evaluate_bound(bound(), case)
         except (BoundError, SettingError) as error:
             refused = str(error)
         yield BoundValue(
@@ -242,7 +247,7 @@ def _bounds(case: Extrapolation) -> Iterator[BoundValue]:
         )
 
 
-def _value(bound: Bound, case: Extrapolation) -> float:
+def _evaluate_bound(bound: Bound, case: Extrapolation) -> float:
     if isinstance(bound, COVER_BOUNDS) and case.test_length > MAX_COVER_LENGTH:
         raise BoundError(
             f"this bound sums over pieces of every planted set, which takes too long above {MAX_COVER_LENGTH} tokens; "

@@ -10,12 +10,12 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
-from lengthwise.theory.planted_law_certificate import Assumption, check_longer
+from lengthwise.theory.planted_law_certificate import Assumption, check_test_lengths
 from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
 # Examples per length.
 NUM_EXAMPLES = 64
-IN_TOKENS = "locality in token indexes"
+TOKEN_LOCALITY = "locality in token indexes"
 
 Shape = tuple[tuple[int, ...], ...]
 
@@ -57,16 +57,16 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
     Raises ``SettingError`` for a task without ``support``.
     """
-    check_longer(trained, lengths)
+    check_test_lengths(trained, lengths)
     structures = tuple(structure(task, length, seed) for length in sorted({trained, *lengths}))
-    at_training, *longer = structures
+    train_structure, *test_structures = structures
     assumptions = (
-        _constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
-        _constant(IN_TOKENS, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
-        _constant(
+        _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
+        _assume_constant(TOKEN_LOCALITY, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
+        _assume_constant(
             "locality in coupled IDs", "growing gap", "IDs", [(each.length, each.id_reach) for each in structures]
         ),
-        _regular(at_training, longer),
+        _assume_regular(train_structure, test_structures),
         *coupled_conditions(task, seed),
     )
     return TaskCertificate(
@@ -76,7 +76,7 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
 def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
-    failed = [each.name for each in assumptions if each.name != IN_TOKENS and each.holds is False]
+    failed = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
     if failed:
         return (
             f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
@@ -116,29 +116,32 @@ def structure(task: Task, length: int, seed: int) -> Structure:
     )
 
 
-def _constant(name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]) -> Assumption:
+def _assume_constant(
+    name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]
+) -> Assumption:
     """Build the assumption that a number is the same at every length."""
-    numbers = {number for _, number in by_length}
-    holds = len(numbers) == 1 and None not in numbers
-    if None in numbers:
-        found = "no coupling"
+    values = {value for _, value in by_length}
+    holds = len(values) == 1 and None not in values
+    if None in values:
+        finding = "no coupling"
     elif holds:
-        found = f"{numbers.pop()} {unit} at every length"
+        finding = f"{values.pop()} {unit} at every length"
     else:
-        found = f"{unit}: " + ", ".join(f"{number} at {length}" for length, number in by_length)
-    return Assumption(name=name, holds=holds, found=found, counterexample=counterexample)
+        finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length)
+    return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)
 
 
-def _regular(at_training: Structure, longer: Sequence[Structure]) -> Assumption:
+def _assume_regular(train_structure: Structure, test_structures: Sequence[Structure]) -> Assumption:
     """Build the assumption that every set of coupled IDs at longer lengths also occurs in training."""
-    new = {shape for each in longer for shape in each.shapes} - set(at_training.shapes)
-    if not at_training.shapes:
-        found = "no coupling"
+    new_shapes = {shape for each in test_structures for shape in each.shapes} - set(train_structure.shapes)
+    if not train_structure.shapes:
+        finding = "no coupling"
     else:
-        found = f"{len(new)} of the sets at longer lengths do not occur in training" if new else "no new set"
+        number = len(new_shapes)
+        finding = f"{number} of the sets at longer lengths do not occur in training" if number else "no new set"
     return Assumption(
         name="regularity in coupled IDs",
-        holds=bool(at_training.shapes) and not new,
-        found=found,
+        holds=bool(train_structure.shapes) and not new_shapes,
+        found=finding,
         counterexample="rare shape",
     )

@@ -24,8 +24,8 @@ from lengthwise.theory.planted_law_certificate import Assumption
 NUM_LENGTHS = 3
 MAX_LENGTH = 12
 NUM_EXAMPLES = 1024
-# A condition is refuted if a statistic exceeds its mean over shuffles by DEVIATIONS standard deviations plus MARGIN.
-DEVIATIONS = 10.0
+# A condition is refuted if a statistic is above its mean over shuffles by NUM_DEVIATIONS deviations plus MARGIN.
+NUM_DEVIATIONS = 10.0
 MARGIN = 50.0
 NUM_SHUFFLES = 20
 # Answers count as realizable if the risk of the witness is at most this value.
@@ -41,11 +41,11 @@ Key = TypeVar("Key", bound=Hashable)
 class Context:
     """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the answer.
 
-    ``planted`` holds the IDs that the answer depends on, counted from the smallest ID. ``slot`` is (length, index).
+    ``planted`` contains the IDs that the answer depends on, minus the smallest ID. ``answer_id`` is (length, index).
     """
 
-    slot: tuple[int, int]
-    supers: tuple[SuperToken, ...]
+    answer_id: tuple[int, int]
+    super_tokens: tuple[SuperToken, ...]
     planted: tuple[int, ...]
     label: int
 
@@ -56,7 +56,7 @@ class Context:
 
     def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
         """Return the super-tokens at the IDs ``start + shape``."""
-        return tuple(self.supers[start + each] for each in shape)
+        return tuple(self.super_tokens[start + each] for each in shape)
 
 
 def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
@@ -69,7 +69,7 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
         ("uniform start", "rare shape", _unequal_starts),
         ("realizability", "growing k", _witness_failure),
     )
-    lengths = sorted({each.slot[0] for each in contexts})
+    lengths = sorted({each.answer_id[0] for each in contexts})
     not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
     assumptions = []
     for name, counterexample, test in tests:
@@ -101,18 +101,18 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
         for example, index in np.argwhere(examples.is_answer).tolist():
             ids = examples.coupling[0, example, :index]
             planted = np.unique(ids[planted_tokens(examples.support[example, index], index)]) - ids.min()
-            supers: list[list[int]] = [[] for _ in range(int(np.ptp(ids)) + 1)]
+            super_tokens: list[list[int]] = [[] for _ in range(int(np.ptp(ids)) + 1)]
             for each, token in zip((ids - ids.min()).tolist(), examples.tokens[example, :index].tolist(), strict=True):
-                supers[each].append(token)
+                super_tokens[each].append(token)
             contexts.append(
                 Context(
-                    slot=(length, int(numbers[example, index])),
-                    supers=tuple(map(tuple, supers)),
+                    answer_id=(length, int(numbers[example, index])),
+                    super_tokens=tuple(map(tuple, super_tokens)),
                     planted=tuple(planted.tolist()),
                     label=int(examples.tokens[example, index]),
                 )
             )
-        if len({each.slot[0] for each in contexts}) == NUM_LENGTHS:
+        if len({each.answer_id[0] for each in contexts}) == NUM_LENGTHS:
             break
     return contexts, None if contexts else f"no examples of lengths up to {MAX_LENGTH}"
 
@@ -123,32 +123,37 @@ def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndar
     return needed if needed.size else np.array([index - 1])
 
 
-def _name(slot: tuple[int, int]) -> str:
-    return f"length {slot[0]}, answer {slot[1]}"
+def _describe_answer(answer_id: tuple[int, int]) -> str:
+    return f"length {answer_id[0]}, answer {answer_id[1]}"
 
 
 def _unequal_sizes(contexts: Sequence[Context]) -> str | None:
     """Find an answer before which two IDs have different numbers of tokens."""
-    size = len(contexts[0].supers[contexts[0].planted[0]])
+    size = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for each in contexts:
-        for place, tokens in enumerate(each.supers):
+        for token_id, tokens in enumerate(each.super_tokens):
             if len(tokens) != size:
-                return f"{_name(each.slot)}: one ID has {size} tokens and ID {place} has {len(tokens)}"
+                answer = _describe_answer(each.answer_id)
+                return f"{answer}: one ID has {size} tokens and ID {token_id} has {len(tokens)}"
     return None
 
 
 def _dependence(contexts: Sequence[Context]) -> str | None:
     """Find background super-tokens that have different distributions or are not independent."""
-    for (slot, planted), group in _group_by(contexts, lambda each: (each.slot, each.planted)):
-        others = [place for place in range(min(len(each.supers) for each in group)) if place not in planted]
-        for place, other in combinations(others, 2):
-            if _differ([each.supers[place] for each in group], [each.supers[other] for each in group]):
-                return f"{_name(slot)}: the super-tokens at IDs {place} and {other} have different distributions"
-            if _dependent([(each.supers[place], each.supers[other]) for each in group]):
-                return f"{_name(slot)}: the super-tokens at IDs {place} and {other} depend on each other"
-        for place in others:
-            if _dependent([(each.supers[place], (each.window(0, planted), each.label)) for each in group]):
-                return f"{_name(slot)}: the super-token at ID {place} depends on the planted super-tokens or the answer"
+    for (answer_id, planted), group in _group_by(contexts, lambda each: (each.answer_id, each.planted)):
+        answer = _describe_answer(answer_id)
+        num_ids = min(len(each.super_tokens) for each in group)
+        others = [token_id for token_id in range(num_ids) if token_id not in planted]
+        for token_id, other_id in combinations(others, 2):
+            if _are_different(
+                [each.super_tokens[token_id] for each in group], [each.super_tokens[other_id] for each in group]
+            ):
+                return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
+            if _are_dependent([(each.super_tokens[token_id], each.super_tokens[other_id]) for each in group]):
+                return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
+        for token_id in others:
+            if _are_dependent([(each.super_tokens[token_id], (each.window(0, planted), each.label)) for each in group]):
+                return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
 
 
@@ -157,30 +162,30 @@ def _different_laws(contexts: Sequence[Context]) -> str | None:
     for _, group in _group_by(contexts, lambda each: each.shape):
         samples = [
             (key, [(each.window(0, each.planted), each.label) for each in members])
-            for key, members in _group_by(group, lambda each: (each.slot, each.planted[0]))
+            for key, members in _group_by(group, lambda each: (each.answer_id, each.planted[0]))
         ]
         (first, first_start), reference = samples[0]
-        for (slot, start), sample in samples[1:]:
-            if _differ(reference, sample):
+        for (answer_id, start), sample in samples[1:]:
+            if _are_different(reference, sample):
                 return (
-                    f"{_name(slot)}, ID {start} and {_name(first)}, ID {first_start}: planted super-tokens have "
-                    "different distributions"
+                    f"{_describe_answer(answer_id)}, ID {start} and {_describe_answer(first)}, ID {first_start}: "
+                    "planted super-tokens have different distributions"
                 )
     return None
 
 
 def _unequal_starts(contexts: Sequence[Context]) -> str | None:
     """Find a length whose contexts differ in size or whose planted IDs have unequal numbers of starts."""
-    for length, group in _group_by(contexts, lambda each: each.slot[0]):
-        sizes = {len(each.supers) for each in group}
+    for length, group in _group_by(contexts, lambda each: each.answer_id[0]):
+        sizes = {len(each.super_tokens) for each in group}
         if len(sizes) > 1:
             return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
         for shape, members in _group_by(group, lambda each: each.shape):
             starts = Counter(each.planted[0] for each in members)
-            places = range(sizes.copy().pop() - shape[-1])
-            expected = len(members) / len(places)
-            chi_square = sum((starts[place] - expected) ** 2 / expected for place in places)
-            if chi_square > len(places) + DEVIATIONS * math.sqrt(2 * len(places)) + MARGIN:
+            possible_starts = range(sizes.copy().pop() - shape[-1])
+            expected = len(members) / len(possible_starts)
+            chi_square = sum((starts[start] - expected) ** 2 / expected for start in possible_starts)
+            if chi_square > len(possible_starts) + NUM_DEVIATIONS * math.sqrt(2 * len(possible_starts)) + MARGIN:
                 return f"length {length}: the counts of starts of planted IDs are {dict(sorted(starts.items()))}"
     return None
 
@@ -195,27 +200,29 @@ def _witness_failure(contexts: Sequence[Context]) -> str | None:
     planted: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for each in contexts:
         planted[each.shape, each.window(0, each.planted)][each.label] += 1
-        occurrences.update(_windows(each, shapes))
-    wrong = 0.0
+        occurrences.update(_count_windows(each, shapes))
+    total_risk = 0.0
     for each in contexts:
-        total = right = 0.0
-        for key, number in _windows(each, shapes).items():
+        total = correct = 0.0
+        for key, number in _count_windows(each, shapes).items():
             if key in planted:
-                hits = planted[key].total()
-                odds = hits / max(occurrences[key] - hits, math.exp(-MAX_LOG_SCORE))
+                num_planted = planted[key].total()
+                odds = num_planted / max(occurrences[key] - num_planted, math.exp(-MAX_LOG_SCORE))
                 score = number * min(odds, math.exp(MAX_LOG_SCORE))
-                total, right = total + score, right + score * planted[key][each.label] / hits
-        wrong += 1 - right / total
-    risk = wrong / len(contexts)
+                total, correct = total + score, correct + score * planted[key][each.label] / num_planted
+        total_risk += 1 - correct / total
+    risk = total_risk / len(contexts)
     if risk <= MAX_WITNESS_RISK:
         return None
     return f"no witness: the head built from the examples has risk {risk:.3f} on them"
 
 
-def _windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
+def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
     """Count the super-token tuples of each shape in a context."""
     return Counter(
-        (shape, context.window(start, shape)) for shape in shapes for start in range(len(context.supers) - shape[-1])
+        (shape, context.window(start, shape))
+        for shape in shapes
+        for start in range(len(context.super_tokens) - shape[-1])
     )
 
 
@@ -227,22 +234,22 @@ def _group_by(contexts: Sequence[Context], key: Callable[[Context], Key]) -> Ite
     yield from groups.items()
 
 
-def _differ(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
+def _are_different(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
     """Return True if two samples have different distributions."""
-    return _dependent([(0, each) for each in first] + [(1, each) for each in second])
+    return _are_dependent([(0, each) for each in first] + [(1, each) for each in second])
 
 
-def _dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
+def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
     """Return True if pairs are dependent: their mutual information is far above that of shuffled pairs."""
     left, right = ([pair[side] for pair in pairs] for side in (0, 1))
     rng = stream(0, "shuffles")
     shuffled = [
-        _information(left, [right[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
+        _g_statistic(left, [right[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
     ]
-    return bool(_information(left, right) > np.mean(shuffled) + DEVIATIONS * np.std(shuffled) + MARGIN)
+    return bool(_g_statistic(left, right) > np.mean(shuffled) + NUM_DEVIATIONS * np.std(shuffled) + MARGIN)
 
 
-def _information(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
+def _g_statistic(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
     """Return the G statistic: twice the sum over pairs of log(joint frequency / independent frequency)."""
-    both, first, second = Counter(zip(left, right, strict=True)), Counter(left), Counter(right)
-    return 2 * sum(count * math.log(count * len(left) / (first[a] * second[b])) for (a, b), count in both.items())
+    joint, first, second = Counter(zip(left, right, strict=True)), Counter(left), Counter(right)
+    return 2 * sum(count * math.log(count * len(left) / (first[a] * second[b])) for (a, b), count in joint.items())

@@ -42,13 +42,13 @@ class Halves:
 
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution with one shape and uniform starts."""
-        return self._at(length).law(length)
+        return self._placement_at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample planted sets as token indexes."""
-        return self._at(length).sample(length, size, rng)
+        return self._placement_at(length).sample(length, size, rng)
 
-    def _at(self, length: int) -> Local:
+    def _placement_at(self, length: int) -> Local:
         check_fits(self, length)
         return Local(shapes=((0, length // 2),), weights=(1.0,))
 
@@ -57,12 +57,12 @@ class Halves:
 class CoupledPlacement:
     """Placement of planted super-tokens: it plants the position IDs of the sets of another placement.
 
-    Lengths count super-tokens of ``fibre`` tokens each; ``k`` is the number of different IDs in a set.
+    Lengths count super-tokens of ``tokens_per_id`` tokens each; ``k`` is the number of different IDs in a set.
     """
 
     placement: Placement
     coupling: Coupling
-    fibre: int
+    tokens_per_id: int
     k: int
 
     name: ClassVar[str] = "coupled"
@@ -76,11 +76,11 @@ class CoupledPlacement:
     @property
     def min_length(self) -> int:
         """The number of super-tokens of the shortest sequence with a planted set."""
-        return -(-self.placement.min_length // self.fibre)
+        return -(-self.placement.min_length // self.tokens_per_id)
 
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution of the IDs of a planted set."""
-        sets, probability = self.placement.law(length * self.fibre).sets()
+        sets, probability = self.placement.law(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, share in zip(self._ids(length, sets), probability, strict=True):
             by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += share
@@ -88,11 +88,11 @@ class CoupledPlacement:
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample planted sets as IDs."""
-        return self._ids(length, self.placement.sample(length * self.fibre, size, rng))
+        return self._ids(length, self.placement.sample(length * self.tokens_per_id, size, rng))
 
     def _ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
-        ids = self.coupling(length * self.fibre)[sets]
-        return np.array([_distinct(each, self.k) for each in ids])
+        ids = self.coupling(length * self.tokens_per_id)[sets]
+        return np.array([_unique_ids(each, self.k) for each in ids])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,12 +136,12 @@ class CoupledAttention:
         k = self.offsets.shape[1]
         sets = np.array(list(combinations(range(len(ids)), k))).reshape(-1, k)
         differences = ids[sets] - ids[sets].min(axis=1, keepdims=True)
-        listed, shape = (differences[:, None] == self.offsets).all(axis=2).nonzero()
-        codes = tokens[:, sets[listed]] @ self.num_tokens ** np.arange(k - 1, -1, -1)
+        listed_sets, shape = (differences[:, None] == self.offsets).all(axis=2).nonzero()
+        codes = tokens[:, sets[listed_sets]] @ self.num_tokens ** np.arange(k - 1, -1, -1)
         return self.log_scores[shape, codes], self.values[shape, codes]
 
 
-def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids fibre"]:
+def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_per_id"]:
     """Return the token indexes of each ID; raises ``SettingError`` if IDs have different numbers of tokens."""
     if len(ids) == 0 or ids.min() < 0:
         raise SettingError("the coupling returned no IDs or a negative ID; return one ID of at least 0 per token")
@@ -158,8 +158,8 @@ def to_super_tokens(
     tokens: Int[np.ndarray, "batch length"], coupling: Coupling, num_tokens: int
 ) -> Int[np.ndarray, "batch ids"]:
     """Encode the tokens of each ID as one number; the first token is the leading digit."""
-    places = group_by_id(coupling(tokens.shape[1]))
-    return np.asarray(tokens[:, places] @ num_tokens ** np.arange(places.shape[1] - 1, -1, -1))
+    tokens_by_id = group_by_id(coupling(tokens.shape[1]))
+    return np.asarray(tokens[:, tokens_by_id] @ num_tokens ** np.arange(tokens_by_id.shape[1] - 1, -1, -1))
 
 
 def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
@@ -169,20 +169,20 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     ``SettingError`` if the token order of neighboring IDs changes along a sequence of ``length``, or if sets have
     different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
-    places = group_by_id(attention.coupling(length))
+    tokens_by_id = group_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
-    shapes = sorted({tuple(_distinct(each, k).tolist()) for each in attention.offsets})
-    tuples = _all_tuples(attention.num_tokens, places.shape[1] * k)
+    shapes = sorted({tuple(_unique_ids(each, k).tolist()) for each in attention.offsets})
+    tuples = _all_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
     tables = []
     for shape in shapes:
-        order = _order(places, shape)
+        order = _token_order(tokens_by_id, shape)
         # The IDs of the tokens in the set, in token order.
-        ids = np.repeat(np.array(shape), places.shape[1])[order]
+        ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[order]
         log_scores, values = attention.score_sets(tuples[:, order], ids)
         weights, _ = normalize_scores(log_scores)
         tables.append((np.logaddexp.reduce(log_scores, axis=1), np.einsum("bs,bso->bo", weights, values)))
     return TabularAttention(
-        num_tokens=attention.num_tokens ** places.shape[1],
+        num_tokens=attention.num_tokens ** tokens_by_id.shape[1],
         shapes=np.array(shapes),
         log_scores=np.array([scores for scores, _ in tables]),
         values=np.array([values for _, values in tables]),
@@ -197,18 +197,18 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
     of IDs, or the distribution of planted super-tokens depends on their IDs.
     """
     k, joint = _planted_super_tokens(law, coupling, length)
-    share = joint.sum(axis=1)
-    possible = np.flatnonzero(share)
-    fibre = group_by_id(coupling(length)).shape[1]
-    count = law.num_tokens**fibre
-    base = count ** np.arange(k - 1, -1, -1)
-    mu = np.array(law.background)
+    probability = joint.sum(axis=1)
+    possible_codes = np.flatnonzero(probability)
+    tokens_per_id = group_by_id(coupling(length)).shape[1]
+    num_super_tokens = law.num_tokens**tokens_per_id
+    digit_values = num_super_tokens ** np.arange(k - 1, -1, -1)
+    background = np.array(law.background)
     return Planted(
-        background=tuple(mu[_all_tuples(law.num_tokens, fibre)].prod(axis=1).tolist()),
-        tuples=tuple(tuple((code // base % count).tolist()) for code in possible),
-        probabilities=tuple(share[possible].tolist()),
-        labels=tuple(tuple(each) for each in (joint[possible] / share[possible, None]).tolist()),
-        placement=CoupledPlacement(placement=law.placement, coupling=coupling, fibre=fibre, k=k),
+        background=tuple(background[_all_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
+        tuples=tuple(tuple((code // digit_values % num_super_tokens).tolist()) for code in possible_codes),
+        probabilities=tuple(probability[possible_codes].tolist()),
+        labels=tuple(tuple(each) for each in (joint[possible_codes] / probability[possible_codes, None]).tolist()),
+        placement=CoupledPlacement(placement=law.placement, coupling=coupling, tokens_per_id=tokens_per_id, k=k),
     )
 
 
@@ -216,20 +216,20 @@ def _planted_super_tokens(
     law: Planted, coupling: Coupling, length: int
 ) -> tuple[int, Float[np.ndarray, "codes labels"]]:
     """Return the number of planted super-tokens and the joint distribution of their tokens and the label."""
-    ids, places = coupling(length), group_by_id(coupling(length))
+    ids, tokens_by_id = coupling(length), group_by_id(coupling(length))
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
-    tuples = _all_tuples(law.num_tokens, k * places.shape[1])
-    mu, zero = np.array(law.background), np.zeros((len(tuples), law.num_labels))
+    tuples = _all_tuples(law.num_tokens, k * tokens_by_id.shape[1])
+    background_law, zeros = np.array(law.background), np.zeros((len(tuples), law.num_labels))
     tables: dict[tuple[int, ...], np.ndarray] = {}
     for planted, share in zip(sets, probability, strict=True):
-        group = _distinct(ids[planted], k)
-        columns = (places[group].ravel() == planted[:, None]).argmax(axis=1)
+        group = _unique_ids(ids[planted], k)
+        columns = (tokens_by_id[group].ravel() == planted[:, None]).argmax(axis=1)
         codes = law.codes(tuples[:, columns])
-        background = mu[np.delete(tuples, columns, axis=1)].prod(axis=1)
+        background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
         table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
         key = tuple(int(each) for each in group)
-        tables[key] = tables.get(key, zero) + share * table
+        tables[key] = tables.get(key, zeros) + share * table
     first = next(iter(tables))
     for key, table in tables.items():
         if np.abs(table / table.sum() - tables[first] / tables[first].sum()).max() > ROUNDING:
@@ -240,21 +240,25 @@ def _planted_super_tokens(
     return k, tables[first] / tables[first].sum()
 
 
-def _distinct(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " k"]:
-    distinct = np.unique(ids)
-    if len(distinct) != count:
+def _unique_ids(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " k"]:
+    unique = np.unique(ids)
+    if len(unique) != count:
         raise SettingError(
-            f"one set has {len(distinct)} different IDs and another has {count}; use the same number for all"
+            f"one set has {len(unique)} different IDs and another has {count}; use the same number for all"
         )
-    return distinct
+    return unique
 
 
-def _order(places: Int[np.ndarray, "ids fibre"], shape: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+def _token_order(
+    tokens_by_id: Int[np.ndarray, "ids tokens_per_id"], shape: Sequence[int]
+) -> Int[np.ndarray, " tokens"]:
     """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must be equal for all c."""
-    num_starts = len(places) - shape[-1]
+    num_starts = len(tokens_by_id) - shape[-1]
     if num_starts < 1:
-        raise SettingError(f"IDs {tuple(shape)} do not fit the {len(places)} IDs of this length; use a longer length")
-    orders = [np.argsort(places[start + np.array(shape)].ravel()) for start in range(num_starts)]
+        raise SettingError(
+            f"IDs {tuple(shape)} do not fit the {len(tokens_by_id)} IDs of this length; use a longer length"
+        )
+    orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
     for order in orders:
         if not np.array_equal(order, orders[0]):
             raise SettingError(

@@ -43,11 +43,11 @@ class ProductScores(nn.Module):
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
         sums = inputs.starts[None, :, None, None].expand(len(inputs.tokens), -1, 1, 1) * inputs.power
-        own = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
+        token_scores = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
                 sums = functional.pad(sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
-            sums = values.read(tuple_index, sums + own[:, :, None, tuple_index, None], inputs.tokens)
+            sums = values.extend_sums(tuple_index, sums + token_scores[:, :, None, tuple_index, None], inputs.tokens)
         return sums[:, :, 0]
 
     def log_scores(
@@ -61,18 +61,18 @@ class ChainScores(nn.Module):
     """Chain scores ``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))`` within ``span`` and ``max_gap``.
 
     The time is ``O(seq k max_gap states)``, multiplied by ``span`` if the span is smaller than k - 1 gaps. Without
-    ``linked``, all t are 1, so the scores are local products. Reconstructed.
+    ``use_links``, all t are 1, so the scores are local products. Reconstructed.
     """
 
-    def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, linked: bool = True) -> None:
+    def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, use_links: bool = True) -> None:
         super().__init__()
         self.span = span
         self.max_gap = max_gap
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
-        self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if linked else None
+        self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if use_links else None
 
     @property
-    def span_binds(self) -> bool:
+    def span_excludes_sets(self) -> bool:
         """True if the span excludes sets that ``max_gap`` allows."""
         return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
 
@@ -80,16 +80,16 @@ class ChainScores(nn.Module):
         """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
         tokens, power = inputs.tokens, inputs.power
         sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
-        if self.span_binds:
+        if self.span_excludes_sets:
             sums = functional.pad(sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
-        own = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
+        token_scores = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
         links = self._link_scores(tokens, power)
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
                 sums = self._advance(sums, links[..., tuple_index - 1])
-            if tuple_index == len(self.tokens) - 1 and self.span_binds:
+            if tuple_index == len(self.tokens) - 1 and self.span_excludes_sets:
                 sums = sums.logsumexp(dim=2, keepdim=True)
-            sums = values.read(tuple_index, sums + own[:, :, None, tuple_index, None], tokens)
+            sums = values.extend_sums(tuple_index, sums + token_scores[:, :, None, tuple_index, None], tokens)
         return sums[:, :, 0]
 
     def log_scores(
@@ -100,19 +100,19 @@ class ChainScores(nn.Module):
         scores = sum_token_scores(self.tokens, tuples)
         if self.links is not None:
             link_indexes = torch.arange(gaps.shape[-1])
-            near = gaps.clamp(1, self.max_gap) - 1
-            scores = scores + self.links[link_indexes, near, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
-        far = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
-        return torch.where(far, LOG_ZERO, scores)
+            gap_indexes = gaps.clamp(1, self.max_gap) - 1
+            scores = scores + self.links[link_indexes, gap_indexes, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
+        too_far = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
+        return torch.where(too_far, LOG_ZERO, scores)
 
     def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq links"]:
         """Return the score of the link to each token for every gap; links from before the sequence are arbitrary."""
-        seq, most = tokens.shape[1], self.max_gap
+        seq, max_gap = tokens.shape[1], self.max_gap
         if self.links is None:
-            return self.tokens.new_zeros(1, 1, 1, 1).expand(most, *tokens.shape, len(self.tokens) - 1)
-        padded = functional.pad(tokens, (most, 0))
-        before = torch.stack([padded[:, most - gap : most - gap + seq] for gap in range(1, most + 1)])
-        gaps = torch.arange(most, device=tokens.device)[:, None, None]
+            return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
+        padded = functional.pad(tokens, (max_gap, 0))
+        before = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
+        gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
         num_tokens = self.tokens.shape[1]
         # Look up all links at once, because each look-up has a costly backward pass.
         return functional.embedding((gaps * num_tokens + before) * num_tokens + tokens, power * self.links.flatten(1).T)
@@ -123,14 +123,14 @@ class ChainScores(nn.Module):
         """Return log sums over the tuples that end before each token, including the link to that token."""
         seq, offsets = sums.shape[1:3]
         padded = functional.pad(
-            sums, (0, 0, self.max_gap if self.span_binds else 0, 0, self.max_gap, 0), value=LOG_ZERO
+            sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
         )
-        moved = []
-        for early in range(self.max_gap - 1, -1, -1):
+        shifted = []
+        for shift in range(self.max_gap - 1, -1, -1):
             # Each step of the gap is one step of the offset from the first token.
-            offset = early if self.span_binds else 0
-            moved.append(padded[:, early : early + seq, offset : offset + offsets])
-        return (torch.stack(moved) + link[..., None, None]).logsumexp(dim=0)
+            offset = shift if self.span_excludes_sets else 0
+            shifted.append(padded[:, shift : shift + seq, offset : offset + offsets])
+        return (torch.stack(shifted) + link[..., None, None]).logsumexp(dim=0)
 
 
 class TableScores(nn.Module):
@@ -210,20 +210,20 @@ class WindowScores(nn.Module):
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
         """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond the span."""
-        shapes, known = self._shape_indexes(ids)
-        return torch.where(known, self.scores(shapes, self._encode(tuples)), LOG_ZERO)
+        shapes, is_listed = self._shape_indexes(ids)
+        return torch.where(is_listed, self.scores(shapes, self._encode_tuples(tuples)), LOG_ZERO)
 
     def _log_products(
         self, values: Values, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"], power: float
     ) -> Float[Tensor, "*shape outputs"]:
         """Return ``log g^power h``; if all pairs of shape and tuple are fewer than the sets, compute each pair once."""
         num_codes = self.num_tokens ** self.shapes.shape[1]
-        number = len(self.shapes) * num_codes
-        if number >= codes.numel():
+        num_entries = len(self.shapes) * num_codes
+        if num_entries >= codes.numel():
             return power * self.scores(shapes, codes)[..., None] + values.log_values(codes, shapes)
-        every = torch.arange(number, device=codes.device)
-        table = power * self.scores(every // num_codes, every % num_codes)[..., None]
-        table = table + values.log_values(every % num_codes, every // num_codes)
+        entries = torch.arange(num_entries, device=codes.device)
+        table = power * self.scores(entries // num_codes, entries % num_codes)[..., None]
+        table = table + values.log_values(entries % num_codes, entries // num_codes)
         return functional.embedding(shapes * num_codes + codes, table)
 
     def _sum_coupled(
@@ -232,12 +232,12 @@ class WindowScores(nn.Module):
         tokens, seq = inputs.tokens, inputs.tokens.shape[1]
         order = position_ids.argsort(dim=1, stable=True)
         sets = self._candidate_sets(order, position_ids.gather(1, order))
-        inside = sets[..., -1] < seq
+        is_inside = sets[..., -1] < seq
         sets = sets.clamp(max=seq - 1)
         tuples, ids = (each.gather(1, sets.flatten(1)).view_as(sets) for each in (tokens, position_ids))
-        shapes, known = self._shape_indexes(ids)
-        log = self._log_products(values, shapes, self._encode(tuples), inputs.power)
-        log = torch.where((inside & known)[..., None], log, LOG_ZERO)
+        shapes, is_listed = self._shape_indexes(ids)
+        log = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
+        log = torch.where((is_inside & is_listed)[..., None], log, LOG_ZERO)
         return log_sum_by_bin(log, sets[..., -1], seq)
 
     def _candidate_sets(
@@ -250,15 +250,17 @@ class WindowScores(nn.Module):
         (batch, seq), k = order.shape, self.shapes.shape[1]
         first = torch.searchsorted(ids, ids - self.span, right=True)
         width = int((torch.arange(seq, device=ids.device) - first).max()) + 1
-        number = batch * seq * comb(width - 1, k - 1)
-        if number > MAX_COUPLED_SETS:
+        num_sets = batch * seq * comb(width - 1, k - 1)
+        if num_sets > MAX_COUPLED_SETS:
             raise SettingError(
-                f"{width} tokens within a span of {self.span} IDs make {number:,} sets, more than the "
+                f"{width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
                 f"{MAX_COUPLED_SETS:,} allowed; use a smaller span or batch, or IDs that fewer tokens share"
             )
-        members = np.array([(*rest, width - 1) for rest in combinations(range(width - 1), k - 1)], dtype=np.int64)
+        member_indexes = np.array(
+            [(*others, width - 1) for others in combinations(range(width - 1), k - 1)], dtype=np.int64
+        )
         before = functional.pad(order, (width - 1, 0), value=seq).unfold(1, width, 1)  # batch seq width
-        sets = before[..., torch.from_numpy(members.reshape(-1, k)).to(order.device)]
+        sets = before[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(order.device)]
         return sets.sort(dim=-1).values.flatten(1, 2)
 
     def _shape_indexes(
@@ -266,26 +268,26 @@ class WindowScores(nn.Module):
     ) -> tuple[Int[Tensor, "batch sets"], Bool[Tensor, "batch sets"]]:
         """Return the shape index of each set from its IDs, and a flag that is True if the shape is listed."""
         relative = ids - ids.amin(dim=-1, keepdim=True)
-        places = self.span ** torch.arange(ids.shape[-1] - 1, -1, -1, device=ids.device)
+        digit_values = self.span ** torch.arange(ids.shape[-1] - 1, -1, -1, device=ids.device)
         # Beyond the span, two shapes could have the same code.
-        near = relative.amax(dim=-1) < self.span
-        codes = (relative * places).sum(dim=-1).where(near, -1)
-        sorted_codes, order = (self.shapes * places).sum(dim=-1).sort()
+        is_near = relative.amax(dim=-1) < self.span
+        codes = (relative * digit_values).sum(dim=-1).where(is_near, -1)
+        sorted_codes, order = (self.shapes * digit_values).sum(dim=-1).sort()
         index = torch.searchsorted(sorted_codes, codes).clamp(max=len(sorted_codes) - 1)
         return order[index], sorted_codes[index] == codes
 
-    def _encode(self, tuples: Int[Tensor, "batch sets k"]) -> Int[Tensor, "batch sets"]:
-        places = self.num_tokens ** torch.arange(tuples.shape[-1] - 1, -1, -1, device=tuples.device)
-        return (tuples * places).sum(dim=-1)
+    def _encode_tuples(self, tuples: Int[Tensor, "batch sets k"]) -> Int[Tensor, "batch sets"]:
+        digit_values = self.num_tokens ** torch.arange(tuples.shape[-1] - 1, -1, -1, device=tuples.device)
+        return (tuples * digit_values).sum(dim=-1)
 
 
-def shapes_within(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shapes k"]:
+def list_shapes(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shapes k"]:
     """List every shape within a span as distances from the smallest ID; coupled IDs may be equal or decrease."""
     if coupled:
         check_listed(span**k, f"span {span} in coupled IDs")
         return np.array([ids for ids in product(range(span), repeat=k) if min(ids) == 0])
     check_listed(comb(span - 1, k - 1), f"span {span}")
-    return np.array([(0, *rest) for rest in combinations(range(1, span), k - 1)])
+    return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
 
 
 def sum_token_scores(

@@ -17,7 +17,7 @@ from lengthwise.theory.attention.scores import (
     ProductScores,
     TableScores,
     WindowScores,
-    shapes_within,
+    list_shapes,
 )
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.attention.values import (
@@ -94,7 +94,7 @@ class SparseFunctionalAttention(nn.Module):
 
     def __post_init__(self) -> None:
         super().__init__()
-        self._check()
+        self._check_settings()
         self.sets = self._build_scores()
         if self.value == "automaton":
             self.values = AutomatonValues(self.num_tokens, self.k, self.num_outputs, self.num_states)
@@ -117,7 +117,7 @@ class SparseFunctionalAttention(nn.Module):
         """
         if all_prefixes and self.temperature is not None:
             raise SettingError("all_prefixes does not support a temperature; call the module on one prefix at a time")
-        sums_by_token = self.sets.sum_by_last_token(self.values, self._prepare(tokens, position_ids))
+        sums_by_token = self.sets.sum_by_last_token(self.values, self._build_inputs(tokens, position_ids))
         sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
         # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
         no_weight = sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
@@ -130,20 +130,20 @@ class SparseFunctionalAttention(nn.Module):
         position_ids: Int[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, " batch"]:
         """Return one minus the attention weight of the planted token indexes, or 1 if no set has weight."""
-        inputs = self._prepare(tokens, position_ids)
+        inputs = self._build_inputs(tokens, position_ids)
         total = self.sets.sum_by_last_token(self.values, inputs).logsumexp(dim=(1, 2))
-        own = self._log_scores(inputs, planted_sets.sort(dim=-1).values[:, None])[:, 0]
-        return torch.where(total <= ZERO_THRESHOLD, 1.0, -torch.expm1((own - total).clamp(max=0)))
+        planted_score = self._log_scores(inputs, planted_sets.sort(dim=-1).values[:, None])[:, 0]
+        return torch.where(total <= ZERO_THRESHOLD, 1.0, -torch.expm1((planted_score - total).clamp(max=0)))
 
     def log_weights(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None = None
     ) -> tuple[Int[Tensor, "sets k"], Float[Tensor, "batch sets"]]:
         """List all sets (within the span unless coupled) and log attention weights, near ``LOG_ZERO`` for weight 0."""
-        inputs = self._prepare(tokens, position_ids)
-        listing: Placement = Subsets(num_planted=self.k)
+        inputs = self._build_inputs(tokens, position_ids)
+        placement: Placement = Subsets(num_planted=self.k)
         if self.span is not None and not self.coupled:
-            listing = UniformShapes(num_planted=self.k, widest=self.span)
-        sets = torch.from_numpy(listing.law(tokens.shape[1]).sets()[0]).to(tokens.device)
+            placement = UniformShapes(num_planted=self.k, widest=self.span)
+        sets = torch.from_numpy(placement.law(tokens.shape[1]).sets()[0]).to(tokens.device)
         scores = self._log_scores(inputs, sets.expand(len(tokens), -1, -1))
         total = scores.logsumexp(dim=-1, keepdim=True)
         return sets, torch.where(total <= ZERO_THRESHOLD, LOG_ZERO, scores - total)
@@ -152,15 +152,15 @@ class SparseFunctionalAttention(nn.Module):
         """Return the shapes (distances from the smallest ID) of ``scores``; raises ``SettingError`` if not local."""
         if self.span is None:
             raise SettingError("a product without locality has no finite list of shapes; set span")
-        return shapes_within(self.span, self.k, coupled=self.coupled)
+        return list_shapes(self.span, self.k, coupled=self.coupled)
 
     def scores(self) -> Float[Tensor, "shapes codes"]:
         """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0."""
         shapes = torch.from_numpy(self.shapes()).to(self.default.device)
-        number = self.num_tokens**self.k
-        check_table_size(len(shapes) * number, f"scores of {len(shapes)} shapes of {number:,} tuples each")
-        tuples = decode_tuples(torch.arange(number, device=shapes.device), self.num_tokens, self.k)
-        return self.sets.log_scores(shapes[:, None].expand(-1, number, -1), tuples.expand(len(shapes), -1, -1))
+        num_codes = self.num_tokens**self.k
+        check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
+        tuples = decode_tuples(torch.arange(num_codes, device=shapes.device), self.num_tokens, self.k)
+        return self.sets.log_scores(shapes[:, None].expand(-1, num_codes, -1), tuples.expand(len(shapes), -1, -1))
 
     @torch.no_grad()
     def to_tabular(self) -> TabularAttention:
@@ -170,16 +170,16 @@ class SparseFunctionalAttention(nn.Module):
                 "only a local, relative attention has one table for all lengths; build it with a span and without "
                 "coupled, num_places and temperature"
             )
-        exact = deepcopy(self).double().cpu()
-        scores = exact.scores()
+        double_module = deepcopy(self).double().cpu()
+        scores = double_module.scores()
         shape, codes = (torch.arange(size) for size in scores.shape)
-        values = exact.values.log_values(codes.expand_as(scores), shape[:, None].expand_as(scores))
+        values = double_module.values.log_values(codes.expand_as(scores), shape[:, None].expand_as(scores))
         return TabularAttention(
             num_tokens=self.num_tokens,
             shapes=self.shapes(),
             log_scores=scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy(),
             values=values.exp().numpy(),
-            default=exact.default.softmax(dim=-1).numpy(),
+            default=double_module.default.softmax(dim=-1).numpy(),
         )
 
     @classmethod
@@ -202,16 +202,16 @@ class SparseFunctionalAttention(nn.Module):
             by_shape=True,
         ).double()
         index_of = {tuple(shape): index for index, shape in enumerate(module.shapes())}
-        places = [index_of[tuple(shape)] for shape in attention.shapes]
+        shape_indexes = [index_of[tuple(shape)] for shape in attention.shapes]
         assert isinstance(module.sets, WindowScores)
         assert isinstance(module.sets.scores, TableScores)
         assert isinstance(module.values, TableValues)
         logits = module.sets.scores.logits.detach().fill_(LOG_ZERO)
-        logits[places] = torch.from_numpy(np.maximum(attention.log_scores, LOG_ZERO))
+        logits[shape_indexes] = torch.from_numpy(np.maximum(attention.log_scores, LOG_ZERO))
         with np.errstate(divide="ignore"):
             values = np.maximum(np.log(np.where(has_weight[..., None], attention.values, 1.0)), LOG_ZERO)
             module.default.copy_(torch.from_numpy(np.maximum(np.log(attention.default), LOG_ZERO)))
-        module.values.logits.detach()[places] = torch.from_numpy(values)
+        module.values.logits.detach()[shape_indexes] = torch.from_numpy(values)
         return module
 
     def _log_scores(self, inputs: AttentionInputs, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
@@ -221,7 +221,7 @@ class SparseFunctionalAttention(nn.Module):
         tuples = inputs.tokens.gather(1, sets.flatten(1)).view_as(sets)
         return inputs.power * (self.sets.log_scores(ids, tuples) + inputs.starts[sets[..., 0]])
 
-    def _prepare(
+    def _build_inputs(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None
     ) -> AttentionInputs:
         seq = tokens.shape[1]
@@ -242,13 +242,13 @@ class SparseFunctionalAttention(nn.Module):
             return ProductScores(self.num_tokens, self.k)
         if self.score in ("chain", "product"):
             max_gap = max(1, self.span - 1) if self.max_gap is None else self.max_gap
-            return ChainScores(self.num_tokens, self.k, self.span, max_gap=max_gap, linked=self.score == "chain")
+            return ChainScores(self.num_tokens, self.k, self.span, max_gap=max_gap, use_links=self.score == "chain")
         shapes = self.shapes()
         if self.score == "mlp":
             return WindowScores(shapes, self.num_tokens, PerceptronScores(len(shapes), self.num_tokens, self.k))
         return WindowScores(shapes, self.num_tokens, TableScores(len(shapes), self.num_tokens**self.k))
 
-    def _check(self) -> None:
+    def _check_settings(self) -> None:
         if self.score not in SCORES:
             raise unknown_name("score", self.score, SCORES)
         if self.value not in VALUES:
@@ -278,22 +278,22 @@ class SparseFunctionalAttention(nn.Module):
         )
 
     def _combination_checks(self) -> tuple[tuple[bool, str], ...]:
-        window = self.score in ("table", "mlp")
+        lists_shapes = self.score in ("table", "mlp")
         return (
             (
                 not self.local and self.score != "product",
                 f"score '{self.score}' needs locality; set span, or use score 'product'",
             ),
             (
-                self.coupled and not (window and self.relative and self.temperature is None),
+                self.coupled and not (lists_shapes and self.relative and self.temperature is None),
                 "coupled needs relative, score 'table' or 'mlp', and no temperature; change these or remove coupled",
             ),
             (
-                self.by_shape and not (window and self.value == "table"),
+                self.by_shape and not (lists_shapes and self.value == "table"),
                 "by_shape needs score 'table' or 'mlp' and value 'table'; change these or remove by_shape",
             ),
             (
-                self.max_gap is not None and (window or not self.local or self.max_gap < 1),
+                self.max_gap is not None and (lists_shapes or not self.local or self.max_gap < 1),
                 f"invalid max_gap {self.max_gap}; use at least 1, with local and score 'chain' or 'product'",
             ),
         )

@@ -54,7 +54,7 @@ def fit(
     The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not match, and
     ``DivergedError`` if the loss is not finite.
     """
-    _check(module, law, lengths, steps)
+    _check_match(module, law, lengths, steps)
     settings = FitSettings() if settings is None else settings
     optimizer = torch.optim.AdamW(
         module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
@@ -65,7 +65,7 @@ def fit(
     )
     rng = stream(seed, "fit", "sequences")
     for step, length in enumerate(history.length):
-        loss = _loss(module, law, int(length), settings.batch_size, rng)
+        loss = _sample_loss(module, law, int(length), settings.batch_size, rng)
         history.loss[step] = loss.item()
         if not np.isfinite(history.loss[step]):
             raise DivergedError(f"the loss is {history.loss[step]} at step {step}; use a smaller learning rate")
@@ -79,18 +79,18 @@ def fit(
 @torch.no_grad()
 def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: int, size: int, seed: int) -> float:
     """Return the mean log loss of the label, in nats, on ``size`` sequences from a separate random stream."""
-    _check(module, law, (length, length), 1)
-    return _loss(module, law, length, size, stream(seed, "held out", length)).item()
+    _check_match(module, law, (length, length), 1)
+    return _sample_loss(module, law, length, size, stream(seed, "held out", length)).item()
 
 
-def _loss(
+def _sample_loss(
     module: SparseFunctionalAttention, law: Planted, length: int, size: int, rng: np.random.Generator
 ) -> Float[Tensor, ""]:
     tokens, _, labels = law.draw(length, size, rng)
     return functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
 
 
-def _check(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], steps: int) -> None:
+def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], steps: int) -> None:
     if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
         raise SettingError(
             f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
@@ -122,16 +122,18 @@ def fit_tables(
 
 @torch.no_grad()
 def _to_position_free(module: SparseFunctionalAttention) -> PositionFreeAttention:
-    exact = module.double()
-    number = module.num_tokens**module.k
+    double_module = module.double()
+    num_codes = module.num_tokens**module.k
     tuples = torch.tensor(np.indices((module.num_tokens,) * module.k).reshape(module.k, -1).T.copy())
-    places = torch.arange(module.k).expand(1, number, -1)
-    scores = exact.sets.log_scores(places, tuples[None])[0]
-    values = exact.values.log_values(torch.arange(number)[None], torch.zeros(1, number, dtype=torch.long))[0]
+    token_indexes = torch.arange(module.k).expand(1, num_codes, -1)
+    scores = double_module.sets.log_scores(token_indexes, tuples[None])[0]
+    values = double_module.values.log_values(
+        torch.arange(num_codes)[None], torch.zeros(1, num_codes, dtype=torch.long)
+    )[0]
     return PositionFreeAttention(
         num_tokens=module.num_tokens,
         k=module.k,
         log_scores=scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy(),
         values=values.exp().numpy(),
-        default=exact.default.softmax(dim=-1).numpy(),
+        default=double_module.default.softmax(dim=-1).numpy(),
     )

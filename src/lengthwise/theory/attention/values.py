@@ -37,7 +37,7 @@ class AttentionInputs:
 class Values(Protocol):
     """A value function ``h``: a distribution over the outputs for every tuple of k tokens."""
 
-    def read(
+    def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Extend log sums over tuples by one token; after the last token, the states are the outputs."""
@@ -60,7 +60,7 @@ class TableValues(nn.Module):
         self.k = k
         self.logits = nn.Parameter(INIT_STD * torch.randn(num_shapes, num_tokens**k, num_outputs))
 
-    def read(
+    def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Append the token to the state, which is the prefix of the tuple; the last token looks up the value.
@@ -71,10 +71,10 @@ class TableValues(nn.Module):
         if tuple_index < self.k - 1:
             is_token = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
             return torch.where(is_token, sums[..., None], LOG_ZERO).flatten(-2)
-        by_token = rearrange(
+        token_log_values = rearrange(
             self.logits[0].log_softmax(-1), "(prefixes v) outputs -> v (prefixes outputs)", v=self.num_tokens
         )
-        return log_matmul(sums, functional.embedding(tokens, by_token))
+        return log_matmul(sums, functional.embedding(tokens, token_log_values))
 
     def log_values(
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
@@ -99,7 +99,7 @@ class AutomatonValues(nn.Module):
         self.num_tokens = num_tokens
         self.steps = nn.ParameterList([torch.randn(num_tokens, before, after) for before, after in pairwise(sizes)])
 
-    def read(
+    def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Apply one transition of the automaton."""
@@ -112,7 +112,7 @@ class AutomatonValues(nn.Module):
         tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
         sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
         for tuple_index in range(len(self.steps)):
-            sums = self.read(tuple_index, sums, tuples[..., tuple_index])
+            sums = self.extend_sums(tuple_index, sums, tuples[..., tuple_index])
         return sums.view(*codes.shape, sums.shape[-1])
 
 
@@ -127,14 +127,16 @@ def log_matmul(
 
 
 def log_sum_by_bin(
-    log: Float[Tensor, "batch sets outputs"], bins: Int[Tensor, "batch sets"], size: int
+    log_terms: Float[Tensor, "batch sets outputs"], bins: Int[Tensor, "batch sets"], size: int
 ) -> Float[Tensor, "batch size outputs"]:
-    """Return the log of the sum of ``exp(log)`` in each bin, and ``LOG_ZERO`` for empty bins."""
-    batch, _, outputs = log.shape
-    index = bins[..., None].expand_as(log)
-    top = log.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(1, index, log.detach(), "amax")
-    total = log.new_zeros(batch, size, outputs).scatter_add(1, index, (log - top.gather(1, index)).exp())
-    return torch.where(total == 0, LOG_ZERO, top + total.clamp(min=1).log())
+    """Return the log of the sum of ``exp(log_terms)`` in each bin, and ``LOG_ZERO`` for empty bins."""
+    batch, _, outputs = log_terms.shape
+    index = bins[..., None].expand_as(log_terms)
+    largest = log_terms.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(1, index, log_terms.detach(), "amax")
+    total = log_terms.new_zeros(batch, size, outputs).scatter_add(
+        1, index, (log_terms - largest.gather(1, index)).exp()
+    )
+    return torch.where(total == 0, LOG_ZERO, largest + total.clamp(min=1).log())
 
 
 def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
@@ -143,10 +145,10 @@ def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[
     return codes[..., None] // places % num_tokens
 
 
-def check_table_size(entries: int, what: str) -> None:
+def check_table_size(entries: int, description: str) -> None:
     """Raise ``SettingError`` if a table is too large to hold in memory."""
     if entries > MAX_TABLE_ENTRIES:
         raise SettingError(
-            f"{what} make a table of {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; reduce them, or "
-            "use score 'chain' or 'product' with value 'automaton'"
+            f"{description} make a table of {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; "
+            "reduce them, or use score 'chain' or 'product' with value 'automaton'"
         )

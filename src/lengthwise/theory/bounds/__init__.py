@@ -7,11 +7,11 @@ factor kappa are reconstructed. Without kappa, the bounds are false: see the cou
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lengthwise.theory.bounds.conditions import BoundError, eta, require_finite
+from lengthwise.theory.bounds.conditions import BoundError, regularity_constant, require_finite
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.linear_loss import (
-    FINITE_KAPPA,
-    REGULARITY,
+    INFINITE_KAPPA_MESSAGE,
+    IRREGULARITY_MESSAGE,
     Bound,
     FloorCorrected,
     LargestRatio,
@@ -24,8 +24,8 @@ from lengthwise.theory.bounds.linear_loss import (
     SingleTokens,
     WindowCover,
     WorstRisks,
-    one_joint_kappa,
-    uniform_constant,
+    largest_kappa,
+    start_ratio,
 )
 from lengthwise.theory.bounds.sequence_cover import DifferenceCover, compute_piece_mass
 from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores
@@ -34,9 +34,9 @@ from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores
 def _published_factor(case: Extrapolation) -> float:
     """Return ``3 kappa eta_L eta_N`` if the conditions of theorem 4.3 hold."""
     case.check_loss()
-    span = case.check_room(4)
-    etas = [eta(case.law.placement, length, span) for length in (case.train_length, case.test_length)]
-    return 3 * one_joint_kappa(case) * require_finite(max(etas), REGULARITY, "rare shape") * min(etas)
+    span = case.check_train_length(4)
+    etas = [regularity_constant(case.law.placement, length, span) for length in (case.train_length, case.test_length)]
+    return 3 * largest_kappa(case) * require_finite(max(etas), IRREGULARITY_MESSAGE, "rare shape") * min(etas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +97,11 @@ class LinearOfLargest:
     def value(self, case: Extrapolation) -> float:
         """Return the bound; each start is rarer at longer lengths, which cancels one factor ``N / L``."""
         case.check_loss()
-        case.check_room(4)
+        case.check_train_length(4)
         length = case.train_length
         if length % 2:
             raise BoundError(f"training length {length} is odd and cannot be halved; use {length - 1}")
-        factor = 48 * one_joint_kappa(case) * uniform_constant(case, case.train_lengths)
+        factor = 48 * largest_kappa(case) * start_ratio(case, case.train_lengths)
         return factor * case.test_length / length * case.largest_risk
 
 
@@ -121,18 +121,20 @@ class Differences:
     def value(self, case: Extrapolation) -> float:
         """Return the bound, which needs several training lengths; see the counterexample 'canceling errors'."""
         case.check_loss()
-        span = case.check_room(1)
+        span = case.check_train_length(1)
         window = case.train_length - case.train_length // 2 if self.window is None else self.window
         chunk = case.train_length - window - span + 1 if self.chunk is None else self.chunk
-        size = window + chunk + span - 1
-        if size > case.train_length:
+        num_tokens = window + chunk + span - 1
+        if num_tokens > case.train_length:
             raise BoundError(
-                f"window {window} and chunk {chunk} with span {span} make pieces of {size} tokens, more than the "
+                f"window {window} and chunk {chunk} with span {span} make pieces of {num_tokens} tokens, more than the "
                 f"training length {case.train_length}; lower window or chunk (see counterexample 'unbounded reach')"
             )
         cover = DifferenceCover(test_length=case.test_length, window=window, chunk=chunk, span=span)
-        factor = {joints: each * case.tuple_probabilities for joints, each in case.joint_weight.by_joints().items()}
-        require_finite(float(factor[True, True].max()), FINITE_KAPPA, "heavy joints")
+        factor = {
+            joints: kappa * case.tuple_probabilities for joints, kappa in case.joint_weight.kappa_by_joints().items()
+        }
+        require_finite(float(factor[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
         piece_mass = compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, factor)
         return sum(float((mass * case.risk_table(length, case.loss)).sum()) for length, mass in piece_mass.items())
 

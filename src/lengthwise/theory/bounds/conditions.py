@@ -27,14 +27,14 @@ def require_finite(value: float, condition: str, counterexample: str) -> float:
     return value
 
 
-def check_room(train_length: int, test_length: int, span: int, spans: int) -> None:
-    """Raise ``BoundError`` if ``train_length`` is below ``spans`` spans or above ``test_length``."""
+def check_train_length(train_length: int, test_length: int, span: int, min_spans: int) -> None:
+    """Raise ``BoundError`` if ``train_length`` is below ``min_spans`` spans or above ``test_length``."""
     if test_length < train_length:
         raise BoundError(f"test length {test_length} is below training length {train_length}; use a longer test length")
-    if train_length < spans * span:
+    if train_length < min_spans * span:
         raise BoundError(
-            f"training length {train_length} is below {spans} times the span of {span}; train at {spans * span} or "
-            "longer (see counterexample 'unbounded reach')"
+            f"training length {train_length} is below {min_spans} times the span of {span}; train at "
+            f"{min_spans * span} or longer (see counterexample 'unbounded reach')"
         )
 
 
@@ -56,19 +56,19 @@ def shape_probabilities(
     return np.array([by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
 
 
-def rho(placement: Placement, test_length: int, train_length: int) -> float:
+def regularity_ratio(placement: Placement, test_length: int, train_length: int) -> float:
     """Return ``max Q_test(o, c) / Q_train(o, c')`` over shapes o and all starts c, c' that fit. Reconstructed.
 
     This is one side of the regularity assumption of Golowich et al. 2025 (arXiv 2502.16792, section 4). The value is
     infinite if a shape of the test length has probability 0 at some start of the training length.
     """
     shapes = planted_shapes(placement, [test_length])
-    _, high = _extremes(placement, shapes, test_length)
-    low, _ = _extremes(placement, shapes, train_length)
+    _, high = _probability_range(placement, shapes, test_length)
+    low, _ = _probability_range(placement, shapes, train_length)
     return float(safe_ratio(high, low).max())
 
 
-def eta(placement: Placement, length: int, span: int) -> float:
+def regularity_constant(placement: Placement, length: int, span: int) -> float:
     """Return the smallest eta with ``1 / eta <= Q_length(o, c) / Q_l(o, c') <= eta`` for ``span <= l <= length``.
 
     The inequality covers all shapes o of both lengths and all starts c, c' that fit. It is the regularity of Golowich
@@ -79,16 +79,16 @@ def eta(placement: Placement, length: int, span: int) -> float:
         raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span}")
     lengths = range(span, length + 1)
     shapes = planted_shapes(placement, lengths)
-    low, high = _extremes(placement, shapes, length)
+    low, high = _probability_range(placement, shapes, length)
     largest = 1.0
     for other in lengths:
-        other_low, other_high = _extremes(placement, shapes, other)
+        other_low, other_high = _probability_range(placement, shapes, other)
         largest = max(largest, safe_ratio(high, other_low).max(), safe_ratio(other_high, low).max())
     return float(largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uniformity:
+class StartUniformity:
     """Constants of nearly uniform starts: ``low q(o) / (l - o_k) <= Q_l(o, c) <= high q(o) / (l - o_k)``."""
 
     shapes: Int[np.ndarray, "shapes k"]
@@ -102,28 +102,28 @@ class Uniformity:
         return self.high / self.low if self.low > 0 else float("inf")
 
 
-def uniformity(placement: Placement, lengths: Iterable[int]) -> Uniformity:
+def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUniformity:
     """Find the shape distribution q with the smallest ratio of the constants over all lengths. Reconstructed."""
     lengths = list(lengths)
     shapes = planted_shapes(placement, lengths)
     low, high = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for length in lengths:
-        least, most = _extremes(placement, shapes, length)
+        lowest, highest = _probability_range(placement, shapes, length)
         num_starts = np.maximum(length - shapes[:, -1], 0)
-        low, high = np.minimum(low, least * num_starts), np.maximum(high, most * num_starts)
+        low, high = np.minimum(low, lowest * num_starts), np.maximum(high, highest * num_starts)
     ratio = float(safe_ratio(high, low).max())
     total = float(high.sum())
-    return Uniformity(shapes=shapes, shape_law=high / total, low=total / ratio, high=total)
+    return StartUniformity(shapes=shapes, shape_law=high / total, low=total / ratio, high=total)
 
 
-def _extremes(
+def _probability_range(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> tuple[Float[np.ndarray, " shapes"], Float[np.ndarray, " shapes"]]:
     """Return the smallest and largest probability of each shape over the starts that fit; 0 if no start fits."""
     probability = shape_probabilities(placement, shapes, length)
     fits = np.arange(length) < length - shapes[:, -1:]
-    low = np.where(fits, probability, np.inf).min(axis=1)
-    return np.where(fits.any(axis=1), low, 0.0), probability.max(axis=1)
+    lowest = np.where(fits, probability, np.inf).min(axis=1)
+    return np.where(fits.any(axis=1), lowest, 0.0), probability.max(axis=1)
 
 
 def safe_ratio(above: Float[np.ndarray, " size"], below: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
@@ -144,11 +144,11 @@ class JointWeight:
     log_crossing: Float[np.ndarray, "tuples 2"]
     log_planted: Float[np.ndarray, "shapes tuples"]
 
-    def bounded_ratio(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
+    def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
         """Return kappa from ``swap_ratio``: each crossing set is matched with a set of the whole sequence."""
         return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
 
-    def planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
+    def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
         """Return kappa from the planted score: 1 plus the crossing weight relative to that score."""
         with np.errstate(over="ignore", invalid="ignore"):
             relative = np.exp(self.log_crossing[None] - self.log_planted[:, :, None])  # shapes tuples 2
@@ -158,16 +158,19 @@ class JointWeight:
 
     def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
         """Return the smaller kappa of each planted shape and tuple: 1 without joints or for single tokens."""
-        return np.minimum(self.bounded_ratio(joints)[None], self.planted_score(joints))
+        return np.minimum(self.kappa_from_swaps(joints)[None], self.kappa_from_planted_score(joints))
 
-    def by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
+    def kappa_by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
         """Return kappa for every combination of joints: on no side, on one side, and on both sides."""
         return {joints: self.kappa(joints) for joints in ((False, False), (True, False), (False, True), (True, True))}
 
 
 def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
     """Compute the bounds of every planted tuple; all tokens beyond a joint are background. Derived here."""
-    sides = [[_across(law, predictor, planted, far_first) for far_first in (True, False)] for planted in law.tuples]
+    sides = [
+        [_compute_side_weight(law, predictor, planted, planted_on_right) for planted_on_right in (True, False)]
+        for planted in law.tuples
+    ]
     by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
     no_score = np.full(predictor.log_scores.shape[1], -np.inf)
     codes = law.codes(np.array(law.tuples))
@@ -178,30 +181,32 @@ def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarr
     )
 
 
-def _across(
-    law: Planted, predictor: TabularAttention, planted: tuple[int, ...], far_first: bool
+def _compute_side_weight(
+    law: Planted, predictor: TabularAttention, planted: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
-    """Return the swap ratio and log crossing weight of a joint; ``far_first`` puts the planted run on its right."""
+    """Return the swap ratio and log crossing weight of a joint; ``planted_on_right`` puts the planted run on its right."""
     background = np.flatnonzero(np.array(law.background) > 0)
-    near = np.union1d(background, planted)
-    swap, crossing = 1.0, -np.inf
+    near_tokens = np.union1d(background, planted)
+    swap_ratio, log_crossing = 1.0, -np.inf
     for shape, scores in zip(predictor.shapes, predictor.log_scores, strict=True):
         table = scores.reshape((predictor.num_tokens,) * predictor.k)
         for cut in range(1, predictor.k):
-            first, last = (background, near) if far_first else (near, background)
-            tokens = [first] * cut + [last] * (predictor.k - cut)
-            possible = table[np.ix_(*tokens)].reshape(len(first) ** cut, -1)
-            swap = max(swap, _swap_ratio(possible if far_first else possible.T))
+            first_tokens, last_tokens = (background, near_tokens) if planted_on_right else (near_tokens, background)
+            tokens = [first_tokens] * cut + [last_tokens] * (predictor.k - cut)
+            log_scores = table[np.ix_(*tokens)].reshape(len(first_tokens) ** cut, -1)
+            swap_ratio = max(swap_ratio, _swap_ratio(log_scores if planted_on_right else log_scores.T))
             # The number of sets of this shape whose joint is at this cut.
             num_sets = shape[cut] - shape[cut - 1]
-            crossing = np.logaddexp(crossing, np.log(num_sets) + possible.max())
-    return swap, float(crossing)
+            log_crossing = np.logaddexp(log_crossing, np.log(num_sets) + log_scores.max())
+    return swap_ratio, float(log_crossing)
 
 
 def _swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
     """Return the largest ratio of two scores with the same near tokens; 1 for two scores of 0."""
-    top, least = log_scores.max(axis=0), log_scores.min(axis=0)
+    largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
     with np.errstate(over="ignore"):
         return float(
-            np.exp(top - np.where(top > -np.inf, least, 0.0), where=top > -np.inf, out=np.ones_like(top)).max()
+            np.exp(
+                largest - np.where(largest > -np.inf, smallest, 0.0), where=largest > -np.inf, out=np.ones_like(largest)
+            ).max()
         )

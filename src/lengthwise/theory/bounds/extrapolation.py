@@ -14,11 +14,11 @@ from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAt
 from lengthwise.theory.bounds.conditions import (
     BoundError,
     JointWeight,
-    check_room,
+    check_train_length,
+    fit_uniform_starts,
     joint_weight,
     planted_shapes,
     shape_probabilities,
-    uniformity,
 )
 from lengthwise.theory.risk.exact_risk import (
     ConditionalRisk,
@@ -70,10 +70,10 @@ class Extrapolation:
                 f"{type(self.predictor).__name__} is not relative by construction; use a TabularAttention (see "
                 "counterexample 'absolute positions')"
             )
-        size = self.predictor.num_tokens, self.predictor.k
-        if size != (self.law.num_tokens, self.law.k):
+        sizes = self.predictor.num_tokens, self.predictor.k
+        if sizes != (self.law.num_tokens, self.law.k):
             raise SettingError(
-                f"the predictor reads sets of {size[1]} out of {size[0]} tokens, but the law plants {self.law.k} out "
+                f"the predictor reads sets of {sizes[1]} out of {sizes[0]} tokens, but the law plants {self.law.k} out "
                 f"of {self.law.num_tokens}; use the same numbers for both"
             )
         return self.predictor
@@ -136,9 +136,9 @@ class Extrapolation:
                     "counterexample 'canceling errors')"
                 )
 
-    def check_room(self, spans: int) -> int:
-        """Return the span, or raise ``BoundError`` if the training length is below ``spans`` spans."""
-        check_room(self.train_length, self.test_length, self.span, spans)
+    def check_train_length(self, min_spans: int) -> int:
+        """Return the span, or raise ``BoundError`` if the training length is below ``min_spans`` spans."""
+        check_train_length(self.train_length, self.test_length, self.span, min_spans)
         return self.span
 
     @property
@@ -193,14 +193,16 @@ class Extrapolation:
 
     def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
         shapes = tuple(map(tuple, self.shapes.tolist()))
-        everywhere = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
+        uniform_placement = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
         table = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
-        fits = shape_probabilities(everywhere, self.shapes, length) > 0
+        set_fits = shape_probabilities(uniform_placement, self.shapes, length) > 0
         for index, (each, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
-            one_tuple = replace(self.law, tuples=(each,), probabilities=(1.0,), labels=(labels,), placement=everywhere)
-            risks = self.conditional_risk(one_tuple, self.predictor, length, loss)
+            single_tuple_law = replace(
+                self.law, tuples=(each,), probabilities=(1.0,), labels=(labels,), placement=uniform_placement
+            )
+            risks = self.conditional_risk(single_tuple_law, self.predictor, length, loss)
             # Sets are sorted by shape, then by start.
-            table[fits, index] = np.maximum(risks.risk, 0.0)
+            table[set_fits, index] = np.maximum(risks.risk, 0.0)
         return table
 
 
@@ -223,24 +225,28 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     """Extrapolate the exact risks at the training lengths with the same shapes and starts as ``length``."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None:
         return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
-    halves = range((train_length + 1) // 2, train_length + 1)
-    usable = [each for each in halves if each >= law.min_length and _same_placement(law.placement, each, length)]
-    if len(usable) < 2:
+    train_lengths = range((train_length + 1) // 2, train_length + 1)
+    matching_lengths = [
+        each for each in train_lengths if each >= law.min_length and _has_same_placement(law.placement, each, length)
+    ]
+    if len(matching_lengths) < 2:
         return Prediction(
             length=length,
-            refused=f"only {len(usable)} of the training lengths {halves.start} to {train_length} have the same shapes "
-            f"and starts as length {length}; a curve needs 2",
+            refused=f"only {len(matching_lengths)} of the training lengths {train_lengths.start} to {train_length} have the "
+            f"same shapes and starts as length {length}; a curve needs 2",
         )
     try:
-        risks = laplace_risks(law, predictor, usable, loss)
+        risks = laplace_risks(law, predictor, matching_lengths, loss)
     except SettingError as error:
         return Prediction(length=length, refused=str(error))
     # An odds law needs a positive limit, but a head without risk has limit 0.
-    odds = fit_odds(usable, risks, max(limit_risk(law, predictor), MIN_LIMIT))
+    odds = fit_odds(matching_lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT))
     low, high = odds.interval(length)
-    return Prediction(length=length, odds=odds.at(length), low=low, high=high, secant=secant(usable, risks, length))
+    return Prediction(
+        length=length, odds=odds.at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
+    )
 
 
-def _same_placement(placement: Placement, train_length: int, length: int) -> bool:
+def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
     """Return True if both lengths and ``FAR_LENGTH`` have the same shape distribution and uniform starts."""
-    return uniformity(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + ROUNDING
+    return fit_uniform_starts(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + ROUNDING

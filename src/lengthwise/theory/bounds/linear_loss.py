@@ -16,17 +16,19 @@ from lengthwise.theory.attention.tabular import PositionFreeAttention
 from lengthwise.theory.bounds.conditions import (
     BoundError,
     Joints,
-    check_room,
+    check_train_length,
+    fit_uniform_starts,
     require_finite,
     safe_ratio,
-    uniformity,
 )
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, ProportionalCover, compute_piece_mass, worst_case
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
-FINITE_KAPPA = "no finite kappa: a set across a joint can outweigh a planted set; score all planted tuples above 0"
-REGULARITY = "the training length lacks a set that the test length plants; use a placement with the same sets"
+INFINITE_KAPPA_MESSAGE = (
+    "no finite kappa: a set across a joint can outweigh a planted set; score all planted tuples above 0"
+)
+IRREGULARITY_MESSAGE = "the training length lacks a set that the test length plants; use a placement with the same sets"
 
 CoverType = type[GridCover] | type[ProportionalCover]
 
@@ -46,17 +48,17 @@ class Bound(Protocol):
         ...
 
 
-def one_joint_kappa(case: Extrapolation) -> float:
+def largest_kappa(case: Extrapolation) -> float:
     """Return the largest kappa of a single joint, or raise ``BoundError`` if it is infinite."""
-    kappas = case.joint_weight.by_joints()
+    kappas = case.joint_weight.kappa_by_joints()
     largest = float(max(kappas[True, False].max(), kappas[False, True].max()))
-    return require_finite(largest, FINITE_KAPPA, "heavy joints")
+    return require_finite(largest, INFINITE_KAPPA_MESSAGE, "heavy joints")
 
 
-def uniform_constant(case: Extrapolation, lengths: range) -> float:
+def start_ratio(case: Extrapolation, lengths: range) -> float:
     """Return rho0 over these lengths and the test length, or raise ``BoundError`` if it is infinite."""
-    rho0 = uniformity(case.law.placement, [*lengths, case.test_length]).rho0
-    return require_finite(rho0, REGULARITY, "rare shape")
+    rho0 = fit_uniform_starts(case.law.placement, [*lengths, case.test_length]).rho0
+    return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
 
 
 def training_piece_mass(
@@ -71,8 +73,8 @@ def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.
     """Return ``training_piece_mass`` with the factor kappa, or raise ``BoundError`` if a condition fails."""
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    kappas = case.joint_weight.by_joints()
-    require_finite(float(kappas[True, True].max()), FINITE_KAPPA, "heavy joints")
+    kappas = case.joint_weight.kappa_by_joints()
+    require_finite(float(kappas[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
     return training_piece_mass(case, cover, kappas)
 
 
@@ -129,13 +131,13 @@ class LargestRatio:
         """Return the bound, which is never below ``WorstRisks``."""
         mass, probability = kappa_weighted_mass(case, self.cover), case.probability(case.train_length)
         ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
-        return require_finite(ratio, REGULARITY, "rare shape") * case.risk(case.train_length)
+        return require_finite(ratio, IRREGULARITY_MESSAGE, "rare shape") * case.risk(case.train_length)
 
 
-def _check_single_tokens(case: Extrapolation) -> None:
+def _check_single_token_case(case: Extrapolation) -> None:
     case.check_linear()
     case.check_sparsity()
-    check_room(case.train_length, case.test_length, 1, 2)
+    check_train_length(case.train_length, case.test_length, 1, 2)
     if case.law.k != 1:
         raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use a bound for any k")
 
@@ -149,7 +151,7 @@ class SingleTokens:
 
     def value(self, case: Extrapolation) -> float:
         """Return the bound, which needs neither kappa nor regularity."""
-        _check_single_tokens(case)
+        _check_single_token_case(case)
         return (case.test_length - 1) / (case.train_length - 1) * case.risk(case.train_length)
 
 
@@ -162,14 +164,14 @@ class SingleTokenGroups:
 
     def value(self, case: Extrapolation) -> float:
         """Return the bound from the odds of T disjoint groups, which are independent given the planted token."""
-        _check_single_tokens(case)
-        groups, rest = divmod(case.test_length - 1, case.train_length - 1)
-        if rest:
+        _check_single_token_case(case)
+        num_groups, remainder = divmod(case.test_length - 1, case.train_length - 1)
+        if remainder:
             raise BoundError(
                 f"lengths {case.train_length} and {case.test_length} give no integer number of groups; test at length "
-                f"{groups * (case.train_length - 1) + 1}, or use the bound '{SingleTokens.name}'"
+                f"{num_groups * (case.train_length - 1) + 1}, or use the bound '{SingleTokens.name}'"
             )
-        return float(1 - (1 - case.risk(case.train_length)) ** groups)
+        return float(1 - (1 - case.risk(case.train_length)) ** num_groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +184,10 @@ class LinearGrowth:
     def value(self, case: Extrapolation) -> float:
         """Return the bound: ``4 N / L`` windows of a grid cover, ``4 N / L`` pieces and the factor ``rho0 L / N``."""
         case.check_linear()
-        case.check_room(4)
+        case.check_train_length(4)
         constant = 20 if case.train_length % 2 else 16
-        rho0 = uniform_constant(case, range(case.train_length, case.train_length + 1))
-        factor = constant * one_joint_kappa(case) * rho0 * case.test_length / case.train_length
+        rho0 = start_ratio(case, range(case.train_length, case.train_length + 1))
+        factor = constant * largest_kappa(case) * rho0 * case.test_length / case.train_length
         return factor * case.risk(case.train_length)
 
 
@@ -199,8 +201,8 @@ class LinearGrowthOfMean:
     def value(self, case: Extrapolation) -> float:
         """Return the bound, which is above ``LinearGrowth`` at the training length with the smallest risk."""
         case.check_linear()
-        case.check_room(8)
-        factor = 40 * one_joint_kappa(case) * uniform_constant(case, case.train_lengths)
+        case.check_train_length(8)
+        factor = 40 * largest_kappa(case) * start_ratio(case, case.train_lengths)
         return factor * case.test_length / case.train_length * case.average_risk
 
 
@@ -226,9 +228,9 @@ class FloorCorrected:
                 values = case.attention.values[index_of[tuple(shape)], case.law.codes(np.array(case.law.tuples))]
                 floor[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
         attention_mass = 1 - case.risk_table(case.train_length, Leakage())
-        others = case.risk_table(case.train_length, case.loss) - floor[:, None] * attention_mass
+        excess_risk = case.risk_table(case.train_length, case.loss) - floor[:, None] * attention_mass
         planted = case.probability(case.test_length).sum(axis=1)
-        return float((planted * floor).sum() + (mass * others).sum())
+        return float((planted * floor).sum() + (mass * excess_risk).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +255,7 @@ class NoLocality:
                 f"the sets of placement '{case.law.placement.name}' are not equally likely; use Subsets (see "
                 "counterexample 'rare shape')"
             )
-        check_room(case.train_length, case.test_length, k, 2)
+        check_train_length(case.train_length, case.test_length, k, 2)
         return perm(case.test_length - k, k) / perm(case.train_length - k, k) * case.risk(case.train_length)
 
 
@@ -270,7 +272,7 @@ class ShortenedGaps:
     def value(self, case: Extrapolation) -> float:
         """Return the bound, which needs a training length of at least 48 times the span minus one."""
         case.check_linear()
-        span = case.check_room(4)
+        span = case.check_train_length(4)
         if span < 2:
             raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use a bound with kappa")
         num_blocks = case.train_length // (16 * (span - 1)) - 2
@@ -280,5 +282,5 @@ class ShortenedGaps:
                 f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
             )
         growth = case.test_length / case.train_length
-        rho0 = uniform_constant(case, case.train_lengths)
+        rho0 = start_ratio(case, case.train_lengths)
         return 32 * rho0 * growth * case.largest_risk + 4 * growth * exp(-num_blocks / 2)

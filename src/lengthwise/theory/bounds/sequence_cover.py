@@ -90,24 +90,24 @@ class GridCover:
     def pieces(self, start: int) -> Sequence[Piece]:
         """Return the pieces to the right of the window of this set, then to its left."""
         low, high = grid_window(start, self.test_length, self.train_length - self.train_length // 2, self.span)
-        right = self._rightward((low, high), claims_core=True)
+        right = self._build_right_pieces((low, high), claims_core=True)
         mirror = (self.test_length - high, self.test_length - low)
-        left = [piece.mirror(self.test_length) for piece in self._rightward(mirror, claims_core=not right)]
+        left = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirror, claims_core=not right)]
         return right + left
 
-    def _rightward(self, core: Interval, *, claims_core: bool) -> list[Piece]:
+    def _build_right_pieces(self, core: Interval, *, claims_core: bool) -> list[Piece]:
         low, high = core
         if high == self.test_length:
             return []
-        first = min(low, self.test_length - self.train_length)
-        near = first + self.train_length
-        pieces = [Piece(runs=((first, near),), core=core, right=(high, near), claims_core=claims_core)]
+        run_start = min(low, self.test_length - self.train_length)
+        run_end = run_start + self.train_length
+        pieces = [Piece(runs=((run_start, run_end),), core=core, right=(high, run_end), claims_core=claims_core)]
         step = self.train_length - (high - low) - self.span + 1
-        for chunk in range(near, self.test_length, step):
+        for chunk in range(run_end, self.test_length, step):
             end = min(chunk + step, self.test_length)
             # Move the last chunk inward, so that every piece has the training length.
-            run = (end - step - self.span + 1, end)
-            pieces.append(Piece(runs=merge_intervals(core, run), core=core, right=(chunk, end)))
+            chunk_run = (end - step - self.span + 1, end)
+            pieces.append(Piece(runs=merge_intervals(core, chunk_run), core=core, right=(chunk, end)))
         return pieces
 
 
@@ -136,37 +136,43 @@ class ProportionalCover:
         """Return the piece around the core, then pieces with slices further away."""
         low = min(start, self.test_length - self.span)
         high = low + self.span
-        before, after, room = low, self.test_length - high, self.train_length - self.span
+        num_before, num_after, num_others = low, self.test_length - high, self.train_length - self.span
         # Minimize the number of pieces, then the distance from the proportions of the sequence.
-        target = room * before / max(before + after, 1)
-        fits = range(max(0, room - after), min(before, room) + 1)
-        left = min(fits, key=lambda each: (self._number(each, before, after), abs(each - target)))
-        to_left, to_right = self._slices(left, before), self._slices(room - left, after)
+        target_width = num_others * num_before / max(num_before + num_after, 1)
+        left_widths = range(max(0, num_others - num_after), min(num_before, num_others) + 1)
+        left_width = min(
+            left_widths, key=lambda each: (self._count_pieces(each, num_before, num_after), abs(each - target_width))
+        )
+        right_width = num_others - left_width
+        left_slices = self._slice_distances(left_width, num_before)
+        right_slices = self._slice_distances(right_width, num_after)
         pieces = []
-        for index in range(max(len(to_left), len(to_right))):
+        for index in range(max(len(left_slices), len(right_slices))):
             # A side without further slices repeats its nearest slice, which makes no joint.
-            nearer, ahead = to_left[index] if index < len(to_left) else (left, left)
-            closer, behind = to_right[index] if index < len(to_right) else (room - left, room - left)
+            left_inner, left_outer = left_slices[index] if index < len(left_slices) else (left_width, left_width)
+            right_inner, right_outer = right_slices[index] if index < len(right_slices) else (right_width, right_width)
             piece = Piece(
                 runs=merge_intervals(
-                    (low - ahead, low - ahead + left), (low, high), (high + behind - room + left, high + behind)
+                    (low - left_outer, low - left_outer + left_width),
+                    (low, high),
+                    (high + right_outer - right_width, high + right_outer),
                 ),
                 core=(low, high),
-                left=(low - ahead, low - nearer),
-                right=(high + closer, high + behind),
+                left=(low - left_outer, low - left_inner),
+                right=(high + right_inner, high + right_outer),
                 claims_core=index == 0,
             )
             pieces.append(piece)
         return pieces
 
-    def _number(self, left: int, before: int, after: int) -> int:
-        """Return the number of pieces for ``left`` tokens on the left; more than ``test_length`` if no cover exists."""
-        sides = ((left, before), (self.train_length - self.span - left, after))
+    def _count_pieces(self, left_width: int, num_before: int, num_after: int) -> int:
+        """Return the number of pieces with ``left_width`` tokens on the left, or a larger number if no cover exists."""
+        sides = ((left_width, num_before), (self.train_length - self.span - left_width, num_after))
         if any(self.span > width < total for width, total in sides):
             return self.test_length + 1
         return max(1 - (width - total) // (width - self.span + 1) if width < total else 1 for width, total in sides)
 
-    def _slices(self, first_slice_width: int, total: int) -> list[Interval]:
+    def _slice_distances(self, first_slice_width: int, total: int) -> list[Interval]:
         """Divide the distances from the core, up to ``total``, into the intervals that the slices claim."""
         step = max(first_slice_width - self.span + 1, 1)
         starts = range(first_slice_width, total, step)
@@ -198,19 +204,22 @@ class DifferenceCover:
     def pieces(self, start: int) -> Sequence[Piece]:
         """Return the window, then two pieces per chunk."""
         low, high = grid_window(start, self.test_length, self.window, self.span)
-        right = self._rightward((low, high))
+        right = self._build_right_pieces((low, high))
         mirror = (self.test_length - high, self.test_length - low)
-        left = [piece.mirror(self.test_length) for piece in self._rightward(mirror)]
+        left = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirror)]
         return [Piece(runs=((low, high),), core=(low, high)), *right, *left]
 
-    def _rightward(self, core: Interval) -> list[Piece]:
+    def _build_right_pieces(self, core: Interval) -> list[Piece]:
         high = core[1]
         pieces = []
-        for first in range(high, self.test_length, self.chunk):
+        for chunk_start in range(high, self.test_length, self.chunk):
             # The tokens before the chunk prevent local sets that join the chunk to the core.
-            gap = max(first - self.span + 1, high)
-            end = min(first + self.chunk, self.test_length)
-            pieces += [Piece(runs=merge_intervals(core, (gap, last)), core=core) for last in (end, first)]
+            run_start = max(chunk_start - self.span + 1, high)
+            chunk_end = min(chunk_start + self.chunk, self.test_length)
+            pieces += [
+                Piece(runs=merge_intervals(core, (run_start, run_end)), core=core)
+                for run_end in (chunk_end, chunk_start)
+            ]
         return pieces
 
 
@@ -226,8 +235,8 @@ def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
     runs: list[Interval] = []
     for start, end in intervals:
         if start < end:
-            touches = runs and runs[-1][1] == start
-            runs.append((runs.pop()[0], end) if touches else (start, end))
+            is_adjacent = runs and runs[-1][1] == start
+            runs.append((runs.pop()[0], end) if is_adjacent else (start, end))
     return tuple(runs)
 
 
@@ -279,9 +288,9 @@ def worst_case(
     order = np.argsort(-ratio, kind="stable")
     cost = train_mass[order] * max_loss
     spent_before = np.cumsum(cost) - cost
-    share = np.clip(np.divide(train_risk - spent_before, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
+    loss_share = np.clip(np.divide(train_risk - spent_before, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
     risk = np.zeros_like(piece_mass)
-    risk[order] = share * max_loss
-    partial = np.flatnonzero((share < 1) & (cost > 0))
+    risk[order] = loss_share * max_loss
+    partial = np.flatnonzero((loss_share < 1) & (cost > 0))
     price = float(ratio[order[partial[0]]]) if len(partial) else 0.0
     return WorstCase(value=float(piece_mass @ risk), risk=risk, price=price)

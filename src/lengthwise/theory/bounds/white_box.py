@@ -36,7 +36,7 @@ class Window:
     right: Interval
     claims_core: bool
 
-    def holds(self, sets: Int[np.ndarray, "sets k"]) -> np.ndarray:
+    def contains(self, sets: Int[np.ndarray, "sets k"]) -> np.ndarray:
         """Return True for the sets that lie inside one run."""
         run = np.searchsorted(self.ends, sets, side="right")
         return np.asarray(run[:, 0] == run[:, -1])
@@ -47,10 +47,10 @@ class Window:
         core = (first >= self.core[0]) & (last < self.core[1]) & self.claims_core
         left = (first >= self.left[0]) & (first < self.left[1])
         right = (last >= self.right[0]) & (last < self.right[1])
-        return np.asarray(self.holds(sets) & (core | left | right))
+        return np.asarray(self.contains(sets) & (core | left | right))
 
 
-def window_of(piece: Piece) -> Window:
+def to_window(piece: Piece) -> Window:
     """Convert a piece to its own token indexes."""
     core, left, right, *runs = (
         (piece.index_of(start), piece.index_of(end - 1) + 1) if start < end else (0, 0)
@@ -78,15 +78,15 @@ class WindowLoss:
         """Return the loss; if no set in a run has weight, it is the default's loss with ``claims_core``, else 0."""
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_sets(tokens)
-        held = self.window.holds(sets)
-        weights, total = normalize_scores(log_scores[:, held])
+        is_inside = self.window.contains(sets)
+        weights, total = normalize_scores(log_scores[:, is_inside])
         if isinstance(self.loss, Leakage):
-            cost = (sets[None, held] != planted[:, None]).any(axis=2).astype(float)
+            cost = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
             default = np.ones(len(tokens))
         else:
-            cost = 1 - np.einsum("bso,bo->bs", values[:, held], labels)
+            cost = 1 - np.einsum("bso,bo->bs", values[:, is_inside], labels)
             default = 1 - labels @ predictor.default
-        claims = self.window.claims(sets[held])
+        claims = self.window.claims(sets[is_inside])
         total_cost = (weights * cost)[:, claims].sum(axis=1)
         return np.asarray(np.where(total > 0, total_cost, default * self.window.claims_core))
 
@@ -137,22 +137,22 @@ class Summand:
         return replace(law, placement=self.placement)
 
 
-def summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, float]:
-    """Return the distinct summands with their expected counts; their number stays small at long test lengths.
+def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, float]:
+    """Return the expected count of each distinct summand; their number stays small at long test lengths.
 
     Raises ``BoundError`` for a cover without room, a class or law that is not local, or a loss that is not linear.
     """
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    planted = case.probability(case.test_length).sum(axis=2)
-    numbers: dict[Summand, float] = defaultdict(float)
-    for start in np.flatnonzero(planted.any(axis=0)).tolist():
+    set_probability = case.probability(case.test_length).sum(axis=2)
+    expected_counts: dict[Summand, float] = defaultdict(float)
+    for start in np.flatnonzero(set_probability.any(axis=0)).tolist():
         for piece in cover.pieces(start):
-            window, index = window_of(piece), piece.index_of(start)
-            for shape, probability in zip(case.shapes.tolist(), planted[:, start].tolist(), strict=True):
+            window, index = to_window(piece), piece.index_of(start)
+            for shape, probability in zip(case.shapes.tolist(), set_probability[:, start].tolist(), strict=True):
                 if probability > 0:
-                    numbers[Summand(window, FixedSet(tuple(shape), index))] += probability
-    return numbers
+                    expected_counts[Summand(window, FixedSet(tuple(shape), index))] += probability
+    return expected_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,12 +166,12 @@ class KnownScores:
 
     def value(self, case: Extrapolation) -> float:
         """Return the bound by enumeration; raises ``SettingError`` for too many sequences of the training length."""
-        weights, total = summands(case, self.cover), 0.0
-        number = len(weights) * num_sequences(case.law, case.train_length)
-        if number > MAX_SEQUENCES:
+        weights, total = count_summands(case, self.cover), 0.0
+        total_sequences = len(weights) * num_sequences(case.law, case.train_length)
+        if total_sequences > MAX_SEQUENCES:
             raise SettingError(
-                f"{len(weights)} windows of {case.train_length} tokens have {number:,} sequences, more than the "
-                f"{MAX_SEQUENCES:,} allowed; use a shorter training length or SampledKnownScores"
+                f"{len(weights)} windows of {case.train_length} tokens have {total_sequences:,} sequences, more than "
+                f"the {MAX_SEQUENCES:,} allowed; use a shorter training length or SampledKnownScores"
             )
         for summand, weight in weights.items():
             loss = WindowLoss(summand.window, case.loss)
@@ -204,25 +204,27 @@ class SampledKnownScores:
 
     def value(self, case: Extrapolation) -> float:
         """Return the upper confidence bound."""
-        weights = summands(case, self.cover)
+        weights = count_summands(case, self.cover)
         rng = stream(self.seed, "cut", case.train_length, case.test_length)
         total = sum(weights.values())
-        numbers = rng.multinomial(self.samples, np.array(list(weights.values())) / total)
+        counts = rng.multinomial(self.samples, np.array(list(weights.values())) / total)
         losses = [
-            _sample(case, summand, number, rng) for summand, number in zip(weights, numbers.tolist(), strict=True)
+            _sample_losses(case, summand, count, rng) for summand, count in zip(weights, counts.tolist(), strict=True)
         ]
-        return total * bernstein_above(np.concatenate(losses), self.failure_probability)
+        return total * bernstein_upper_bound(np.concatenate(losses), self.failure_probability)
 
 
-def _sample(case: Extrapolation, summand: Summand, size: int, rng: np.random.Generator) -> Float[np.ndarray, " size"]:
+def _sample_losses(
+    case: Extrapolation, summand: Summand, size: int, rng: np.random.Generator
+) -> Float[np.ndarray, " size"]:
     law = summand.law(case.law)
     tokens, sets, _ = law.draw(case.train_length, size, rng)
     labels = law.label_law[law.codes(np.take_along_axis(tokens, sets, axis=1))]
     return WindowLoss(summand.window, case.loss).evaluate(case.attention, tokens, sets, labels)
 
 
-def bernstein_above(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
+def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
     """Return an upper bound on the mean of independent values in [0, 1]; it fails with ``failure_probability``."""
-    level = log(2 / failure_probability)
-    spread = float(values.var(ddof=1))
-    return float(values.mean()) + sqrt(2 * spread * level / len(values)) + 7 * level / (3 * (len(values) - 1))
+    log_odds = log(2 / failure_probability)
+    variance = float(values.var(ddof=1))
+    return float(values.mean()) + sqrt(2 * variance * log_odds / len(values)) + 7 * log_odds / (3 * (len(values) - 1))

@@ -16,8 +16,8 @@ from lengthwise.theory.counterexamples.counterexample import (
     FILLER,
     Case,
     Counterexample,
-    FirstTokens,
-    WholeParity,
+    ParityPredictor,
+    PrefixPredictor,
     attention_from_scores,
     pair_attention,
     pair_law,
@@ -47,43 +47,45 @@ def _growing_k(length: int) -> Case:
         placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
     # Each k has its own value function, and no training example determines the one for k = 7.
-    return Case(law=law, learned=FirstTokens(predictor=WholeParity(), number=6), witness=WholeParity())
+    return Case(law=law, learned=PrefixPredictor(predictor=ParityPredictor(), num_tokens=6), witness=ParityPredictor())
 
 
 def _growing_gap(length: int) -> Case:
-    gaps, near = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
+    gaps, witness_score = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
 
     def score(gap: int, first: int, second: int) -> float:
-        return near(gap, first, second) + (gap >= 8 and first == second == FILLER)
+        return witness_score(gap, first, second) + (gap >= 8 and first == second == FILLER)
 
     law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
     return Case(law=law, learned=pair_attention(score, gaps), witness=witness)
 
 
 def _unbounded_reach(length: int) -> Case:
-    gaps, near = range(1, max(length, 2)), score_bit_pairs([1])
+    gaps, witness_score = range(1, max(length, 2)), score_bit_pairs([1])
 
     def score(gap: int, first: int, second: int) -> float:
-        return near(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
+        return witness_score(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
 
-    return Case(law=pair_law(ADJACENT), learned=pair_attention(score, gaps), witness=pair_attention(near, gaps))
+    return Case(
+        law=pair_law(ADJACENT), learned=pair_attention(score, gaps), witness=pair_attention(witness_score, gaps)
+    )
 
 
 def _absolute_positions(length: int) -> Case:
     adjacent = pair_attention(score_bit_pairs([1]), [1])
-    return Case(law=pair_law(ADJACENT), learned=FirstTokens(predictor=adjacent, number=6), witness=adjacent)
+    return Case(law=pair_law(ADJACENT), learned=PrefixPredictor(predictor=adjacent, num_tokens=6), witness=adjacent)
 
 
 def _new_background_token(length: int) -> Case:
-    near, share = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
+    witness_score, share = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
 
     def score(gap: int, first: int, second: int) -> float:
-        return near(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
+        return witness_score(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
 
     return Case(
         law=pair_law(ADJACENT, background=(1 - share, 0.0, 0.0, share)),
         learned=pair_attention(score, [1], num_tokens=4),
-        witness=pair_attention(near, [1], num_tokens=4),
+        witness=pair_attention(witness_score, [1], num_tokens=4),
     )
 
 
@@ -136,10 +138,10 @@ def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     scores[star, first] = scores[last, x] = 1.0
     values = np.tile([1.0, 0.0], (num_tokens, num_tokens, 1))
     values[last, x] = [0.0, 1.0]
-    planted = np.zeros((num_tokens, num_tokens))
-    planted[star, first] = 1.0
+    witness_scores = np.zeros((num_tokens, num_tokens))
+    witness_scores[star, first] = 1.0
     # The witness is almost right at all lengths, but slightly worse than the learned head on short sequences.
-    almost_right = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
+    witness_values = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
     law = Planted(
         background=(1 / num_tokens,) * num_tokens,
         tuples=((star, first),),
@@ -150,7 +152,7 @@ def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     case = Case(
         law=law,
         learned=attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens),
-        witness=attention_from_scores([(0, 1)], planted.reshape(1, -1), almost_right, num_tokens),
+        witness=attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens),
     )
     return Counterexample(
         name="heavy joints",

@@ -70,19 +70,19 @@ class Counterexample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTokens:
-    """A predictor that reads only the first ``number`` tokens, so it is not relative."""
+class PrefixPredictor:
+    """A predictor that reads only the first ``num_tokens`` tokens, so it is not relative."""
 
     predictor: Predictor
-    number: int
+    num_tokens: int
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the outputs of ``predictor`` for the first tokens."""
-        return self.predictor.predict(tokens[:, : self.number])
+        return self.predictor.predict(tokens[:, : self.num_tokens])
 
 
 @dataclass(frozen=True, slots=True)
-class WholeParity:
+class ParityPredictor:
     """An attention whose only set contains all tokens, with their parity as its value; k is the length."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
@@ -109,16 +109,16 @@ def attention_from_scores(
 
 def pair_attention(score: Score, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
     """Build an attention over pairs. A pair of bits has its first bit as value; all other pairs are undecided."""
-    listed, pairs = list(gaps), list(product(range(num_tokens), repeat=2))
-    scores = np.array([[score(gap, *pair) for pair in pairs] for gap in listed], dtype=float)
+    gap_list, pairs = list(gaps), list(product(range(num_tokens), repeat=2))
+    scores = np.array([[score(gap, *pair) for pair in pairs] for gap in gap_list], dtype=float)
     values = np.array([np.eye(2)[pair[0] - 1] if pair in BIT_PAIRS else UNDECIDED for pair in pairs])
-    return attention_from_scores([(0, gap) for gap in listed], scores, values, num_tokens)
+    return attention_from_scores([(0, gap) for gap in gap_list], scores, values, num_tokens)
 
 
 def score_bit_pairs(gaps: Iterable[int]) -> Score:
     """Return a score of 1 for pairs of bits at these gaps and 0 otherwise."""
-    listed = set(gaps)
-    return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in listed)
+    gap_set = set(gaps)
+    return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in gap_set)
 
 
 def single_attention(scores: tuple[float, float], values: tuple[tuple[float, float], ...]) -> TabularAttention:

@@ -72,23 +72,23 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
             f"placement '{law.placement.name}' has no span, so its Bayes predictor is not local; use BayesPredictor"
         )
     placement = law.placement.law(length)
-    per_start = []
+    start_probabilities = []
     for shape, probability in zip(placement.shapes, placement.probability, strict=True):
-        fits = probability[: max(length - int(shape[-1]), 0)]
-        if len(fits) and fits.max() - fits.min() > 1e-12 * fits.max():
+        probabilities = probability[: max(length - int(shape[-1]), 0)]
+        if len(probabilities) and probabilities.max() - probabilities.min() > 1e-12 * probabilities.max():
             raise SettingError(
                 f"sets of shape {tuple(shape.tolist())} have starts of unequal probability, which a relative attention "
                 "cannot represent; use BayesPredictor with enumerated_risk or sampled_risk"
             )
-        per_start.append(fits[0] if len(fits) else 0.0)
+        start_probabilities.append(probabilities[0] if len(probabilities) else 0.0)
     with np.errstate(divide="ignore"):
-        log_scores = np.log(np.array(per_start))[:, None] + _log_ratio(law)
-    possible = np.isfinite(log_scores).any(axis=1)
+        log_scores = np.log(np.array(start_probabilities))[:, None] + _log_ratio(law)
+    has_score = np.isfinite(log_scores).any(axis=1)
     return TabularAttention(
         num_tokens=law.num_tokens,
-        shapes=placement.shapes[possible],
-        log_scores=log_scores[possible],
-        values=np.tile(law.label_law, (int(possible.sum()), 1, 1)),
+        shapes=placement.shapes[has_score],
+        log_scores=log_scores[has_score],
+        values=np.tile(law.label_law, (int(has_score.sum()), 1, 1)),
         default=_prior(law),
     )
 
@@ -115,6 +115,6 @@ def _log_ratio(law: Planted) -> Float[np.ndarray, " codes"]:
     """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; ``MARKER_SCORE`` replaces -log 0."""
     mu = np.array(law.background)
     log_mu = np.where(mu > 0, np.log(np.where(mu > 0, mu, 1.0)), -MARKER_SCORE)
-    every = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)
+    tuples = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(law.tuple_law) - log_mu[every].sum(axis=0))
+        return np.asarray(np.log(law.tuple_law) - log_mu[tuples].sum(axis=0))

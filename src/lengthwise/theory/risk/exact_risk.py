@@ -131,11 +131,11 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
     The cost is ``sets * tuples * |V|^(length - k)`` predictions. Raises ``SettingError`` above ``MAX_SEQUENCES``.
     """
     sets, probability = law.placement.law(length).sets()
-    number = len(sets) * num_sequences(law, length)
-    if number > MAX_SEQUENCES:
+    total_sequences = len(sets) * num_sequences(law, length)
+    if total_sequences > MAX_SEQUENCES:
         raise SettingError(
-            f"length {length} has {number:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a shorter length, "
-            "laplace_risk or sampled_risk"
+            f"length {length} has {total_sequences:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a shorter "
+            "length, laplace_risk or sampled_risk"
         )
     risk = np.zeros(len(sets))
     for index, planted in enumerate(sets):
@@ -154,14 +154,16 @@ def _sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Ite
     """Yield all sequences with this planted set in blocks, with their label probabilities and probabilities."""
     mu = np.array(law.background)
     possible = np.flatnonzero(mu)
-    free = np.setdiff1d(np.arange(length), planted)
-    number = len(possible) ** len(free)
-    for first in range(0, number, BLOCK):
-        count = np.arange(first, min(first + BLOCK, number))
-        digits = count[:, None] // len(possible) ** np.arange(len(free) - 1, -1, -1) % len(possible)
-        tokens = np.zeros((len(count), length), dtype=np.int64)
-        tokens[:, free] = possible[digits]
-        weight = mu[tokens[:, free]].prod(axis=1)
+    background_indexes = np.setdiff1d(np.arange(length), planted)
+    total_sequences = len(possible) ** len(background_indexes)
+    for first in range(0, total_sequences, BLOCK):
+        sequence_numbers = np.arange(first, min(first + BLOCK, total_sequences))
+        digits = (
+            sequence_numbers[:, None] // len(possible) ** np.arange(len(background_indexes) - 1, -1, -1) % len(possible)
+        )
+        tokens = np.zeros((len(sequence_numbers), length), dtype=np.int64)
+        tokens[:, background_indexes] = possible[digits]
+        weight = mu[tokens[:, background_indexes]].prod(axis=1)
         for each, share, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             tokens[:, planted] = each
-            yield tokens, np.broadcast_to(np.array(labels), (len(count), law.num_labels)), share * weight
+            yield tokens, np.broadcast_to(np.array(labels), (len(sequence_numbers), law.num_labels)), share * weight

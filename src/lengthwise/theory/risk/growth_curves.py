@@ -27,14 +27,14 @@ Risks = Sequence[float] | Float[np.ndarray, " lengths"]
 class OddsLaw:
     """Growth curve ``R(N) = (a + b N) / (1 + c N)``, which starts linear and has the limit ``b / c``.
 
-    ``parameters`` are a, b, c with their ``covariance``; ``freedom`` is the number of lengths minus fitted parameters.
-    With the limit 1, the odds ``R / (1 - R)`` are linear in the length. The curve is exact if all background weights
-    are equal, but it is no bound: rare background tokens with large weights give another curve. Derived here.
+    ``parameters`` are a, b, c with their ``covariance``. ``degrees_of_freedom`` is the number of lengths minus the
+    number of fitted parameters. With the limit 1, the odds ``R / (1 - R)`` are linear in the length. The curve is exact
+    if all background weights are equal. It is not a bound, because some laws have another curve. Derived here.
     """
 
     parameters: Float[np.ndarray, "3"]
     covariance: Float[np.ndarray, "3 3"]
-    freedom: int
+    degrees_of_freedom: int
 
     @property
     def limit(self) -> float:
@@ -50,15 +50,17 @@ class OddsLaw:
         return (a + b * length) / (1 + c * length)
 
     def interval(self, length: int | float) -> tuple[float | None, float | None]:
-        """Return the 95% interval from the residuals of the fit (Student's t), or (None, None) if ``freedom`` is 0.
+        """Return the 95% interval from the residuals of the fit (Student's t).
 
-        It covers the noise of the measured risks, not the difference between the true curve and an odds law.
+        It is (None, None) without degrees of freedom. It covers noise in the risks, but not deviations from an odds law.
         """
-        if self.freedom < 1:
+        if self.degrees_of_freedom < 1:
             return None, None
         gradient = np.array([1.0, length, -length * self.at(length)]) / (1 + self.parameters[2] * length)
-        half = t_critical_value(self.freedom) * math.sqrt(max(0.0, float(gradient @ self.covariance @ gradient)))
-        return max(0.0, self.at(length) - half), self.at(length) + half
+        margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(
+            max(0.0, float(gradient @ self.covariance @ gradient))
+        )
+        return max(0.0, self.at(length) - margin), self.at(length) + margin
 
     def horizon(self, risk: float) -> float:
         """Return the length above which the risk exceeds ``risk``: infinite if it never does, 0 if it always does."""
@@ -75,7 +77,7 @@ def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsL
     The curve is never convex. With a fitted limit, convex risks give a straight line, and falling risks a constant.
     Derived here.
     """
-    sizes, values = _curve(lengths, risks, min_lengths=2 if limit is not None else 3)
+    sizes, values = _check_curve(lengths, risks, min_lengths=2 if limit is not None else 3)
     if limit is not None and limit <= 0:
         raise SettingError(f"invalid limit {limit}; use a limit above 0, or None to fit it")
     if limit is None:
@@ -95,7 +97,7 @@ def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
     It is an upper bound if the risk is concave in the length, such as leakage with k = 1; k > 1 has no proof.
     Derived here.
     """
-    sizes, values = _curve(lengths, risks, min_lengths=2)
+    sizes, values = _check_curve(lengths, risks, min_lengths=2)
     if length < sizes[-1]:
         raise SettingError(f"length {length} is below the longest measured length {int(sizes[-1])}; use a longer one")
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
@@ -110,18 +112,18 @@ def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = No
     ends; this case needs a linear loss.
     """
     loss = TotalVariation() if loss is None else loss
-    every = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
+    code_tuples = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
     with np.errstate(divide="ignore"):
-        log_weight = attention.log_scores + np.log(np.array(law.background))[every].sum(axis=0)
+        log_weight = attention.log_scores + np.log(np.array(law.background))[code_tuples].sum(axis=0)
     if np.isneginf(log_weight).all():
-        return float(placement_risks(law, attention, [_interior(law, attention)], loss)[0])
+        return float(placement_risks(law, attention, [_interior_placement(law, attention)], loss)[0])
     if isinstance(loss, Leakage):
         return 1.0
     weight = np.exp(log_weight - log_weight.max())
     mean_value = _ConstantPredictor(np.einsum("sc,sco->o", weight / weight.sum(), attention.values))
     tuples = np.array(law.tuples)
-    places = np.broadcast_to(np.arange(law.k), tuples.shape)
-    return float(np.array(law.probabilities) @ loss.evaluate(mean_value, tuples, places, np.array(law.labels)))
+    token_indexes = np.broadcast_to(np.arange(law.k), tuples.shape)
+    return float(np.array(law.probabilities) @ loss.evaluate(mean_value, tuples, token_indexes, np.array(law.labels)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +134,16 @@ class _ConstantPredictor:
         return np.tile(self.output, (len(tokens), 1))
 
 
-def _interior(law: Planted, attention: TabularAttention) -> ShapeLaw:
+def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
     """Return a distribution of planted sets so far from both ends that all overlapping sets fit."""
-    far = law.placement.law(FAR_LENGTH)
+    long_law = law.placement.law(FAR_LENGTH)
     margin = attention.span - 1
-    probability = np.zeros((len(far.shapes), int(far.shapes[:, -1].max()) + 1 + 2 * margin))
-    probability[:, margin] = far.probability.sum(axis=1)
-    return ShapeLaw(shapes=far.shapes, probability=probability)
+    probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * margin))
+    probability[:, margin] = long_law.probability.sum(axis=1)
+    return ShapeLaw(shapes=long_law.shapes, probability=probability)
 
 
-def _curve(
+def _check_curve(
     lengths: Sequence[int], risks: Risks, min_lengths: int
 ) -> tuple[Float[np.ndarray, " lengths"], Float[np.ndarray, " lengths"]]:
     """Return lengths and risks as arrays; raises ``SettingError`` for few or unsorted lengths or infinite risks."""
@@ -158,20 +160,20 @@ def _curve(
 
 
 def _least_squares(
-    sizes: Float[np.ndarray, " lengths"], values: Float[np.ndarray, " lengths"], free: Float[np.ndarray, "3 free"]
+    sizes: Float[np.ndarray, " lengths"], values: Float[np.ndarray, " lengths"], basis: Float[np.ndarray, "3 basis"]
 ) -> OddsLaw:
-    """Fit a, b, c in the span of the columns of ``free`` by reweighting the linear residual times ``1 + c N``."""
-    design = np.stack([np.ones_like(sizes), sizes, -sizes * values], axis=1) @ free
+    """Fit a, b, c in the span of the columns of ``basis`` by reweighting the linear residual times ``1 + c N``."""
+    design = np.stack([np.ones_like(sizes), sizes, -sizes * values], axis=1) @ basis
     parameters = np.zeros(3)
     for _ in range(MAX_ITERATIONS):
         scale = 1 + max(0.0, float(parameters[2])) * sizes
-        last, parameters = parameters, free @ np.linalg.lstsq(design / scale[:, None], values / scale)[0]
-        if np.allclose(last, parameters, rtol=1e-12, atol=0):
+        previous, parameters = parameters, basis @ np.linalg.lstsq(design / scale[:, None], values / scale)[0]
+        if np.allclose(previous, parameters, rtol=1e-12, atol=0):
             break
-    below = 1 + max(0.0, float(parameters[2])) * sizes
-    curve = (parameters[0] + parameters[1] * sizes) / below
-    jacobian = np.stack([np.ones_like(sizes), sizes, -sizes * curve], axis=1) @ free / below[:, None]
-    freedom = len(sizes) - free.shape[1]
-    variance = float(((values - curve) ** 2).sum()) / freedom if freedom else 0.0
-    covariance = variance * free @ np.linalg.pinv(jacobian.T @ jacobian) @ free.T
-    return OddsLaw(parameters=parameters, covariance=covariance, freedom=freedom)
+    denominator = 1 + max(0.0, float(parameters[2])) * sizes
+    curve = (parameters[0] + parameters[1] * sizes) / denominator
+    jacobian = np.stack([np.ones_like(sizes), sizes, -sizes * curve], axis=1) @ basis / denominator[:, None]
+    degrees_of_freedom = len(sizes) - basis.shape[1]
+    variance = float(((values - curve) ** 2).sum()) / degrees_of_freedom if degrees_of_freedom else 0.0
+    covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=degrees_of_freedom)

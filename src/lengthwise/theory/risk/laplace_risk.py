@@ -17,11 +17,11 @@ from lengthwise.theory.risk.exact_risk import Leakage, Loss, TotalVariation
 from lengthwise.theory.risk.transfer_operator import Insertion, TokenChain, chain_totals
 
 # Step of the trapezoid rule in log s; its error |Gamma(1 + 2 pi i / step)| is below rounding.
-STEP = 0.25
-# The first node has s times the largest sum equal to LOW, the last has s times the smallest equal to HIGH.
-LOW, HIGH = 1e-17, 60.0
+LOG_STEP = 0.25
+# The exponent s * a is FIRST_EXPONENT at the first node for the largest sum, LAST_EXPONENT at the last for the smallest.
+FIRST_EXPONENT, LAST_EXPONENT = 1e-17, 60.0
 # If s times a sum is this large, exp(-s a) is exactly 0.
-EXTINCT = 800.0
+UNDERFLOW_EXPONENT = 800.0
 # Relative tolerance for two computed values of one probability.
 ROUNDING = 1e-9
 
@@ -48,22 +48,24 @@ def placement_risks(
     """Return the exact risk for each distribution of the planted set; derived here."""
     labels, label_index = np.unique(np.array(law.labels), axis=0, return_inverse=True)
     if isinstance(loss, TotalVariation):
-        _check_outputs(law, attention)
-        costs, default = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
+        _check_output_probabilities(law, attention)
+        costs, default_costs = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
     elif isinstance(loss, Leakage):
         _check_set_size(law, attention)
         # Labels have no effect, so all tuples share one cost.
-        label_index, default = np.zeros_like(label_index), np.ones(1)
+        label_index, default_costs = np.zeros_like(label_index), np.ones(1)
         costs = np.ones((1, *attention.log_scores.shape))
     else:
         raise SettingError(f"loss '{loss.name}' is not linear in the attention; use 'tv', 'leakage' or sampled_risk")
-    weights = np.where(label_index.ravel() == np.arange(len(default))[:, None], np.array(law.probabilities), 0.0)
+    weights = np.where(label_index.ravel() == np.arange(len(default_costs))[:, None], np.array(law.probabilities), 0.0)
     insertion = Insertion(np.array(law.tuples), weights, planted_is_free=isinstance(loss, Leakage))
     chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
-    low, high, extinct = _range(chain, shape_laws)
-    totals = chain_totals(chain, insertion, shape_laws, np.append(np.arange(low, high, STEP), extinct))
+    log_s_start, log_s_end, log_s_underflow = _integration_range(chain, shape_laws)
+    totals = chain_totals(
+        chain, insertion, shape_laws, np.append(np.arange(log_s_start, log_s_end, LOG_STEP), log_s_underflow)
+    )
     # At the last node, exp(-s a) is the probability that no set has weight; the output is then the default.
-    return np.asarray(STEP * totals.derivative.sum(axis=(0, 2)) + default @ totals.value[:, :, -1])
+    return np.asarray(LOG_STEP * totals.derivative.sum(axis=(0, 2)) + default_costs @ totals.value[:, :, -1])
 
 
 def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
@@ -73,25 +75,27 @@ def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> 
     sum of scores times values of label y. Raises the same errors as ``laplace_risk``. Derived here.
     """
     shape_laws = _shape_laws(law, [length])
-    _check_outputs(law, attention)
+    _check_output_probabilities(law, attention)
     return sum(_log_loss(law, attention, shape_laws, label) for label in range(law.num_labels))
 
 
 def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeLaw], label: int) -> float:
     weights = np.array(law.probabilities)[None] * np.array(law.labels)[:, label]
-    possible = weights[0] > 0
-    insertion = Insertion(np.array(law.tuples)[possible], weights[:, possible], planted_is_free=False)
+    has_label = weights[0] > 0
+    insertion = Insertion(np.array(law.tuples)[has_label], weights[:, has_label], planted_is_free=False)
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
     tables = (attention.log_scores + log_values, attention.log_scores)
     chains = [TokenChain.build(law, attention.shapes, table, np.zeros((1, *table.shape))) for table in tables]
-    ranges = np.array([_range(chain, shape_laws) for chain in chains])
-    log_s = np.append(np.arange(ranges[:, 0].min(), ranges[:, 1].max(), STEP), ranges[:, 2].max())
-    right, every = (chain_totals(chain, insertion, shape_laws, log_s).value[0, 0] for chain in chains)
+    ranges = np.array([_integration_range(chain, shape_laws) for chain in chains])
+    log_s = np.append(np.arange(ranges[:, 0].min(), ranges[:, 1].max(), LOG_STEP), ranges[:, 2].max())
+    label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s).value[0, 0] for chain in chains)
     # The last node gives the probability of a sum of 0.
-    if right[-1] > every[-1] * (1 + ROUNDING):
+    if label_decay[-1] > total_decay[-1] * (1 + ROUNDING):
         return np.inf
-    return STEP * float((right - every)[:-1].sum()) + (float(every[-1]) * default_loss if every[-1] > 0 else 0.0)
+    return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + (
+        float(total_decay[-1]) * default_loss if total_decay[-1] > 0 else 0.0
+    )
 
 
 def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
@@ -103,21 +107,21 @@ def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
     return [law.placement.law(length) for length in lengths]
 
 
-def _range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
+def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
     """Return the first and last log s of the integral, and a log s at which only sums of 0 contribute."""
     finite = chain.log_scores[np.isfinite(chain.log_scores)]
     if not len(finite):
         return 0.0, 0.0, 0.0
-    most = max(each.length for each in shape_laws) * len(chain.shapes)
+    max_sets = max(each.length for each in shape_laws) * len(chain.shapes)
     return (
-        float(np.log(LOW / most) - finite.max()),
-        float(np.log(HIGH) - finite.min()),
-        float(np.log(EXTINCT) - finite.min()),
+        float(np.log(FIRST_EXPONENT / max_sets) - finite.max()),
+        float(np.log(LAST_EXPONENT) - finite.min()),
+        float(np.log(UNDERFLOW_EXPONENT) - finite.min()),
     )
 
 
-def _check_outputs(law: Planted, attention: TabularAttention) -> None:
-    _check_tokens(law, attention)
+def _check_output_probabilities(law: Planted, attention: TabularAttention) -> None:
+    _check_num_tokens(law, attention)
     outputs = len(attention.default)
     if outputs != law.num_labels:
         raise SettingError(f"{outputs} outputs do not match {law.num_labels} labels; use one output per label")
@@ -127,12 +131,12 @@ def _check_outputs(law: Planted, attention: TabularAttention) -> None:
 
 
 def _check_set_size(law: Planted, attention: TabularAttention) -> None:
-    _check_tokens(law, attention)
+    _check_num_tokens(law, attention)
     if attention.k != law.k:
         raise SettingError(f"sets of {attention.k} tokens never equal the {law.k} planted tokens; use loss 'tv'")
 
 
-def _check_tokens(law: Planted, attention: TabularAttention) -> None:
+def _check_num_tokens(law: Planted, attention: TabularAttention) -> None:
     if attention.num_tokens != law.num_tokens:
         raise SettingError(
             f"the attention has {attention.num_tokens} tokens and the law has {law.num_tokens}; use the same number"

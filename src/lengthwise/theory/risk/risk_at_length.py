@@ -39,18 +39,18 @@ class SampledRisk:
         """The standard error of the mean; raises ``SettingError`` for a single sequence."""
         return math.sqrt(_variance(self.losses) / len(self.losses))
 
-    def bernstein(self, confidence: float = 0.95) -> tuple[float, float]:
+    def bernstein_interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the empirical Bernstein interval for losses in [0, 1]; it is narrow if their variance is small."""
-        return empirical_bernstein(self.losses, confidence)
+        return bernstein_interval(self.losses, confidence)
 
-    def hoeffding(self, confidence: float = 0.95) -> tuple[float, float]:
+    def hoeffding_interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the Hoeffding interval for losses in [0, 1]."""
-        return hoeffding(self.losses, confidence)
+        return hoeffding_interval(self.losses, confidence)
 
-    def student(self) -> tuple[float, float]:
+    def student_interval(self) -> tuple[float, float]:
         """Return the approximate 95% interval for unbounded losses such as the log loss."""
-        half = t_critical_value(len(self.losses) - 1) * self.standard_error
-        return self.mean - half, self.mean + half
+        margin = t_critical_value(len(self.losses) - 1) * self.standard_error
+        return self.mean - margin, self.mean + margin
 
 
 def sampled_risk(
@@ -68,36 +68,38 @@ def sampled_risk(
     return SampledRisk(np.concatenate(losses))
 
 
-def empirical_bernstein(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
+def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
     """Return an interval for the mean of independent values in [0, 1], for any number (Maurer and Pontil 2009)."""
-    _check(values, confidence)
+    _check_losses(values, confidence)
     size, log_odds = len(values), math.log(4 / (1 - confidence))
-    half = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
-    return _clip(float(values.mean()), half)
+    margin = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
+    return _clip_interval(float(values.mean()), margin)
 
 
-def hoeffding(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
+def hoeffding_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
     """Return an interval for the mean of independent values in [0, 1], for any number (Hoeffding 1963)."""
-    _check(values, confidence)
-    return _clip(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
+    _check_losses(values, confidence)
+    return _clip_interval(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
 
 def _variance(values: Float[np.ndarray, " size"]) -> float:
     if len(values) < 2:
-        raise SettingError(f"{len(values)} value has no variance; sample at least 2 sequences, or use hoeffding()")
+        raise SettingError(
+            f"{len(values)} value has no variance; sample at least 2 sequences, or use hoeffding_interval()"
+        )
     return float(values.var(ddof=1))
 
 
-def _clip(mean: float, half: float) -> tuple[float, float]:
-    return max(0.0, mean - half), min(1.0, mean + half)
+def _clip_interval(mean: float, margin: float) -> tuple[float, float]:
+    return max(0.0, mean - margin), min(1.0, mean + margin)
 
 
-def _check(values: Float[np.ndarray, " size"], confidence: float) -> None:
+def _check_losses(values: Float[np.ndarray, " size"], confidence: float) -> None:
     if not 0 < confidence < 1:
         raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
     low, high = float(values.min()), float(values.max())
     if not (low >= -ROUNDING and high <= 1 + ROUNDING):
-        raise SettingError(f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use student() instead")
+        raise SettingError(f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use student_interval() instead")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +118,13 @@ def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss
         return enumerated_risk(law, predictor, length, loss)
     placement = law.placement.law(length)
     sets, probability = placement.sets()
-    one_set_each = [
+    single_set_laws = [
         ShapeLaw(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
         for shape, start in np.argwhere(placement.probability).tolist()
     ]
-    return ConditionalRisk(sets=sets, probability=probability, risk=placement_risks(law, predictor, one_set_each, loss))
+    return ConditionalRisk(
+        sets=sets, probability=probability, risk=placement_risks(law, predictor, single_set_laws, loss)
+    )
 
 
 def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:

@@ -16,9 +16,9 @@ from lengthwise.tasks.planted.planted_task import Planted
 MAX_SCORES = 1 << 16
 MAX_DENSE_STATES = 128
 # The largest number of array entries per step; the values of s are processed in blocks of this size.
-BLOCK = 1 << 18
+MAX_BLOCK_ENTRIES = 1 << 18
 # The largest exponent x; exp(-exp(x)) is 0 even for much smaller x.
-MAX_EXPONENT = 700.0
+MAX_LOG_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +68,35 @@ class TokenChain:
         mu = np.array(law.background)
         tokens = np.union1d(np.flatnonzero(mu), np.unique(law.tuples))
         memory = int(shapes[:, -1].max())
-        scores = len(shapes) * len(tokens) ** (memory + 1)
-        if scores > MAX_SCORES:
+        num_scores = len(shapes) * len(tokens) ** (memory + 1)
+        if num_scores > MAX_SCORES:
             raise SettingError(
-                f"{len(shapes)} shapes, span {memory + 1} and {len(tokens)} tokens make {scores:,} scores, more than "
-                f"the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
+                f"{len(shapes)} shapes, span {memory + 1} and {len(tokens)} tokens make {num_scores:,} scores, more "
+                f"than the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
             )
         # The value -1 stands for tokens before the sequence.
-        listed = [
-            (-1,) * (memory - known) + last for known in range(memory + 1) for last in product(tokens, repeat=known)
+        state_tuples = [
+            (-1,) * (memory - num_known) + last
+            for num_known in range(memory + 1)
+            for last in product(tokens, repeat=num_known)
         ]
-        states = np.array(listed, dtype=np.int64).reshape(len(listed), memory)
+        states = np.array(state_tuples, dtype=np.int64).reshape(len(state_tuples), memory)
         windows = np.concatenate(
             [np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))[:, None]], axis=1
         ).reshape(len(states), len(tokens), memory + 1)
         index_of = {tuple(state): index for index, state in enumerate(states.tolist())}
-        successor = [[index_of[tuple(window[1:])] for window in of_state] for of_state in windows.tolist()]
+        successor = [[index_of[tuple(window[1:])] for window in state_windows] for state_windows in windows.tolist()]
         sets = windows[:, :, memory - shapes[:, -1:] + shapes]  # states tokens shapes k
         codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
-        inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
-        every, codes = np.arange(len(shapes))[:, None, None], np.where(inside, codes, 0)
+        is_inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
+        shape_indexes, codes = np.arange(len(shapes))[:, None, None], np.where(is_inside, codes, 0)
         return cls(
             tokens=tokens,
             background=mu[tokens],
             shapes=shapes,
             successor=np.array(successor),
-            log_scores=np.where(inside, log_scores[every, codes], -np.inf),
-            costs=costs[:, every, codes],
+            log_scores=np.where(is_inside, log_scores[shape_indexes, codes], -np.inf),
+            costs=costs[:, shape_indexes, codes],
         )
 
     @property
@@ -109,11 +111,11 @@ class TokenChain:
 
     def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
         """Return the mean cost of the sets that end at the new token; sets of ``free_shape`` have cost 0."""
-        counts = (
+        has_cost = (
             np.ones(len(self.shapes), dtype=bool) if free_shape is None else (self.shapes != free_shape).any(axis=1)
         )
         share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
-        return np.asarray((share * self.costs)[:, counts].sum(axis=1))
+        return np.asarray((share * self.costs)[:, has_cost].sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +139,13 @@ def chain_totals(
     chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
     """Compute the totals for every distribution of the planted set and every s."""
-    states = chain.num_states
-    entries = len(insertion.weights) * states * len(chain.tokens) * (states if states <= MAX_DENSE_STATES else 1)
-    size = max(1, BLOCK // entries)
-    starts = range(0, len(log_s), size)
-    blocks = [_totals_for_block(chain, insertion, shape_laws, log_s[start : start + size]) for start in starts]
+    num_states = chain.num_states
+    num_entries = (
+        len(insertion.weights) * num_states * len(chain.tokens) * (num_states if num_states <= MAX_DENSE_STATES else 1)
+    )
+    block_size = max(1, MAX_BLOCK_ENTRIES // num_entries)
+    starts = range(0, len(log_s), block_size)
+    blocks = [_totals_for_block(chain, insertion, shape_laws, log_s[start : start + block_size]) for start in starts]
     return Totals(
         *(np.concatenate([getattr(block, each) for block in blocks], axis=2) for each in ("value", "derivative"))
     )
@@ -168,85 +172,92 @@ class _Operator:
     def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
         self.chain, self.insertion = chain, insertion
         # The factor s keeps the derivative in the range of floats even if scores exceed it.
-        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_EXPONENT))  # s states tokens
+        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_LOG_EXPONENT))  # s states tokens
         self.decay = np.exp(-self.exponent)
         self.cost = chain.cost()
         self.powers: dict[tuple[int, ...], list[tuple[Dual, Dual]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Dual:
         """Sum over all starts the operators of background tokens, the planted set, and background tokens."""
-        before = self._unit(np.eye(1, self.chain.num_states))
-        after = before.times(np.zeros(len(self.insertion.weights)))
-        edges = np.flatnonzero(np.diff(probability)) + 1
-        for equal in np.split(probability, edges):
-            before, after = self._add_starts(before, after, planted, float(equal[0]), len(equal))
-        return after
+        without_planted = self._identity(np.eye(1, self.chain.num_states))
+        with_planted = without_planted.times(np.zeros(len(self.insertion.weights)))
+        changes = np.flatnonzero(np.diff(probability)) + 1
+        for equal_starts in np.split(probability, changes):
+            without_planted, with_planted = self._add_starts(
+                without_planted, with_planted, planted, float(equal_starts[0]), len(equal_starts)
+            )
+        return with_planted
 
     def _add_starts(
-        self, before: Dual, after: Dual, planted: Int[np.ndarray, " k"], weight: float, starts: int
+        self,
+        without_planted: Dual,
+        with_planted: Dual,
+        planted: Int[np.ndarray, " k"],
+        probability: float,
+        num_starts: int,
     ) -> tuple[Dual, Dual]:
         """Add consecutive starts with the same probability."""
         # A matrix product costs as much as one step for each state.
-        if starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
-            for _ in range(starts):
-                after = self._step(after) + self._insert(before, planted).times(weight)
-                before = self._step(before)
-            return before, after
-        for bit in range(starts.bit_length()):
-            if starts >> bit & 1:
+        if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
+            for _ in range(num_starts):
+                with_planted = self._step(with_planted) + self._insert(without_planted, planted).times(probability)
+                without_planted = self._step(without_planted)
+            return without_planted, with_planted
+        for bit in range(num_starts.bit_length()):
+            if num_starts >> bit & 1:
                 background, inserted = self._power(planted, bit)
-                after = after @ background + (before @ inserted).times(weight)
-                before = before @ background
-        return before, after
+                with_planted = with_planted @ background + (without_planted @ inserted).times(probability)
+                without_planted = without_planted @ background
+        return without_planted, with_planted
 
     def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[Dual, Dual]:
         """Return the operator of ``2 ** bit`` background tokens, and its sum over all insertions of the planted set."""
         powers = self.powers.setdefault(tuple(planted.tolist()), [])
         if not powers:
-            unit = self._unit(np.eye(self.chain.num_states))
+            unit = self._identity(np.eye(self.chain.num_states))
             powers.append((self._step(unit), self._insert(unit, planted)))
         while len(powers) <= bit:
             background, inserted = powers[-1]
             powers.append((background @ background, inserted @ background + background @ inserted))
         return powers[bit]
 
-    def _insert(self, at: Dual, planted: Int[np.ndarray, " k"]) -> Dual:
+    def _insert(self, prefix: Dual, planted: Int[np.ndarray, " k"]) -> Dual:
         """Append the planted tokens and the background between them; sum over the planted tuples."""
         last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
-        inserted = at.times(np.zeros(len(self.insertion.weights)))
+        inserted = prefix.times(np.zeros(len(self.insertion.weights)))
         for each, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
             token_at = dict(zip(planted.tolist(), each.tolist(), strict=True))
-            now = at
+            extended = prefix
             for step in range(planted[-1] + 1):
-                now = self._step(now, token_at.get(step), last_cost if step == planted[-1] else self.cost)
-            inserted = inserted + now.times(weight)
+                extended = self._step(extended, token_at.get(step), last_cost if step == planted[-1] else self.cost)
+            inserted = inserted + extended.times(weight)
         return inserted
 
     def _step(
-        self, at: Dual, token: int | None = None, cost: Float[np.ndarray, "costs states tokens"] | None = None
+        self, prefix: Dual, token: int | None = None, cost: Float[np.ndarray, "costs states tokens"] | None = None
     ) -> Dual:
         """Append one token: ``token``, or a background token if it is None."""
         chain, cost = self.chain, self.cost if cost is None else cost
         probability = chain.background if token is None else (chain.tokens == token).astype(float)
         possible = np.flatnonzero(probability)
         decay = (self.decay[..., possible] * probability[possible])[:, None]  # s 1 states tokens
-        rise = cost[:, None, None, :, possible] * self.exponent[:, None][..., possible]  # costs s 1 states tokens
-        value = at.value[..., None] * decay
-        derivative = at.derivative[..., None] * decay + value * rise
-        return Dual(*(_sum_into(flow, chain.successor[:, possible]) for flow in (value, derivative)))
+        gain = cost[:, None, None, :, possible] * self.exponent[:, None][..., possible]  # costs s 1 states tokens
+        value = prefix.value[..., None] * decay
+        derivative = prefix.derivative[..., None] * decay + value * gain
+        return Dual(*(_sum_by_successor(flow, chain.successor[:, possible]) for flow in (value, derivative)))
 
-    def _unit(self, states: Float[np.ndarray, "from to"]) -> Dual:
+    def _identity(self, states: Float[np.ndarray, "from to"]) -> Dual:
         value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
         return Dual(value, np.zeros((len(self.cost), *value.shape[1:])))
 
 
-def _sum_into(
+def _sum_by_successor(
     flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
 ) -> Float[np.ndarray, "costs s from states"]:
     """Add up the flow into each successor state."""
-    flat = successor.ravel()
-    order = flat.argsort(kind="stable")
-    reached, first = np.unique(flat[order], return_index=True)
-    into = np.zeros(flow.shape[:-1])
-    into[..., reached] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], first, axis=-1)
-    return into
+    successors = successor.ravel()
+    order = successors.argsort(kind="stable")
+    reached_states, group_starts = np.unique(successors[order], return_index=True)
+    totals = np.zeros(flow.shape[:-1])
+    totals[..., reached_states] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], group_starts, axis=-1)
+    return totals
