@@ -1,14 +1,14 @@
-"""Predictions of ``certify RUN`` from short passes, beside the accuracy measured later at the lengths themselves.
+"""Compare the predictions of ``certify RUN`` with the accuracy measured at longer lengths.
 
-Every row and seed is trained on short lengths, asked by ``certify_run``, and then measured at 2, 4 and 16 times the
-longest trained length: the share of right answer tokens (the end token left out) and exact match. Half of the rows are
-meant to mislead: rare tokens, decoys that only long sequences have, predicted IDs, and IDs beyond those of training.
-Results are appended to ``results/forecast.jsonl``; what is there is not done again.
+The script trains every row and seed on short lengths and predicts its accuracy with ``certify_run``. It then measures
+token accuracy (without the end token) and exact match at 2, 4 and 16 times the longest training length. Half of the
+rows are difficult to predict: rare tokens, decoys that only long sequences contain, predicted IDs, and untrained IDs.
+The results are appended to ``results/forecast.jsonl``. Existing rows are not measured again.
 
-Beside the prediction stand four baselines, all for nine cases of ten: no change from the longest trained length;
-the same with a slack that was chosen on the runs that the forecast's own constants were chosen on; the straight line
-through accuracies at trained lengths; and "anything", from 0 to 1. The interval score (Gneiting and Raftery 2007) is
-the width, and 20 times what a miss is off.
+Four baselines give 90% intervals: no change from the longest training length; no change with slack, which was chosen
+on the same runs as the constants of the forecast; a straight line through the accuracies at training lengths; and
+"anything", the interval from 0 to 1. The interval score (Gneiting and Raftery 2007) is the width of an interval plus
+20 times the distance of a missed value.
 """
 
 import argparse
@@ -42,15 +42,16 @@ from lengthwise.training.batch import to_batch
 
 RESULTS = Path(__file__).parent / "results" / "forecast.jsonl"
 FIGURE = Path("docs/forecast.png")
-TIMES = (2, 4, 16)
-# Examples measured at each length: answers of one example are alike, so that their number counts.
-EXAMPLES, FEW = 256, 4
-LEVEL, Z, REACHED = 0.9, 1.644854, 0.9
-# What "no change" has to allow for, chosen like the forecast's constants.
+FACTORS = (2, 4, 16)
+# Examples per length. Longer lengths use fewer examples if an example has more than FEW_ANSWERS answer tokens.
+NUM_EXAMPLES, FEW_ANSWERS = 256, 4
+# Level of all intervals and its normal quantile; measured accuracy below which a run counts as degraded.
+LEVEL, Z, DEGRADED = 0.9, 1.644854, 0.9
+# Slack of the second baseline.
 SLACK = 0.5
-# Rows that the first version of this benchmark had; the others were added because the verb failed on their like.
-FIRST = ("parity", "addition", "sparse parity", "recall")
-HELD = 1 << 15
+# Tasks of the first version of this benchmark; the other tasks were added because similar runs misled ``certify``.
+FIRST_TASKS = ("parity", "addition", "sparse parity", "recall")
+MAX_TOKENS_IN_MEMORY = 1 << 15
 LABELS = tuple(tuple(float(row == label) for label in range(4)) for row in range(4))
 MARKED = ((4,), (5,), (6,), (7,))
 # Keys of a forecast in saved rows, if they differ from its fields.
@@ -67,10 +68,10 @@ SAVED_KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoys(Planted):
-    """One of four marked tokens decides the label; beyond 32 tokens a second one stands somewhere and decides nothing.
+class PlantedWithDecoys(Planted):
+    """Planted law in which a marked token determines the label; sequences above length 32 also contain a decoy.
 
-    Nobody can know which of the two decides, so that five of eight answers are right at best.
+    The decoy is a second marked token without effect. The best possible accuracy with a decoy is 5/8.
     """
 
     background: tuple[float, ...] = (0.25,) * 4 + (0.0,) * 4
@@ -82,32 +83,32 @@ class Decoys(Planted):
     def draw(
         self, length: int, size: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "size length"], Int[np.ndarray, "size k"], Int[np.ndarray, " size"]]:
-        """Draw as a planted law does, and put a decoy anywhere else."""
+        """Sample from the planted law, and add a decoy at a random other index to long sequences."""
         tokens, sets, label = super().draw(length, size, rng)
         if length > 32:
-            places = (sets[:, 0] + rng.integers(1, length, size)) % length
-            tokens[np.arange(size), places] = rng.integers(4, 8, size)
+            decoys = (sets[:, 0] + rng.integers(1, length, size)) % length
+            tokens[np.arange(size), decoys] = rng.integers(4, 8, size)
         return tokens, sets, label
 
 
-def _misleading() -> dict[str, Experiment]:
-    """Rows on which subsampled sequences are easily more accurate than full ones."""
+def _misleading_experiments() -> dict[str, Experiment]:
+    """Return experiments in which the accuracy on subsamples can be higher than on full sequences."""
     planted, parity = recipe("planted"), recipe("parity")
     planted = replace(planted, train_lengths=(4, 32), training=replace(planted.training, steps=600))
-    rare = replace(Decoys(), background=(0.2495,) * 4 + (0.0005,) * 4)
-    law = Planted(**{part.name: getattr(rare, part.name) for part in fields(Planted)})
+    rare = replace(PlantedWithDecoys(), background=(0.2495,) * 4 + (0.0005,) * 4)
+    law = Planted(**{each.name: getattr(rare, each.name) for each in fields(Planted)})
     return {
         "parity with PPC, IDs to 59": replace(parity, scheme=replace(parity.scheme, num_position_ids=60)),
         "parity with PPC, all IDs": parity,
         "rare tokens, nope": replace(planted, task=law),
         "rare tokens, rotary": replace(planted, task=law, encoding=Rotary()),
-        "decoys, nope": replace(planted, task=Decoys()),
-        "decoys, rotary": replace(planted, task=Decoys(), encoding=Rotary()),
+        "decoys, nope": replace(planted, task=PlantedWithDecoys()),
+        "decoys, rotary": replace(planted, task=PlantedWithDecoys(), encoding=Rotary()),
     }
 
 
-def rows() -> dict[str, Experiment]:
-    """Seven tasks, two ways to read IDs each."""
+def experiments() -> dict[str, Experiment]:
+    """Return the experiments by label: seven tasks with two configurations each."""
     parity, addition = COMPARISONS["which_parity"](), recipe("addition_coupled")
     return {
         **{f"parity, {code}": parity[f"coupled/{code}"] for code in ("rotary", "t5")},
@@ -117,61 +118,62 @@ def rows() -> dict[str, Experiment]:
         "sparse parity, rotary": replace(recipe("sparse_parity"), encoding=Rotary()),
         "recall, nope": recipe("recall"),
         "recall, rotary": replace(recipe("recall"), encoding=Rotary()),
-        **_misleading(),
+        **_misleading_experiments(),
     }
 
 
-def measured(run: Run, length: int, examples: int) -> tuple[float, float, int, float]:
-    """The share of right answer tokens, its standard error over examples, their number, and exact match."""
-    task, scheme, right, number, exact = run.experiment.task, run.experiment.scheme, [], [], 0
+def measure_accuracy(run: Run, length: int, num_examples: int) -> tuple[float, float, int, float]:
+    """Return token accuracy, its standard error over examples, the number of answer tokens, and exact match."""
+    task, scheme, correct, number, exact = run.experiment.task, run.experiment.scheme, [], [], 0
     end = task.vocabulary.index("end")
     tokens = task.sample(length=length, size=1, rng=stream(0)).tokens.shape[1]
-    step = max(1, HELD // tokens)
-    for first in range(0, examples, step):
+    step = max(1, MAX_TOKENS_IN_MEMORY // tokens)
+    for first in range(0, num_examples, step):
         rng = stream(run.experiment.seed, "forecast measured", length, first)
-        drawn = task.sample(length=length, size=min(step, examples - first), rng=rng)
-        batch = to_batch(length, drawn, scheme.assign(drawn, rng, training=False))
+        examples = task.sample(length=length, size=min(step, num_examples - first), rng=rng)
+        batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
         graded = grade(run.decoder, batch, end=end, decode="forced")
         start = int(batch.prompt_length.min())
         counted = graded.scored & (batch.tokens[:, start:] != end)
-        right.append((graded.token_correct & (graded.id_correct | ~graded.id_scored) & counted).sum(dim=1))
+        correct.append((graded.token_correct & (graded.id_correct | ~graded.id_scored) & counted).sum(dim=1))
         number.append(counted.sum(dim=1))
-        exact += len(drawn) - len(first_errors(graded))
-    sums, counts = torch.cat(right).double(), torch.cat(number).double()
+        exact += len(examples) - len(first_errors(graded))
+    sums, counts = torch.cat(correct).double(), torch.cat(number).double()
     share = float(sums.sum() / counts.sum())
     spread = float((sums - share * counts).square().sum().sqrt() / counts.sum())
-    return share, spread, int(counts.sum()), exact / examples
+    return share, spread, int(counts.sum()), exact / num_examples
 
 
 def straight_line(lengths: list[int], shares: list[float], length: int) -> tuple[float, float]:
-    """The 90% interval of a line through accuracies at trained lengths, continued."""
+    """Return the 90% prediction interval of a line through the accuracies at training lengths."""
     sizes, values = np.array(lengths, dtype=float), np.array(shares)
     design = np.stack([np.ones_like(sizes), sizes], axis=1)
     solution, *_ = np.linalg.lstsq(design, values)
-    freedom = len(sizes) - 2
-    residual = float(((values - design @ solution) ** 2).sum()) / freedom
-    at = np.array([1.0, length])
-    half = t_critical_value(freedom, LEVEL) * np.sqrt(residual * (1 + at @ np.linalg.inv(design.T @ design) @ at))
-    middle = float(at @ solution)
+    degrees = len(sizes) - 2
+    residual = float(((values - design @ solution) ** 2).sum()) / degrees
+    point = np.array([1.0, length])
+    half = t_critical_value(degrees, LEVEL) * np.sqrt(residual * (1 + point @ np.linalg.inv(design.T @ design) @ point))
+    middle = float(point @ solution)
     return float(np.clip(middle - half, 0, 1)), float(np.clip(middle + half, 0, 1))
 
 
-def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row per length."""
+def train_and_measure(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, Any]]:
+    """Train and certify an experiment, and yield one row per length."""
     run = train(experiment, folder, resume=folder.exists(), device="cpu")
     assert run is not None
     run.decoder.eval()
     longest = experiment.train_lengths[1]
     started = time.perf_counter()
-    certificate = certify_run(run, [times * longest for times in TIMES], seed=experiment.seed)
+    certificate = certify_run(run, [times * longest for times in FACTORS], seed=experiment.seed)
     certify_seconds = time.perf_counter() - started
-    known = np.linspace(max(experiment.train_lengths[0], longest // 2), longest, 5).round().astype(int).tolist()
-    shares = [measured(run, length, EXAMPLES)[0] for length in known]
-    for times in TIMES:
+    train_lengths = np.linspace(max(experiment.train_lengths[0], longest // 2), longest, 5).round().astype(int).tolist()
+    shares = [measure_accuracy(run, length, NUM_EXAMPLES)[0] for length in train_lengths]
+    for times in FACTORS:
         length = times * longest
-        answers = measured(run, longest, 1)[2]
+        answers = measure_accuracy(run, longest, 1)[2]
         started = time.perf_counter()
-        share, spread, number, exact = measured(run, length, EXAMPLES if answers <= FEW else max(32, EXAMPLES // times))
+        num_examples = NUM_EXAMPLES if answers <= FEW_ANSWERS else max(32, NUM_EXAMPLES // times)
+        share, spread, number, exact = measure_accuracy(run, length, num_examples)
         yield {
             "row": name,
             "seed": experiment.seed,
@@ -181,13 +183,13 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
             "standard_error": spread,
             "exact": exact,
             "answers": number,
-            "predicted": next((saved(each) for each in certificate.forecasts if each.length == length), None),
+            "predicted": next((to_saved_keys(each) for each in certificate.forecasts if each.length == length), None),
             "refused": certificate.refusal or certificate.abstentions.get(length),
             "fidelity": asdict(certificate.fidelity),
             "horizon": None if certificate.horizon is None else asdict(certificate.horizon),
             "verdict": run_verdict(certificate),
-            "no_change": wilson_interval(round(shares[-1] * EXAMPLES), EXAMPLES, Z),
-            "straight_line": straight_line(known, shares, length),
+            "no_change": wilson_interval(round(shares[-1] * NUM_EXAMPLES), NUM_EXAMPLES, Z),
+            "straight_line": straight_line(train_lengths, shares, length),
             "fitted": run.facts["fitted"],
             "steps": run.facts["steps"],
             "certify_seconds": round(certify_seconds, 1),
@@ -195,22 +197,22 @@ def one(name: str, experiment: Experiment, folder: Path) -> Iterator[dict[str, A
         }
 
 
-def saved(forecast: Forecast) -> dict[str, Any]:
+def to_saved_keys(forecast: Forecast) -> dict[str, Any]:
     """Return a forecast with the keys of saved rows."""
     return {SAVED_KEYS.get(name, name): value for name, value in asdict(forecast).items()}
 
 
-def score(low: float, high: float, value: float) -> float:
-    """The interval score; small is good."""
+def interval_score(low: float, high: float, value: float) -> float:
+    """Return the interval score; smaller is better."""
     return high - low + 2 / (1 - LEVEL) * (max(low - value, 0.0) + max(value - high, 0.0))
 
 
-def _told(row: dict[str, Any]) -> tuple[float, float]:
+def _predicted_interval(row: dict[str, Any]) -> tuple[float, float]:
     return row["predicted"]["low"], row["predicted"]["high"]
 
 
 BASELINES: dict[str, Callable[[dict[str, Any]], tuple[float, float]]] = {
-    "certify": _told,
+    "certify": _predicted_interval,
     "no change": lambda row: (row["no_change"][0], row["no_change"][1]),
     "no change, with slack": lambda row: (max(0.0, row["no_change"][0] - SLACK), min(1.0, row["no_change"][1] + SLACK)),
     "straight line": lambda row: (row["straight_line"][0], row["straight_line"][1]),
@@ -218,71 +220,72 @@ BASELINES: dict[str, Callable[[dict[str, Any]], tuple[float, float]]] = {
 }
 
 
-def held(row: dict[str, Any]) -> bool:
-    """Return whether the measured accuracy is within the interval, up to the rounding of a few examples."""
-    low, high = _told(row)
+def covers_accuracy(row: dict[str, Any]) -> bool:
+    """Return True if the measured accuracy is within the predicted interval."""
+    low, high = _predicted_interval(row)
     return bool(low <= row["measured"] <= high)
 
 
-def held_exactly(row: dict[str, Any]) -> bool:
-    """Return whether the measured exact match is within its range."""
+def covers_exact_match(row: dict[str, Any]) -> bool:
+    """Return True if the measured exact match is within its predicted range."""
     return bool(row["predicted"]["exact_low"] <= row["exact"] <= row["predicted"]["exact_high"])
 
 
-def summary(found: list[dict[str, Any]], what: str) -> str:
-    """A row of the table of summaries."""
-    answered = [row for row in found if row["predicted"] is not None]
-    share = f"| {what} | {len(found)} | {1 - len(answered) / len(found):.2f}"
-    if not answered:
+def summary_line(rows: list[dict[str, Any]], label: str) -> str:
+    """Return a line of the summary table."""
+    predictions = [row for row in rows if row["predicted"] is not None]
+    share = f"| {label} | {len(rows)} | {1 - len(predictions) / len(rows):.2f}"
+    if not predictions:
         return f"{share} | - | - | - | - |"
     by_seed: dict[int, list[bool]] = {}
-    for row in answered:
-        by_seed.setdefault(row["seed"], []).append(held(row))
+    for row in predictions:
+        by_seed.setdefault(row["seed"], []).append(covers_accuracy(row))
     worst = min(float(np.mean(each)) for each in by_seed.values())
-    width = np.median([high - low for low, high in map(_told, answered)])
-    exact = np.mean([held_exactly(row) for row in answered])
-    return f"{share} | {np.mean([held(row) for row in answered]):.3f} | {worst:.3f} | {width:.2f} | {exact:.3f} |"
+    width = np.median([high - low for low, high in map(_predicted_interval, predictions)])
+    exact = np.mean([covers_exact_match(row) for row in predictions])
+    coverage = np.mean([covers_accuracy(row) for row in predictions])
+    return f"{share} | {coverage:.3f} | {worst:.3f} | {width:.2f} | {exact:.3f} |"
 
 
-def report(found: list[dict[str, Any]]) -> list[str]:
-    """Summaries of all cells, of those of the first version and the others, of each task, and the baselines."""
-    tasks = dict.fromkeys(row["row"].split(",")[0] for row in found)
-    parts: dict[str, Callable[[dict[str, Any]], bool]] = {
+def report(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a summary table over groups of rows, and the mean interval score of each baseline."""
+    tasks = dict.fromkeys(row["row"].split(",")[0] for row in rows)
+    groups: dict[str, Callable[[dict[str, Any]], bool]] = {
         "all": lambda row: True,
-        "rows of the first version": lambda row: row["row"].split(",")[0] in FIRST,
-        "rows meant to mislead": lambda row: row["row"].split(",")[0] not in FIRST,
-        "measured below 0.9": lambda row: row["measured"] < REACHED,
+        "rows of the first version": lambda row: row["row"].split(",")[0] in FIRST_TASKS,
+        "rows meant to mislead": lambda row: row["row"].split(",")[0] not in FIRST_TASKS,
+        "measured below 0.9": lambda row: row["measured"] < DEGRADED,
         **{task: lambda row, task=task: row["row"].split(",")[0] == task for task in tasks},
     }
     lines = [
         "| cells | number | cannot tell | coverage | worst seed | median width | exact match within its range |",
         "|---|---|---|---|---|---|---|",
     ]
-    for what, within in parts.items():
-        cells = [row for row in found if within(row)]
-        lines += [summary(cells, what)] if cells else []
-    answered = [row for row in found if row["predicted"] is not None]
+    for label, is_member in groups.items():
+        cells = [row for row in rows if is_member(row)]
+        lines += [summary_line(cells, label)] if cells else []
+    predictions = [row for row in rows if row["predicted"] is not None]
     for name, interval in BASELINES.items():
-        value = np.mean([score(*interval(row), row["measured"]) for row in answered])
+        value = np.mean([interval_score(*interval(row), row["measured"]) for row in predictions])
         lines.append(f"\nMean interval score, {name}: {value:.3f}")
     return lines
 
 
-def table(found: list[dict[str, Any]]) -> list[str]:
-    """Every cell."""
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of a Markdown table of all rows."""
     lines = [
         "| row | seed | length | predicted | interval | measured | exact match, predicted | measured | |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in found:
-        share, exact, told = f"{row['measured']:.3f}", f"{row['exact']:.3f}", row["predicted"]
-        if told is None:
+    for row in rows:
+        share, exact, forecast = f"{row['measured']:.3f}", f"{row['exact']:.3f}", row["predicted"]
+        if forecast is None:
             parts = ["-", "-", share, "-", exact, str(row["refused"]).split(":")[0]]
         else:
-            low, high = _told(row)
-            parts = [f"{told['accuracy']:.3f}", f"{low:.2f} to {high:.2f}", share]
-            parts += [f"{told['exact_low']:.2f} to {told['exact_high']:.2f}", exact]
-            parts.append("" if held(row) else "**missed**")
+            low, high = _predicted_interval(row)
+            parts = [f"{forecast['accuracy']:.3f}", f"{low:.2f} to {high:.2f}", share]
+            parts += [f"{forecast['exact_low']:.2f} to {forecast['exact_high']:.2f}", exact]
+            parts.append("" if covers_accuracy(row) else "**missed**")
         lines.append(f"| {row['row']} | {row['seed']} | {row['length']:,} | {' | '.join(parts)} |")
     return lines
 
@@ -291,32 +294,41 @@ MARKERS = {2: "o", 4: "s", 16: "^"}
 COLORS = ("#2471a3", "#c0392b")
 
 
-def draw(axes: Axes, task: str, found: list[dict[str, Any]]) -> None:
-    """Draw one task: a point per run and length, its interval across; the diagonal is a right prediction."""
+def draw(axes: Axes, task: str, rows: list[dict[str, Any]]) -> None:
+    """Draw a point with its interval per run and length of one task; correct predictions are on the diagonal."""
     axes.plot([0, 1], [0, 1], color="0.8", zorder=0)
-    ways = sorted({row["row"].split(", ")[1] for row in found})
-    for color, way in zip(COLORS, ways, strict=True):
+    configurations = sorted({row["row"].split(", ")[1] for row in rows})
+    for color, configuration in zip(COLORS, configurations, strict=True):
         for times, marker in MARKERS.items():
-            cells = [row for row in found if row["row"].endswith(way) and row["times"] == times and row["predicted"]]
+            cells = [row for row in rows if row["row"].endswith(configuration) and row["times"] == times]
+            cells = [row for row in cells if row["predicted"]]
             if not cells:
                 continue
             middle = np.array([row["predicted"]["accuracy"] for row in cells])
-            low, high = np.array([_told(row) for row in cells]).T
+            low, high = np.array([_predicted_interval(row) for row in cells]).T
             share = [row["measured"] for row in cells]
-            # Rounding may leave an end of the interval behind the value.
-            off = np.maximum([middle - low, high - middle], 0)
-            label = f"{way}, {times} times"
+            # Rounding may put a limit of the interval on the wrong side of the value.
+            errors = np.maximum([middle - low, high - middle], 0)
+            label = f"{configuration}, {times} times"
             axes.errorbar(
-                middle, share, xerr=off, fmt=marker, color=color, alpha=0.7, elinewidth=0.8, markersize=4, label=label
+                middle,
+                share,
+                xerr=errors,
+                fmt=marker,
+                color=color,
+                alpha=0.7,
+                elinewidth=0.8,
+                markersize=4,
+                label=label,
             )
     axes.set(title=task, xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), aspect="equal")
     axes.legend(fontsize=7, loc="upper left")
 
 
-def plot(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw predicted against measured accuracy, a panel per task."""
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Plot measured against predicted accuracy, with one panel per task."""
     by_task: dict[str, list[dict[str, Any]]] = {}
-    for row in found:
+    for row in rows:
         by_task.setdefault(row["row"].split(", ")[0], []).append(row)
     figure = Figure(figsize=(13, 7), layout="constrained")
     grid = figure.subplots(2, 4, squeeze=False)
@@ -331,32 +343,33 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Train, ask and measure what is missing, or print what is there."""
+    """Train, certify and measure missing rows, or print or plot the existing rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="7200,7201,7202")
-    parser.add_argument("--rows", default=None, help="Labels, separated by semicolons; all by default.")
+    parser.add_argument("--rows", default=None, help="Labels separated by semicolons (default: all).")
     parser.add_argument("--out", type=Path, default=Path("runs/forecast"))
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="Print what is there and do nothing.")
-    parser.add_argument("--figure", action="store_true", help=f"Draw what is there into {FIGURE} and do nothing.")
-    asked = parser.parse_args()
-    there = read_rows(asked.results) if asked.results.exists() else []
-    if asked.figure:
-        plot(there, FIGURE)
+    parser.add_argument("--table", action="store_true", help="Print the existing rows without measuring.")
+    parser.add_argument("--figure", action="store_true", help=f"Plot the existing rows to {FIGURE} without measuring.")
+    options = parser.parse_args()
+    rows = read_rows(options.results) if options.results.exists() else []
+    if options.figure:
+        plot(rows, FIGURE)
         return
-    if asked.table:
-        print("\n".join([*report(there), "", *table(there)]))
+    if options.table:
+        print("\n".join([*report(rows), "", *table(rows)]))
         return
     torch.set_num_threads(1)
-    known = rows()
-    done = {(row["row"], row["seed"]) for row in there}
-    for seed in map(int, asked.seeds.split(",")):
-        for name in known if asked.rows is None else asked.rows.split(";"):
-            if (name, seed) not in done:
-                folder = asked.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
-                new = list(one(name, replace(known[name], seed=seed), folder))
-                append_rows(asked.results, [{**row, **provenance()} for row in new])
-                print(name, seed, [(row["measured"], row["predicted"] and row["predicted"]["accuracy"]) for row in new])
+    by_label = experiments()
+    existing = {(row["row"], row["seed"]) for row in rows}
+    for seed in map(int, options.seeds.split(",")):
+        for name in by_label if options.rows is None else options.rows.split(";"):
+            if (name, seed) not in existing:
+                folder = options.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
+                new_rows = list(train_and_measure(name, replace(by_label[name], seed=seed), folder))
+                append_rows(options.results, [{**row, **provenance()} for row in new_rows])
+                accuracies = [(row["measured"], row["predicted"] and row["predicted"]["accuracy"]) for row in new_rows]
+                print(name, seed, accuracies)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Everything that only a CUDA machine can show, in one go: tests, step speed, long evaluation.
+"""Run all measurements that need a CUDA device: tests, speed, training and long evaluation.
 
-Stops itself after ``BUDGET_S`` seconds and goes on where it stopped when it is called again. Results go to ``$OUT``,
-or to ``runs/gpu`` without it: ``gpu.jsonl``, a row per finished part, and ``tests.txt``.
+The script stops after ``BUDGET_S`` seconds, and the next call continues at the same point. It writes ``gpu.jsonl``
+(one row per completed part) and ``tests.txt`` to ``runs/gpu``, and copies both to ``$OUT`` if this variable is set.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ import encoding_speed
 import influence_speed
 import numpy as np
 import torch
-from step_speed import measure
+from step_speed import measure_step
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
@@ -33,14 +33,14 @@ from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
 from lengthwise.tasks import Text
 
-KEPT = Path("runs/gpu")
-ROWS = KEPT / "gpu.jsonl"
+FOLDER = Path("runs/gpu")
+ROWS = FOLDER / "gpu.jsonl"
 Part = Callable[[float], dict[str, Any]]
 
 
-def tests(left: float) -> dict[str, Any]:
-    """The tests marked gpu."""
-    # Without the project's options: beartype may be missing there.
+def run_gpu_tests(seconds_left: float) -> dict[str, Any]:
+    """Run the tests in tests/project/test_gpu.py."""
+    # The options of the project are off because they require beartype, which may not be installed.
     command = [
         sys.executable,
         "-m",
@@ -52,31 +52,31 @@ def tests(left: float) -> dict[str, Any]:
         "filterwarnings=",
         "tests/project/test_gpu.py",
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
-    (KEPT / "tests.txt").write_text(ended.stdout + ended.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
+    (FOLDER / "tests.txt").write_text(process.stdout + process.stderr)
     return {
-        "returncode": ended.returncode,
-        "last_line": (ended.stdout.strip() or ended.stderr.strip()).splitlines()[-1],
+        "returncode": process.returncode,
+        "last_line": (process.stdout.strip() or process.stderr.strip()).splitlines()[-1],
     }
 
 
 def step_speed(scheme: str, precision: str) -> Part:
-    """A training step beside its plain products."""
-    return lambda left: dict(measure(scheme, precision, 60, torch.device("cuda")))
+    """Measure a training step and its matrix products."""
+    return lambda seconds_left: dict(measure_step(scheme, precision, 60, torch.device("cuda")))
 
 
 def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
-    """Train a recipe and evaluate it far out."""
-    tests = lw.EvaluationSettings(lengths=lengths, num_examples=num_examples)
-    return measured(replace(lw.recipe(recipe), seed=seed, evaluation=tests), KEPT / f"{recipe}-{seed}")
+    """Train a recipe and evaluate it at much longer lengths."""
+    evaluation = lw.EvaluationSettings(lengths=lengths, num_examples=num_examples)
+    return train_and_evaluate(replace(lw.recipe(recipe), seed=seed, evaluation=evaluation), FOLDER / f"{recipe}-{seed}")
 
 
-def measured(experiment: lw.Experiment, folder: Path) -> Part:
-    """Train and evaluate; training goes on where an earlier call stopped."""
+def train_and_evaluate(experiment: lw.Experiment, folder: Path) -> Part:
+    """Train and evaluate an experiment; training resumes after an earlier call."""
 
-    def part(left: float) -> dict[str, Any]:
-        ends = time.monotonic() + left
-        run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > ends)
+    def part(seconds_left: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds_left
+        run = lw.train(experiment, folder, resume=True, device="cuda", stop=lambda: time.monotonic() > deadline)
         if run is None:
             raise TimeoutError
         rows = lw.evaluate(run, experiment.evaluation)
@@ -85,28 +85,28 @@ def measured(experiment: lw.Experiment, folder: Path) -> Part:
     return part
 
 
-def of_claim(claim: Claim, label: str, experiment: lw.Experiment) -> Part:
-    """A row of a claim with one seed: its results, and what the claim reads of the run."""
-    folder = run_folder(KEPT / claim.name, label, experiment.seed)
+def claim_row(claim: Claim, label: str, experiment: lw.Experiment) -> Part:
+    """Measure one row of a claim with one seed: its results, and the reading of the run if the claim defines one."""
+    folder = run_folder(FOLDER / claim.name, label, experiment.seed)
 
-    def part(left: float) -> dict[str, Any]:
-        row = measured(experiment, folder)(left)
-        known = {"claim": claim.name, "row": label, "seed": experiment.seed, **row}
+    def part(seconds_left: float) -> dict[str, Any]:
+        row = train_and_evaluate(experiment, folder)(seconds_left)
+        result = {"claim": claim.name, "row": label, "seed": experiment.seed, **row}
         if claim.read is None:
-            return known
-        return {**known, "reading": claim.read(lw.load_run(folder, device="cuda"), row["results"])}
+            return result
+        return {**result, "reading": claim.read(lw.load_run(folder, device="cuda"), row["results"])}
 
     return part
 
 
-def encoding_costs(left: float) -> dict[str, Any]:
-    """Every encoding's training step and cached decoding step beside NoPE's."""
-    return {"rows": [encoding_speed.measure(encoding, 9, torch.device("cuda")) for encoding in ENCODINGS]}
+def measure_encoding_costs(seconds_left: float) -> dict[str, Any]:
+    """Measure a training step and a cached decoding step of every encoding, compared with NoPE."""
+    return {"rows": [encoding_speed.measure_encoding(encoding, 9, torch.device("cuda")) for encoding in ENCODINGS]}
 
 
-def corpus() -> Path:
-    """The sources of the Python at hand, prepared once."""
-    folder = KEPT / "corpus"
+def prepare_python_corpus() -> Path:
+    """Prepare a corpus from the Python standard library, unless it exists, and return its folder."""
+    folder = FOLDER / "corpus"
     if not (folder / "corpus.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
         lw.prepare_corpus([f"code={sysconfig.get_paths()['stdlib']}"], folder, vocabulary_size=2048)
@@ -114,52 +114,52 @@ def corpus() -> Path:
 
 
 def language_model(name: str, experiment: lw.Experiment) -> Part:
-    """Loss by context length of a model of source code."""
+    """Measure the loss by context length of a model of source code."""
 
-    def part(left: float) -> dict[str, Any]:
+    def part(seconds_left: float) -> dict[str, Any]:
         started = time.monotonic()
-        task = Text(corpus=str(corpus().resolve()))
-        there = measured(replace(experiment, task=task, seed=2000), KEPT / "language_models" / name)
-        return there(left - (time.monotonic() - started))
+        task = Text(corpus=str(prepare_python_corpus().resolve()))
+        measure_run = train_and_evaluate(replace(experiment, task=task, seed=2000), FOLDER / "language_models" / name)
+        return measure_run(seconds_left - (time.monotonic() - started))
 
     return part
 
 
-def influence_cost(left: float) -> dict[str, Any]:
-    """Seconds per far token of leaving each of 1,024 out, beside a plain forward of the same tokens."""
-    lm = influence_speed.model(device="cuda")
-    window = influence_speed.windows(1)[0]
+def measure_influence_cost(seconds_left: float) -> dict[str, Any]:
+    """Measure leave-one-out per far token, for 1,024 far tokens, and a plain forward pass of the same tokens."""
+    lm = influence_speed.random_model(device="cuda")
+    window = influence_speed.random_windows(1)[0]
     tokens = torch.from_numpy(window.tokens)[None].cuda()
 
     @torch.no_grad()
-    def plain() -> None:
+    def forward() -> None:
         lm.model(input_ids=tokens, logits_to_keep=1).logits.cpu()
 
-    def ours() -> None:
-        LeaveOneOut().select(influence_speed.scorer_of(lm, window), 8, np.random.default_rng(0))
+    def leave_one_out() -> None:
+        LeaveOneOut().select(influence_speed.masked_scorer(lm, window), 8, np.random.default_rng(0))
 
-    own, forward = influence_speed.in_turns(ours, plain)
-    return {"s_per_far_token": own / influence_speed.FAR, "plain_forward_s": forward}
+    influence_s, forward_s = influence_speed.time_in_turns(leave_one_out, forward)
+    return {"s_per_far_token": influence_s / influence_speed.FAR, "plain_forward_s": forward_s}
 
 
-def wrapper_cost(left: float) -> dict[str, Any]:
-    """What PPC around a model of transformers costs, as its benchmark prints it."""
+def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
+    """Measure the overhead of PPC in models of transformers with ``hf_overhead.py``."""
     command = [sys.executable, "benchmarks/hf_overhead.py", "--rounds", "3", "--size", "larger"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
-    return {"returncode": ended.returncode, "table": ended.stdout.splitlines(), "last": ended.stderr[-500:]}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
+    return {"returncode": process.returncode, "table": process.stdout.splitlines(), "last": process.stderr[-500:]}
 
 
 PARTS: dict[str, Part] = {
-    "tests": tests,
+    "tests": run_gpu_tests,
     "step_speed float32": step_speed("coupled", "float32"),
     "step_speed bf16": step_speed("coupled", "bf16"),
     "parity seed 2000": long_evaluation("parity", (2000, 20_000, 100_000), (512, 64, 4), 2000),
     "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
-    "encoding costs": encoding_costs,
-    "influence cost": influence_cost,
-    "wrapper cost": wrapper_cost,
+    "encoding costs": measure_encoding_costs,
+    "influence cost": measure_influence_cost,
+    "wrapper cost": measure_wrapper_cost,
     "multiplication seed 2000": long_evaluation("multiplication", (10, 100, 200), (512, 256, 64), 2000),
     "sort seed 2000": long_evaluation("sort", (10, 40, 64), (512, 512, 512), 2000),
     "multi_addition seed 2000": long_evaluation("multi_addition", (5, 10, 20, 30), (256, 256, 64, 64), 2000),
@@ -171,79 +171,82 @@ PARTS: dict[str, Part] = {
         f"context_length {label}": language_model(label.replace(" ", "-"), experiment)
         for label, experiment in context_length().items()
     },
-    # Every claim at its full size: all rows with one seed, then with the next.
+    # Every claim at its GPU size: all rows with the first seed, then all rows with the next seed.
     **{
-        f"{name} {label} seed {experiment.seed + more}": of_claim(
-            claim, label, replace(experiment, seed=experiment.seed + more)
+        f"{name} {label} seed {experiment.seed + offset}": claim_row(
+            claim, label, replace(experiment, seed=experiment.seed + offset)
         )
-        for more in range(max(claim.experiments_at("gpu")[1] for claim in CLAIMS.values()))
+        for offset in range(max(claim.experiments_at("gpu")[1] for claim in CLAIMS.values()))
         for name, claim in CLAIMS.items()
         for label, experiment in claim.experiments_at("gpu")[0].items()
-        if more < claim.experiments_at("gpu")[1]
+        if offset < claim.experiments_at("gpu")[1]
     },
-    # What the comparisons which_parity, which_copy and which_addition leave out.
+    # Combinations that the comparisons which_parity, which_copy and which_addition do not contain.
     **{
-        f"{task} {label}": measured(replace(experiment, seed=2000), KEPT / task / label.replace("/", "-"))
+        f"{task} {label}": train_and_evaluate(replace(experiment, seed=2000), FOLDER / task / label.replace("/", "-"))
         for task in ("parity", "copy", "addition")
         for label, experiment in which_remaining(task).items()
     },
 }
 
 
-# What is timed has the machine for itself; the rest are small models, of which many fit side by side.
-ALONE = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost", "wrapper cost")
+# Timed parts run one at a time; the other parts train small models, so many of them run in parallel.
+EXCLUSIVE_PARTS = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost", "wrapper cost")
 WORKERS = max(1, min(14, (os.cpu_count() or 1) - 2))
 
 
-def run_parts(ends: float) -> list[str]:
-    """Run what is not done yet until the time is over; the names of what is left."""
-    done = {row["part"] for row in read_rows(ROWS)}
-    left = dict.fromkeys(name for name in PARTS if name not in done)
-    corpus()
-    for name in [name for name in left if name in ALONE]:
-        _end(name, run_part(name, ends), left)
+def run_parts(deadline: float) -> list[str]:
+    """Run missing parts until the deadline, and return the names of the parts that are still missing."""
+    existing = {row["part"] for row in read_rows(ROWS)}
+    missing = dict.fromkeys(name for name in PARTS if name not in existing)
+    prepare_python_corpus()
+    for name in [name for name in missing if name in EXCLUSIVE_PARTS]:
+        _save_row(name, run_part(name, deadline), missing)
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(run_part, name, ends): name for name in left if name not in ALONE}
-        for future in as_completed(running):
-            _end(running[future], future.result(), left)
-    return list(left)
+        parts = {pool.submit(run_part, name, deadline): name for name in missing if name not in EXCLUSIVE_PARTS}
+        for future in as_completed(parts):
+            _save_row(parts[future], future.result(), missing)
+    return list(missing)
 
 
-def run_part(name: str, ends: float) -> dict[str, Any] | None:
-    """The row of a part; None when there was no time, or why it failed is printed."""
+def run_part(name: str, deadline: float) -> dict[str, Any] | None:
+    """Return the row of a part, or None if time ran out or the part failed; print the error of a failed part."""
     started = time.monotonic()
-    if started >= ends:
+    if started >= deadline:
         return None
     try:
-        row = PARTS[name](ends - started)
+        row = PARTS[name](deadline - started)
     except (TimeoutError, subprocess.TimeoutExpired):
         return None
-    except Exception as error:  # One part that fails must not cost the others.
+    except Exception as error:  # The other parts continue if one part fails.
         print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
         return None
     return {"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}
 
 
-def _end(name: str, row: dict[str, Any] | None, left: dict[str, None]) -> None:
+def _save_row(name: str, row: dict[str, Any] | None, missing: dict[str, None]) -> None:
     if row is not None:
         append_rows(ROWS, [row])
-        del left[name]
+        del missing[name]
         print(f"{name}: {row['wall_s']:.0f} s", flush=True)
 
 
 def main() -> int:
-    """0 when all is done, 3 when there is more to do."""
+    """Run missing parts; return 0 if all parts are complete, 3 if parts are missing, and 2 without a CUDA device."""
     if not torch.cuda.is_available():
-        print("make gpu needs a CUDA device and torch sees none; run it on a machine with one", file=sys.stderr)
+        print(
+            "make gpu needs a CUDA device, but torch found none; run it on a machine with an NVIDIA GPU",
+            file=sys.stderr,
+        )
         return 2
-    KEPT.mkdir(parents=True, exist_ok=True)
-    left = run_parts(time.monotonic() + float(os.environ.get("BUDGET_S", "540")))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    missing = run_parts(time.monotonic() + float(os.environ.get("BUDGET_S", "540")))
     if os.environ.get("OUT"):
-        for path in (ROWS, KEPT / "tests.txt"):
+        for path in (ROWS, FOLDER / "tests.txt"):
             if path.exists():
                 shutil.copy(path, os.environ["OUT"])
-    print(f"left to do: {', '.join(left) or 'nothing'}")
-    return 3 if left else 0
+    print(f"missing parts: {', '.join(missing) or 'none'}")
+    return 3 if missing else 0
 
 
 if __name__ == "__main__":

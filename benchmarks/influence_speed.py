@@ -1,13 +1,13 @@
 """Cost of influence measures compared with captum and longppl, on one model with random weights.
 
 A Llama of 12 layers, width 256, with the vocabulary size of GPT-2; 1,024 far and 32 near tokens. ``leave one out``: all
-far tokens of a target by masked ``LeaveOneOut``, compared with captum's ``FeatureAblation``, which replaces tokens; the
-latter is timed on a few ablations and scaled, and computes only the logits of the last token, like ours. ``short
+far tokens of a target by masked ``LeaveOneOut``, compared with captum's ``FeatureAblation``, which replaces tokens.
+The time of captum is measured on a few ablations and scaled. Both compute only the logits of the last token. ``short
 context``: the losses of all tokens of a text, compared with the windows of longppl's ``find_key_token`` without its
-pass over the whole text, also with the vocabulary size of Llama 3. ``strict leave one out``: far tokens of a target,
+pass over the full text, also with the vocabulary size of Llama 3. ``strict leave one out``: 256 far tokens,
 compared with a plain loop of forward passes. ``memory``: peak memory beyond the loaded model, compared with a plain
 forward pass, each in a separate process. ``screening``: share of the exhaustive best 8 that a screened measure selects,
-and its time; with ``--run`` (a run on text), strict on trained weights, also the share of the gain.
+and its time. ``--run`` measures screening in strict mode on a run on text, and also the share of the gain.
 """
 
 import argparse
@@ -45,7 +45,7 @@ REPEATS = 3
 RESULTS = Path(__file__).parent / "results" / "influence_speed.jsonl"
 
 
-def model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
+def random_model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
     """Return a model with random weights, which have the cost of trained weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -61,14 +61,14 @@ def model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
     return CausalLM(LlamaForCausalLM(config).to(torch.device(device)), "llama")
 
 
-def windows(number: int) -> list[Window]:
+def random_windows(number: int) -> list[Window]:
     """Return windows of random tokens."""
     rng = np.random.default_rng(0)
-    draws = rng.integers(0, VOCABULARY, (number, FAR + NEAR + 1))
-    return [Window(start=row[:0], far=row[:FAR], near=row[FAR:-1], target=int(row[-1])) for row in draws]
+    tokens = rng.integers(0, VOCABULARY, (number, FAR + NEAR + 1))
+    return [Window(start=row[:0], far=row[:FAR], near=row[FAR:-1], target=int(row[-1])) for row in tokens]
 
 
-def scorer_of(lm: CausalLM, window: Window) -> SubsetScorer:
+def masked_scorer(lm: CausalLM, window: Window) -> SubsetScorer:
     """Return a masked scorer with all far tokens as candidates."""
     return SubsetScorer(
         evaluator=WindowEvaluator(lm, window),
@@ -78,24 +78,24 @@ def scorer_of(lm: CausalLM, window: Window) -> SubsetScorer:
     )
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Return the wall time of one call."""
+def time_call(function: Callable[[], Any]) -> float:
+    """Return the wall time of one call in seconds."""
     started = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - started
 
 
-def in_turns(*works: Callable[[], Any]) -> list[float]:
-    """Return the smallest of a few wall times of each function, measured in turns."""
-    times = [[seconds(work) for work in works] for _ in range(REPEATS)]
+def time_in_turns(*functions: Callable[[], Any]) -> list[float]:
+    """Return the smallest of a few wall times of each function in seconds; the functions take turns."""
+    times = [[time_call(function) for function in functions] for _ in range(REPEATS)]
     return [min(each) for each in zip(*times, strict=True)]
 
 
 def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
-    """Measure the seconds per far token and target; captum, and ours on fewer candidates, are scaled."""
+    """Measure the seconds per far token and target; times of fewer tokens are scaled up."""
     from captum.attr import FeatureAblation  # noqa: PLC0415  (the other modes need no captum)
 
-    samples = windows(number)
+    samples = random_windows(number)
     tokens = torch.from_numpy(np.stack([window.tokens for window in samples]))
     targets = torch.tensor([window.target for window in samples])
     mask = torch.ones_like(tokens)
@@ -115,15 +115,15 @@ def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
     def ours() -> None:
         for window in samples:
             LeaveOneOut().select(
-                scorer_of(lm, window).restrict(np.arange(candidates)), min(8, candidates), np.random.default_rng(0)
+                masked_scorer(lm, window).restrict(np.arange(candidates)), min(8, candidates), np.random.default_rng(0)
             )
 
     with torch.no_grad():
-        plain = seconds(lambda: forward(tokens))
-    prefill = sum(seconds(lambda window=window: WindowEvaluator(lm, window).states) for window in samples)
-    own = (seconds(ours) - prefill) * FAR / (candidates + 1) + prefill
+        plain = time_call(lambda: forward(tokens))
+    prefill = sum(time_call(lambda window=window: WindowEvaluator(lm, window).states) for window in samples)
+    own = (time_call(ours) - prefill) * FAR / (candidates + 1) + prefill
     # FeatureAblation runs once without an ablation, then once per feature.
-    reference = seconds(captum) * (FAR + 1) / (ABLATIONS + 1)
+    reference = time_call(captum) * (FAR + 1) / (ABLATIONS + 1)
     return {
         "measured": "leave one out",
         "targets": number,
@@ -141,20 +141,20 @@ def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
     from longppl.longppl import find_key_token  # noqa: PLC0415
 
     tokens = np.random.default_rng(1).integers(0, lm.vocabulary_size, TEXT_TOKENS)
-    ids, places = torch.from_numpy(tokens)[None], torch.arange(TEXT_TOKENS)
-    encoded = {"input_ids": ids, "offset_mapping": torch.stack([places, places + 1], dim=-1)[None]}
+    ids, starts = torch.from_numpy(tokens)[None], torch.arange(TEXT_TOKENS)
+    encoding = {"input_ids": ids, "offset_mapping": torch.stack([starts, starts + 1], dim=-1)[None]}
 
     @torch.no_grad()
-    def whole() -> None:
+    def full_pass() -> None:
         lm.model(ids)
 
     # A function in place of the tokenizer gives longppl the same random tokens.
-    own, both, first = in_turns(
+    own, longppl_total, longppl_full_pass = time_in_turns(
         lambda: short_context_losses(lm, tokens, near=near, stride=stride),
-        lambda: find_key_token("", lm.model, lambda text, **options: encoded, near, stride),
-        whole,
+        lambda: find_key_token("", lm.model, lambda text, **options: encoding, near, stride),
+        full_pass,
     )
-    reference = both - first
+    reference = longppl_total - longppl_full_pass
     return {
         "measured": "short context",
         "near": near,
@@ -170,10 +170,10 @@ def short_context(lm: CausalLM, near: int, stride: int) -> dict[str, Any]:
 def screening(lm: CausalLM, number: int) -> dict[str, Any]:
     """Measure the share of the exhaustive best 8 that a screened measure selects."""
     overlaps, times = [], np.zeros(2)
-    for window in windows(number):
+    for window in random_windows(number):
         selections = []
         for index, measure in enumerate((LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1))):
-            scorer = scorer_of(lm, window)
+            scorer = masked_scorer(lm, window)
             start = time.perf_counter()
             selections.append(set(measure.select(scorer, 8, np.random.default_rng(0)).indices))
             times[index] += time.perf_counter() - start
@@ -187,18 +187,18 @@ def screening(lm: CausalLM, number: int) -> dict[str, Any]:
 
 
 def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
-    """Measure the seconds to leave out each of some far tokens; the loop is timed on a part and scaled."""
-    window, rng = windows(1)[0], np.random.default_rng(0)
-    indices, part = (np.linspace(0, FAR - 1, number).astype(int) for number in (STRICT, ABLATIONS))
+    """Measure the seconds of leave-one-out for some far tokens; the loop is timed on fewer tokens and scaled up."""
+    window, rng = random_windows(1)[0], np.random.default_rng(0)
+    indices, loop_indices = (np.linspace(0, FAR - 1, number).astype(int) for number in (STRICT, ABLATIONS))
 
     @torch.no_grad()
     def loop() -> None:
-        for index in part.tolist():
-            tokens = torch.from_numpy(window.tokens[window.expand(~window.only([index]))])[None]
+        for index in loop_indices.tolist():
+            tokens = torch.from_numpy(window.tokens[window.expand(~window.visibility_mask([index]))])[None]
             lm.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
 
-    ours, plain = in_turns(
-        lambda: LeaveOneOut().select(replace(scorer_of(lm, window), mode="strict", candidates=indices), 8, rng),
+    ours, plain = time_in_turns(
+        lambda: LeaveOneOut().select(replace(masked_scorer(lm, window), mode="strict", candidates=indices), 8, rng),
         loop,
     )
     plain *= STRICT / ABLATIONS
@@ -214,7 +214,7 @@ def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
 def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[dict[str, Any]]:
     """Measure the share of the exhaustive gain that a screened measure reaches, strict, on held-out text of a run."""
     loaded = load_language_model(run)
-    targets = sample_targets(loaded.held_out(), context=near + far, number=number, seed=7000)
+    targets = sample_targets(loaded.held_out(), context=near + far, num_targets=number, seed=7000)
     for measure, share in product((LeaveOneOut(), Greedy()), (0.05, 0.1, 0.25, 0.5)):
         overlaps, gains, times = [], np.zeros(2), np.zeros(2)
         for target in targets:
@@ -231,7 +231,7 @@ def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[di
                 rankings.append(each.select(scorer, 8, np.random.default_rng(0)))
                 times[index] += time.perf_counter() - start
             overlaps.append(len(set(rankings[0].indices) & set(rankings[1].indices)) / 8)
-            masks = [scorer.only([]), *(scorer.only(each.indices) for each in rankings)]
+            masks = [scorer.visibility_mask([]), *(scorer.visibility_mask(each.indices) for each in rankings)]
             near_only, *scores = scorer.scores(np.stack(masks))
             gains += near_only - np.array(scores)
         yield {
@@ -248,71 +248,71 @@ def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[di
         }
 
 
-def peak_of(work: str) -> int:
+def measure_peak(kind: str) -> int:
     """Return the peak bytes of a separate process beyond the loaded model."""
     completed = subprocess.run(
-        [sys.executable, __file__, "--only", work], check=True, capture_output=True, text=True, cwd=Path.cwd()
+        [sys.executable, __file__, "--only", kind], check=True, capture_output=True, text=True, cwd=Path.cwd()
     )
     return int(json.loads(completed.stdout.splitlines()[-1])["bytes"])
 
 
-def peak(work: str) -> None:
-    """Print the peak memory since the model was loaded, minus the memory at that time (Linux); see ``peak_of``."""
-    lm, (window,) = model(), windows(1)
+def print_peak(kind: str) -> None:
+    """Print the peak memory in bytes after loading the model, minus the memory of the loaded model (Linux only)."""
+    lm, (window,) = random_model(), random_windows(1)
     # Reset the peak that building the model caused.
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_in_use("VmRSS")
-    if work == "plain":
+    if kind == "plain":
         with torch.no_grad():
             lm.model(input_ids=torch.from_numpy(window.tokens)[None], use_cache=False)
-    elif work == "ours":
-        LeaveOneOut().select(scorer_of(lm, window).restrict(np.arange(128)), 8, np.random.default_rng(0))
+    elif kind == "ours":
+        LeaveOneOut().select(masked_scorer(lm, window).restrict(np.arange(128)), 8, np.random.default_rng(0))
     print(json.dumps({"bytes": memory_in_use("VmHWM") - before, "model_bytes": before}))
 
 
 def memory_in_use(field: str) -> int:
-    """Return a number of bytes that the kernel reports."""
+    """Return a memory field of ``/proc/self/status`` in bytes."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
-    """Print and store a row per measurement."""
+    """Print one row per measurement and append it to the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("plain", "ours"), help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="One target and few candidates, as a test.")
-    parser.add_argument("--run", help="A run on text: measure only screening, on its weights.")
+    parser.add_argument("--quick", action="store_true", help="Use one target and few candidates, as a test.")
+    parser.add_argument("--run", help="Measure only screening, on this run on text.")
     parser.add_argument("--strict", action="store_true", help="Measure only strict leave-one-out.")
     arguments = parser.parse_args()
     if arguments.only is not None:
-        peak(arguments.only)
+        print_peak(arguments.only)
         return
     if arguments.run is not None:
         for row in screening_trained(arguments.run, near=16, far=256, number=4 if arguments.quick else 64):
-            store(row, quick=arguments.quick)
+            save_row(row, quick=arguments.quick)
         return
-    lm, quick = model(), arguments.quick
-    measured: list[Callable[[], dict[str, Any]]] = [lambda: strict_leave_one_out(lm)]
-    measured += (
+    lm, quick = random_model(), arguments.quick
+    measurements: list[Callable[[], dict[str, Any]]] = [lambda: strict_leave_one_out(lm)]
+    measurements += (
         []
         if arguments.strict
         else [
             lambda: leave_one_out(lm, 1, 64 if quick else FAR),
             *([] if quick else [lambda: leave_one_out(lm, TARGETS, ABLATIONS)]),
             *[
-                lambda near=near, stride=stride, size=size: short_context(model(size), near, stride)
+                lambda near=near, stride=stride, size=size: short_context(random_model(size), near, stride)
                 for size in (VOCABULARY, LARGE_VOCABULARY)
                 for near, stride in SHORT
             ],
-            lambda: {"measured": "memory", **{f"{work}_bytes": peak_of(work) for work in ("plain", "ours")}},
+            lambda: {"measured": "memory", **{f"{kind}_bytes": measure_peak(kind) for kind in ("plain", "ours")}},
             *([] if quick else [lambda: screening(lm, 4)]),
         ]
     )
-    for measure in measured:
-        store(measure(), quick=quick)
+    for measure in measurements:
+        save_row(measure(), quick=quick)
 
 
-def store(row: dict[str, Any], *, quick: bool) -> None:
+def save_row(row: dict[str, Any], *, quick: bool) -> None:
     """Print a row, and append it to the results unless it is a quick test."""
     print(json.dumps(row), flush=True)
     if not quick:

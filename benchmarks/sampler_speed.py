@@ -1,4 +1,4 @@
-"""How long it takes to make a training batch of 64 sequences of about 44 tokens, for every task and scheme."""
+"""Measure the time to sample a training batch of 64 sequences of about 44 tokens, for four tasks and two schemes."""
 
 import argparse
 import json
@@ -10,13 +10,13 @@ import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.training.batch import Sampler
 
-# The length that gives 43 to 45 tokens.
+# Task lengths at which a sequence has 43 to 45 tokens.
 LENGTHS = {"parity": 20, "copy": 20, "reverse": 20, "addition": 13}
 RESULTS = Path(__file__).parent / "results" / "sampler_speed.jsonl"
 
 
-def milliseconds(task: str, scheme: str, repeats: int) -> tuple[float, int]:
-    """Median time of a batch, and its number of tokens per sequence."""
+def measure_batch_ms(task: str, scheme: str, repeats: int) -> tuple[float, int]:
+    """Return the median time of a batch in ms, and the number of tokens per sequence."""
     experiment = lw.experiment_for(task, scheme)
     lengths = (LENGTHS[task], LENGTHS[task])
     sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
@@ -29,7 +29,7 @@ def milliseconds(task: str, scheme: str, repeats: int) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Print a row per task and scheme and add them to the results."""
+    """Print one row per task and scheme, and append the rows to the results file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=300)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -38,7 +38,7 @@ def main() -> None:
     with arguments.out.open("a") as file:
         for task in LENGTHS:
             for scheme in ("sequential", "predicted"):
-                median, seq = milliseconds(task, scheme, arguments.repeats)
+                median, seq = measure_batch_ms(task, scheme, arguments.repeats)
                 row = {"task": task, "scheme": scheme, "batch": 64, "seq": seq, "ms": round(median, 3)}
                 print(row)
                 file.write(json.dumps({**row, **provenance()}) + "\n")

@@ -1,8 +1,8 @@
-"""How much of the machine's matrix-product rate a whole training step reaches.
+"""Compare the time of a training step with the time of its matrix products alone.
 
-A step (batch, forward, backward, clipping, optimiser) of a 2-layer decoder with d_model 128 and 4 heads on 100 x 44
-tokens is timed in turn with plain matrix products: ``share`` is the time of all products of the model over that of the
-step, ``executed_share`` that of the products alone that the step executes (the last layer skips the prompt's queries).
+A step consists of batch, forward, backward, clipping and optimizer. The decoder has 2 layers, d_model 128 and 4 heads,
+and the batch has 100 x 44 tokens. ``share`` is the time of all matrix products of the model, divided by the time of the
+step. ``executed_share`` counts only products that the step executes; the last layer skips the queries of the prompt.
 """
 
 import argparse
@@ -26,10 +26,12 @@ BATCH, SEQ, LAYERS, D_MODEL, HEADS = 100, 44, 2, 128, 4
 RESULTS = Path(__file__).parent / "results" / "step_speed.jsonl"
 
 
-def products(device: torch.device, dtype: torch.dtype, asked: int) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
-    """The operands of every matrix product of a step, and how often it occurs: forward and both gradients.
+def products(
+    device: torch.device, dtype: torch.dtype, num_queries: int
+) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Return the operands and the count of every matrix product of a step, for forward and both gradients.
 
-    ``asked`` is the number of token indexes whose hidden states the last layer computes; ``SEQ`` is the whole model.
+    ``num_queries`` is the number of token indexes at which the last layer computes hidden states, at most ``SEQ``.
     """
 
     def random(*shape: int) -> torch.Tensor:
@@ -37,47 +39,47 @@ def products(device: torch.device, dtype: torch.dtype, asked: int) -> list[tuple
 
     pairs = []
     for last in (False, True):
-        queries, times = (asked, 1) if last else (SEQ, LAYERS - 1)
+        queries, count = (num_queries, 1) if last else (SEQ, LAYERS - 1)
         rows, tokens = BATCH * queries, BATCH * SEQ
-        into = (
+        attention_inputs = (
             [(tokens, D_MODEL, 3 * D_MODEL)]
             if queries == SEQ
             else [(rows, D_MODEL, D_MODEL), (tokens, D_MODEL, 2 * D_MODEL)]
         )
         for size, inputs, outputs in (
-            *into,
+            *attention_inputs,
             (rows, D_MODEL, D_MODEL),
             (rows, D_MODEL, 4 * D_MODEL),
             (rows, 4 * D_MODEL, D_MODEL),
         ):
             x, y, weight = random(size, inputs), random(size, outputs), random(outputs, inputs)
-            pairs += [(x, weight.T, times), (y, weight, times), (y.T, x, times)]
+            pairs += [(x, weight.T, count), (y, weight, count), (y.T, x, count)]
         query = random(BATCH * HEADS, queries, D_MODEL // HEADS)
         key = random(BATCH * HEADS, SEQ, D_MODEL // HEADS)
         scores = random(BATCH * HEADS, queries, SEQ)
-        # Forward and two gradients each of the scores and of what they mix.
-        pairs += [(query, key.mT, 2 * times), (scores, key, 2 * times), (scores.mT, query, 2 * times)]
+        # Forward and two gradients of the scores, and of the weighted sum of values.
+        pairs += [(query, key.mT, 2 * count), (scores, key, 2 * count), (scores.mT, query, 2 * count)]
     return pairs
 
 
-def flop(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> int:
-    """Multiplications and additions of all products."""
-    return sum(2 * left.numel() * right.shape[-1] * times for left, right, times in pairs)
+def count_flop(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> int:
+    """Return the number of multiplications and additions of all products."""
+    return sum(2 * left.numel() * right.shape[-1] * count for left, right, count in pairs)
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call."""
+def time_call(function: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of one call, including work on the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
-    work()
+    function()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
-def measure(scheme: str, precision: str, repeats: int, device: torch.device) -> dict[str, object]:
-    """Median seconds of a step and of its products, taken in turn."""
+def measure_step(scheme: str, precision: str, repeats: int, device: torch.device) -> dict[str, object]:
+    """Return the median times of a step and of its products, measured in turn."""
     base = lw.experiment_for("parity", scheme)
     experiment = replace(
         base,
@@ -89,41 +91,46 @@ def measure(scheme: str, precision: str, repeats: int, device: torch.device) -> 
     )
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     # The loss reads hidden states from the last prompt token on.
-    asked = SEQ + 1 - int(sampler.batch(0).prompt_length[0])
-    whole, executed = products(device, dtype, SEQ), products(device, dtype, asked)
+    num_queries = SEQ + 1 - int(sampler.batch(0).prompt_length[0])
+    all_products, executed = products(device, dtype, SEQ), products(device, dtype, num_queries)
 
     def multiply(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
-        for left, right, times in pairs:
-            for _ in range(times):
+        for left, right, count in pairs:
+            for _ in range(count):
                 left @ right
 
-    steps, plain, needed = [], [], []
+    step_times, all_times, executed_times = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         decoder = build_decoder(experiment).to(device)
         trainer = Trainer(decoder, sampler, experiment.training, Path(folder))
         for repeat in range(repeats + 5):
-            works = (trainer.step, lambda: multiply(whole), lambda: multiply(executed))
-            seconds = [timed(work, device) for work in works]
+            functions = (trainer.step, lambda: multiply(all_products), lambda: multiply(executed))
+            seconds = [time_call(function, device) for function in functions]
             if repeat >= 5:
-                for times, second in zip((steps, plain, needed), seconds, strict=True):
+                for times, second in zip((step_times, all_times, executed_times), seconds, strict=True):
                     times.append(second)
     return {
         "scheme": scheme,
         "precision": precision,
-        "step_ms": round(1e3 * statistics.median(steps), 2),
-        "products_ms": round(1e3 * statistics.median(plain), 2),
-        "executed_products_ms": round(1e3 * statistics.median(needed), 2),
-        "products_gflop": round(flop(whole) / 1e9, 2),
-        "executed_gflop": round(flop(executed) / 1e9, 2),
-        "products_gflop_per_s": round(flop(whole) / 1e9 / statistics.median(plain), 1),
-        "step_gflop_per_s": round(flop(whole) / 1e9 / statistics.median(steps), 1),
-        "share": round(statistics.median(one / other for one, other in zip(plain, steps, strict=True)), 3),
-        "executed_share": round(statistics.median(one / other for one, other in zip(needed, steps, strict=True)), 3),
+        "step_ms": round(1e3 * statistics.median(step_times), 2),
+        "products_ms": round(1e3 * statistics.median(all_times), 2),
+        "executed_products_ms": round(1e3 * statistics.median(executed_times), 2),
+        "products_gflop": round(count_flop(all_products) / 1e9, 2),
+        "executed_gflop": round(count_flop(executed) / 1e9, 2),
+        "products_gflop_per_s": round(count_flop(all_products) / 1e9 / statistics.median(all_times), 1),
+        "step_gflop_per_s": round(count_flop(all_products) / 1e9 / statistics.median(step_times), 1),
+        "share": median_ratio(all_times, step_times),
+        "executed_share": median_ratio(executed_times, step_times),
     }
 
 
+def median_ratio(times: list[float], reference: list[float]) -> float:
+    """Return the median ratio of times measured in the same rounds."""
+    return round(statistics.median(one / other for one, other in zip(times, reference, strict=True)), 3)
+
+
 def main() -> None:
-    """Print a row per scheme and add them to the results."""
+    """Print one row per scheme and append the rows to the results file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--device", default="cpu")
@@ -132,7 +139,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     with arguments.out.open("a") as file:
         for scheme, precision in (("coupled", "float32"), ("predicted", "float32"), ("coupled", "bf16")):
-            row = measure(scheme, precision, arguments.repeats, torch.device(arguments.device))
+            row = measure_step(scheme, precision, arguments.repeats, torch.device(arguments.device))
             print(row)
             file.write(json.dumps({**row, **provenance()}) + "\n")
 
