@@ -16,7 +16,7 @@ from lengthwise.core.intervals import clustered_interval, t_critical_value
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.loss_by_context import SCORED, ContextLoss, check_contexts, loss_by_context
+from lengthwise.evaluation.loss_by_context import NUM_SCORED_TOKENS, ContextLoss, check_contexts, loss_by_context
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme, Randomized, Sequential, Skipwise
@@ -59,14 +59,14 @@ def scored_windows(
 ) -> dict[int, list[tuple[Any, ...]]]:
     """Return the tokens of the scored windows, by length."""
     windows: dict[int, list[tuple[Any, ...]]] = {}
-    score = context_loss._score
+    score = context_loss._score_batch
 
     def record(decoder: Decoder, batch: Any, scored: int) -> Any:
         windows.setdefault(batch.length, []).extend(tuple(tokens) for tokens in batch.tokens.tolist())
         return score(decoder, batch, scored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(context_loss, "_score", record)
+        patch.setattr(context_loss, "_score_batch", record)
         evaluate(text, settings)
     return windows
 
@@ -93,11 +93,11 @@ def test_the_loss_agrees_with_separate_forwards_of_each_scored_token(encoding, t
     windows_by_length = scored_windows(text, settings, monkeypatch)
     sizes = text.token_bytes()
     for result, windows in zip(results, windows_by_length.values(), strict=True):
-        losses = [one_at_a_time(decoder, window, SCORED) for window in windows]
+        losses = [one_at_a_time(decoder, window, NUM_SCORED_TOKENS) for window in windows]
         assert {len(window) for window in windows} == {result.length + 1}
         assert result.loss == pytest.approx(np.mean(losses), rel=1e-5)
         assert result.perplexity == pytest.approx(math.exp(result.loss))
-        read = sum(int(sizes[token]) for window in windows for token in window[-SCORED:])
+        read = sum(int(sizes[token]) for window in windows for token in window[-NUM_SCORED_TOKENS:])
         assert result.bits_per_byte == pytest.approx(np.sum(losses) / math.log(2) / read, rel=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_all_lengths_score_the_same_tokens_of_held_out_documents(text, monkeypat
 def test_each_token_with_the_longest_context_is_scored_once(text, monkeypatch):
     settings = replace(SETTINGS, num_examples=(10_000,))
     sizes = [len(document.tokens) for document in text.held_out()]
-    expected = sum((size - 161) // SCORED + 1 for size in sizes if size > 160)
+    expected = sum((size - 161) // NUM_SCORED_TOKENS + 1 for size in sizes if size > 160)
     (*_, result) = evaluate(text, settings)
     assert result.num_examples == expected
     assert len(set(scored_windows(text, settings, monkeypatch)[160])) == expected

@@ -12,12 +12,12 @@ from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
 
 Results = Iterator[LengthResult] | Iterator[ContextLoss]
-HELD_OUT = "use held-out records with --task FILE.jsonl"
+HELD_OUT_ADVICE = "use held-out records with --task FILE.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Method of evaluating a decoder: ``measure`` yields one ``result_type`` per length."""
+    """Evaluation method for decoders; ``measure`` yields one ``result_type`` per length."""
 
     uses_loss: bool
     result_type: type[LengthResult] | type[ContextLoss]
@@ -30,7 +30,7 @@ LOSS = Evaluator(uses_loss=True, result_type=ContextLoss, measure=iter_losses)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The keys of a result row that describe its run."""
+    """Keys of a result row that describe its run, with their types."""
 
     variant: str | None
     seed: int

@@ -15,16 +15,16 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.grading import DECODES, Grades, first_errors, grade
+from lengthwise.evaluation.grading import DECODE_MODES, Grades, first_errors, grade
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
-# Block size of sampling. It does not depend on memory, so the first N examples of a seed are always the same.
-BLOCK = 16
-# Maximum number of tokens per block and per forward pass. A block has at least one example, however long.
+# Number of examples per sampled block. It is fixed, so the first N examples of a seed do not depend on memory.
+EXAMPLES_PER_BLOCK = 16
+# Maximum number of tokens per block and per forward pass. A block contains at least one example of any length.
 BLOCK_TOKENS, FORWARD_TOKENS = 1 << 20, 1 << 15
 
 
@@ -55,8 +55,8 @@ class EvaluationSettings:
                 f"num_examples has {len(self.num_examples)} values for {len(self.lengths)} lengths; "
                 "give one value, or one for each length"
             )
-        if self.decode not in DECODES:
-            raise SettingError(f"unknown decode '{self.decode}'; use one of {', '.join(DECODES)}")
+        if self.decode not in DECODE_MODES:
+            raise SettingError(f"unknown decode '{self.decode}'; use one of {', '.join(DECODE_MODES)}")
 
     def num_examples_at(self, index: int) -> int:
         """Return the number of examples at ``lengths[index]``."""
@@ -65,7 +65,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstErrors:
-    """The first errors of failed examples: their median index in the response (from 0), and their number by kind."""
+    """Number of first errors of each kind in failed examples, and their median index in the response (from 0)."""
 
     median_index: float
     token: int
@@ -75,7 +75,7 @@ class FirstErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthResult:
-    """Result at one length. ``exact_match`` requires right tokens, a right end token and, for PPC, right IDs.
+    """Result at one length. ``exact_match`` requires correct tokens, a correct end token and, for PPC, correct IDs.
 
     ``low`` and ``high`` bound the 95% Wilson interval of ``exact_match``. ``exact_tokens`` ignores IDs. ``answer_loss``
     is the mean teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is
@@ -108,9 +108,9 @@ def evaluate_by_length(
 ) -> tuple[LengthResult, ...]:
     """Evaluate a decoder at each length, and call ``report(length, done, total)`` after each batch.
 
-    Evaluation is teacher-forced by default, with one forward pass per batch. If each prompt has one right answer,
-    greedy decoding is exact if and only if all teacher-forced predictions are right. Emits ``UntrainedDistanceWarning``
-    if IDs are further apart than ``trained_distance``.
+    Evaluation is teacher-forced by default, with one forward pass per batch. If each prompt has one correct answer,
+    greedy decoding is exact if and only if all teacher-forced predictions are correct. Emits
+    ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
     """
     return tuple(iter_results(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
 
@@ -128,7 +128,7 @@ def iter_results(
     with eval_mode(decoder):
         end = task.vocabulary.index("end")
         for index, length in enumerate(settings.lengths):
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             distance: int | float = 0
             tally, total = Tally(), count_examples(task, length, settings.num_examples_at(index))
             for _, batch in iter_examples(task, scheme, length, total, settings.seed):
@@ -136,10 +136,10 @@ def iter_results(
                 distance = max(distance, largest_distance(batch))
                 tally.add(grade(decoder, batch, end=end, decode=settings.decode))
                 if report is not None:
-                    report(length, tally.trials, total)
+                    report(length, tally.num_examples, total)
             result = tally.result(length, settings.decode, distance)
             warn_untrained_distance(decoder, scheme, length, distance, trained_distance)
-            yield replace(result, wall_s=round(time.perf_counter() - started, 3))
+            yield replace(result, wall_s=round(time.perf_counter() - start_time, 3))
             if settings.stop_at_zero and result.exact_match == 0:
                 break
 
@@ -156,12 +156,12 @@ def eval_mode(decoder: Decoder) -> Iterator[None]:
 
 
 def warn_untrained_distance(
-    decoder: Decoder, scheme: PositionScheme, length: int, distance: int | float, trained: int | float | None
+    decoder: Decoder, scheme: PositionScheme, length: int, distance: int | float, train_max: int | float | None
 ) -> None:
-    """Emit ``UntrainedDistanceWarning`` if IDs are further apart than in training (``trained``; None if unknown)."""
-    if trained is not None and distance > trained and compares_distances(decoder, scheme):
+    """Emit ``UntrainedDistanceWarning`` if ``distance`` exceeds the training maximum (None if unknown)."""
+    if train_max is not None and distance > train_max and depends_on_id_distances(decoder, scheme):
         warnings.warn(
-            f"length {length} uses ID distances up to {distance}, beyond the trained maximum of {trained}; "
+            f"length {length} uses ID distances up to {distance}, beyond the trained maximum of {train_max}; "
             f"train {_training_advice(scheme, distance)}",
             UntrainedDistanceWarning,
             stacklevel=3,
@@ -169,15 +169,15 @@ def warn_untrained_distance(
 
 
 def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
-    """Return advice on training with distances up to ``distance``; without gaps, they require longer sequences."""
+    """Return advice for training with larger ID distances; without gaps, they require longer sequences."""
     limit = scheme.num_position_ids
     if limit is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
     return f"with num_position_ids of at least {distance + 1}" if limit <= distance else "for more steps"
 
 
-def compares_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
-    """Return True if new ID distances can change results: the decoder reads IDs, and the scheme is deterministic."""
+def depends_on_id_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
+    """Return True if new ID distances can change results: the decoder uses IDs, and the scheme is deterministic."""
     return decoder.reads_ids and not scheme.random_at_evaluation
 
 
@@ -196,9 +196,9 @@ def iter_examples(
         batch = to_batch(length, examples, assignment)
         size = min(len(examples), remaining)
         remaining -= size
-        step = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
-        for start in range(0, size, step):
-            indices = np.arange(start, min(start + step, size))
+        examples_per_pass = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
+        for start in range(0, size, examples_per_pass):
+            indices = np.arange(start, min(start + examples_per_pass, size))
             yield examples.select(indices), batch.select(indices)
 
 
@@ -209,10 +209,10 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
     """
     if isinstance(task, HasRecords):
         order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
-        for first in range(0, len(order), BLOCK):
-            yield task.records_at(length, order[first : first + BLOCK])
+        for first in range(0, len(order), EXAMPLES_PER_BLOCK):
+            yield task.records_at(length, order[first : first + EXAMPLES_PER_BLOCK])
         return
-    size = max(1, min(BLOCK, BLOCK_TOKENS // length))
+    size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
     for block in range(-(-total // size)):
         rng = stream(seed, "evaluation examples", length, block)
         yield task.sample(length=length, size=size, rng=rng)
@@ -246,47 +246,47 @@ class Tally:
     """Running totals over the graded batches of one length."""
 
     def __init__(self) -> None:
-        self.trials = self.exact = self.exact_tokens = 0
-        self.tokens = self.tokens_correct = self.ids = self.ids_correct = 0
-        self.loss: float | None = 0.0
+        self.num_examples = self.num_exact = self.num_exact_tokens = 0
+        self.num_tokens = self.num_correct_tokens = self.num_ids = self.num_correct_ids = 0
+        self.total_loss: float | None = 0.0
         self.first_error_indices: list[int] = []
         self.kinds: Counter[str] = Counter()
 
     def add(self, grades: Grades) -> None:
         """Add the grades of one batch."""
-        self.trials += len(grades.scored)
-        self.exact += int((~(grades.token_errors | grades.id_errors).any(dim=1)).sum())
-        self.exact_tokens += int((~grades.token_errors.any(dim=1)).sum())
-        self.tokens += int(grades.scored.sum())
-        self.tokens_correct += int((grades.scored & grades.token_correct).sum())
-        if grades.token_loss is None or self.loss is None:
-            self.loss = None
+        self.num_examples += len(grades.scored)
+        self.num_exact += int((~(grades.token_errors | grades.id_errors).any(dim=1)).sum())
+        self.num_exact_tokens += int((~grades.token_errors.any(dim=1)).sum())
+        self.num_tokens += int(grades.scored.sum())
+        self.num_correct_tokens += int((grades.scored & grades.token_correct).sum())
+        if grades.token_loss is None or self.total_loss is None:
+            self.total_loss = None
         else:
-            self.loss += float(grades.token_loss[grades.scored].double().sum())
-        self.ids += int(grades.id_scored.sum())
-        self.ids_correct += int((grades.id_scored & grades.id_correct).sum())
+            self.total_loss += float(grades.token_loss[grades.scored].double().sum())
+        self.num_ids += int(grades.id_scored.sum())
+        self.num_correct_ids += int((grades.id_scored & grades.id_correct).sum())
         for example, column, kind in first_errors(grades):
             self.first_error_indices.append(column - int(grades.prompt_offset[example]))
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
         """Return the totals as a result with ``wall_s`` 0, which the caller replaces."""
-        low, high = wilson_interval(self.exact, self.trials)
+        low, high = wilson_interval(self.num_exact, self.num_examples)
         first = None
         if self.first_error_indices:
             median = float(statistics.median(self.first_error_indices))
             first = FirstErrors(median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")})
         return LengthResult(
             length=length,
-            num_examples=self.trials,
+            num_examples=self.num_examples,
             decode=decode,
-            exact_match=self.exact / self.trials,
+            exact_match=self.num_exact / self.num_examples,
             low=low,
             high=high,
-            exact_tokens=self.exact_tokens / self.trials,
-            token_accuracy=self.tokens_correct / max(1, self.tokens),
-            id_accuracy=self.ids_correct / max(1, self.ids),
-            answer_loss=None if self.loss is None else self.loss / max(1, self.tokens),
+            exact_tokens=self.num_exact_tokens / self.num_examples,
+            token_accuracy=self.num_correct_tokens / max(1, self.num_tokens),
+            id_accuracy=self.num_correct_ids / max(1, self.num_ids),
+            answer_loss=None if self.total_loss is None else self.total_loss / max(1, self.num_tokens),
             first_error=first,
             largest_distance=distance,
             wall_s=0.0,

@@ -12,8 +12,8 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.generate import generate
 from lengthwise.training.batch import Batch
 
-DECODES = ("forced", "free")
-# Number of ID candidates scored at once. They fit into the CPU cache, which is several times faster than memory.
+DECODE_MODES = ("forced", "free")
+# Maximum number of ID candidates per chunk. A chunk fits into the CPU cache, which is several times faster than memory.
 ID_CHUNK_ELEMENTS = 1 << 19
 
 
@@ -22,7 +22,7 @@ class Grades:
     """Correctness of each token and ID after the shortest prompt of a batch; see ``Batch`` for the ``scored`` masks.
 
     ``end`` marks target or predicted end tokens; ``prompt_offset`` is the column of the first token after the prompt.
-    ``token_loss`` is the loss of the right token (nats); None for free decoding, where the preceding tokens differ.
+    ``token_loss`` is the loss of the correct token (nats); None for free decoding, where the preceding tokens differ.
     """
 
     token_correct: Bool[Tensor, "batch answer"]
@@ -45,21 +45,21 @@ class Grades:
 
 
 def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
-    """Return the first error of each failed example: the example, its column and its kind (token, id or end)."""
+    """Return the first error of each failed example: example index, column and kind (token, id or end)."""
     token_errors = grades.token_errors
     errors = token_errors | grades.id_errors
-    first = []
+    results = []
     for example in errors.any(dim=1).nonzero()[:, 0].tolist():
         column = int(errors[example].int().argmax())
         # A token is predicted before its ID, so a wrong token is the first error of its column.
         kind = "id" if not token_errors[example, column] else "end" if grades.end[example, column] else "token"
-        first.append((example, column, kind))
-    return first
+        results.append((example, column, kind))
+    return results
 
 
 @torch.no_grad()
 def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
-    """Grade a batch by teacher forcing or free decoding; if each prompt has one answer, exact matches are the same."""
+    """Grade a batch by teacher forcing or free decoding; exact matches agree if each prompt has one correct answer."""
     batch = batch.to(next(decoder.parameters()).device)
     first = int(batch.prompt_length.min())
     targets, token_loss = batch.tokens[:, first:], None
@@ -113,10 +113,10 @@ def _grade_free(
     for prompt_length in sorted(set(batch.prompt_length.tolist())):
         group = batch.prompt_length == prompt_length
         prompt_ids = batch.position_ids[:, group, : prompt_length if decoder.predicts_ids else None]
-        max_new_tokens = batch.tokens.shape[1] - prompt_length
-        out = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=max_new_tokens)
-        columns = slice(prompt_length - first, prompt_length - first + out.tokens.shape[1])
-        predicted[group, columns] = out.tokens.masked_fill(~out.is_written, -1)
-        predicted_ids[:, group, columns] = out.position_ids.masked_fill(~out.is_written, -1)
+        limit = batch.tokens.shape[1] - prompt_length
+        output = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=limit)
+        columns = slice(prompt_length - first, prompt_length - first + output.tokens.shape[1])
+        predicted[group, columns] = output.tokens.masked_fill(~output.is_written, -1)
+        predicted_ids[:, group, columns] = output.position_ids.masked_fill(~output.is_written, -1)
     id_correct = (predicted_ids == batch.position_ids[:, :, first:]).all(dim=0) | (not decoder.predicts_ids)
     return predicted, id_correct

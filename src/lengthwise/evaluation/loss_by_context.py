@@ -15,7 +15,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import clustered_interval
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import (
-    BLOCK,
+    EXAMPLES_PER_BLOCK,
     FORWARD_TOKENS,
     EvaluationSettings,
     check_id_range,
@@ -30,7 +30,7 @@ from lengthwise.training.batch import Batch, to_batch
 
 # Number of scored tokens at the end of each window. A larger number makes better use of a forward pass; a smaller
 # number keeps the context lengths of the scored tokens almost equal.
-SCORED = 32
+NUM_SCORED_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ContextLoss:
 
 
 class _Window(NamedTuple):
-    """A span of scored tokens: the index of its document, and the token index after its last token."""
+    """Span of scored tokens: the index of its document, and the token index after its last token."""
 
     document: int
     end: int
@@ -76,9 +76,9 @@ def loss_by_context(
 ) -> tuple[ContextLoss, ...]:
     """Evaluate a decoder at each context length, and call ``report(length, done, total)`` after each batch.
 
-    The windows are sampled from documents longer than the longest context, and there may be fewer than requested.
-    Raises ``SettingError`` if no document is long enough, and emits ``UntrainedDistanceWarning`` if IDs are further
-    apart than ``trained_distance``.
+    The windows come from documents longer than the longest context; there may be fewer windows than requested. Raises
+    ``SettingError`` if no document is long enough, and emits ``UntrainedDistanceWarning`` if ID distances exceed
+    ``trained_distance``.
     """
     return tuple(iter_losses(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
 
@@ -93,36 +93,36 @@ def iter_losses(
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[ContextLoss]:
     """Evaluate like ``loss_by_context``, and yield the result of each length when it is complete."""
-    all_windows, documents = _windows(task, settings), task.held_out()
+    all_windows, documents = _sample_windows(task, settings), task.held_out()
     with eval_mode(decoder):
         for index, length in enumerate(settings.lengths):
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             windows = all_windows[: settings.num_examples_at(index)]
-            tally = _Tally(task.token_bytes(), min(SCORED, *settings.lengths))
-            for part, batch in _batches(task, scheme, documents, windows, length, settings.seed):
+            tally = _LossTally(task.token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
+            for part, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
                 tally.add(decoder, part, batch)
                 if report is not None:
                     report(length, len(tally.documents), len(windows))
-            warn_untrained_distance(decoder, scheme, length, tally.distance, trained_distance)
-            yield tally.result(length, round(time.perf_counter() - started, 3))
+            warn_untrained_distance(decoder, scheme, length, tally.largest_distance, trained_distance)
+            yield tally.result(length, round(time.perf_counter() - start_time, 3))
 
 
 def check_contexts(task: GradedByLoss, settings: EvaluationSettings) -> None:
     """Raise ``SettingError`` for settings that do not apply to losses, and for lengths without held-out documents."""
-    _windows(task, settings)
+    _sample_windows(task, settings)
 
 
-def _windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
+def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
     """Return all windows of documents longer than the longest context, shuffled with the seed."""
     if settings.decode != "forced" or settings.stop_at_zero:
         raise SettingError("a loss requires teacher forcing; leave out --decode free and stop_at_zero")
-    longest, scored = max(settings.lengths), min(SCORED, *settings.lengths)
+    longest, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
     windows, longest_document = [], 0
     for index, document in enumerate(task.held_out()):
         size = len(document.tokens)
         longest_document = max(longest_document, size)
-        windows += [_Window(document=index, end=end) for end in range(longest + 1, size + 1, scored)]
+        windows += [_Window(document=index, end=end) for end in range(longest + 1, size + 1, num_scored)]
     if not windows:
         raise SettingError(
             f"length {longest} needs {longest + 1} tokens, but the longest held-out document has {longest_document}; "
@@ -132,7 +132,7 @@ def _windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
     return [windows[index] for index in order]
 
 
-def _batches(
+def _iter_batches(
     task: GradedByLoss,
     scheme: PositionScheme,
     documents: Sequence[TokenizedDocument],
@@ -140,71 +140,71 @@ def _batches(
     length: int,
     seed: int,
 ) -> Iterator[tuple[list[_Window], Batch]]:
-    step = max(1, FORWARD_TOKENS // (length + 1))
-    # IDs are sampled in blocks of a fixed size, independent of memory.
-    for first in range(0, len(windows), BLOCK):
-        block = windows[first : first + BLOCK]
+    num_windows = max(1, FORWARD_TOKENS // (length + 1))
+    # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
+    for first in range(0, len(windows), EXAMPLES_PER_BLOCK):
+        block = windows[first : first + EXAMPLES_PER_BLOCK]
         sequences = [documents[window.document].tokens[window.end - length - 1 : window.end] for window in block]
         examples = task.lay_out(np.stack(sequences).astype(np.int64))
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, first), training=False)
         batch = to_batch(length, examples, assignment)
-        for start in range(0, len(block), step):
-            yield block[start : start + step], batch.select(slice(start, start + step))
+        for start in range(0, len(block), num_windows):
+            yield block[start : start + num_windows], batch.select(slice(start, start + num_windows))
 
 
 @torch.no_grad()
-def _score(
-    decoder: Decoder, batch: Batch, scored: int
+def _score_batch(
+    decoder: Decoder, batch: Batch, num_scored: int
 ) -> tuple[Float[np.ndarray, "batch scored"], Bool[np.ndarray, "batch scored"]]:
     """Return the losses of the scored tokens of each window (nats), and a mask of correct predictions."""
     batch = batch.to(next(decoder.parameters()).device)
-    first = batch.tokens.shape[1] - 1 - scored
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first)
-    logits, targets = decoder.token_logits(hidden), batch.tokens[:, first + 1 :]
+    query_start = batch.tokens.shape[1] - 1 - num_scored
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=query_start)
+    logits, targets = decoder.token_logits(hidden), batch.tokens[:, query_start + 1 :]
     losses: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     correct = logits.argmax(dim=-1) == targets
     return losses.view(targets.shape).double().cpu().numpy(), correct.cpu().numpy()
 
 
-class _Tally:
+class _LossTally:
     """Running totals over the scored tokens of one length."""
 
-    def __init__(self, token_bytes: Int[np.ndarray, " vocab"], scored: int) -> None:
-        self.token_bytes, self.scored = token_bytes, scored
+    def __init__(self, token_bytes: Int[np.ndarray, " vocab"], num_scored: int) -> None:
+        self.token_bytes, self.num_scored = token_bytes, num_scored
         self.documents: list[int] = []
         self.losses: list[Float[np.ndarray, " scored"]] = []
-        self.correct = self.bytes = 0
-        self.distance: int | float = 0
+        self.num_correct = self.num_bytes = 0
+        self.largest_distance: int | float = 0
 
     def add(self, decoder: Decoder, windows: list[_Window], batch: Batch) -> None:
         """Score the windows of one batch, and add the results."""
-        losses, correct = _score(decoder, batch, self.scored)
+        losses, correct = _score_batch(decoder, batch, self.num_scored)
         self.documents += [window.document for window in windows]
         self.losses += list(losses)
-        self.correct += int(correct.sum())
-        self.bytes += int(self.token_bytes[batch.tokens[:, -self.scored :].numpy()].sum())
-        self.distance = max(self.distance, largest_distance(batch))
+        self.num_correct += int(correct.sum())
+        self.num_bytes += int(self.token_bytes[batch.tokens[:, -self.num_scored :].numpy()].sum())
+        self.largest_distance = max(self.largest_distance, largest_distance(batch))
 
     def result(self, length: int, wall_s: float) -> ContextLoss:
         """Return the totals as a result, with a clustered interval over documents."""
         losses = np.stack(self.losses)
         _, cluster = np.unique(self.documents, return_inverse=True)
         sums = np.bincount(cluster, weights=losses.sum(axis=1))
-        low, high = clustered_interval(sums, np.bincount(cluster) * self.scored)
+        low, high = clustered_interval(sums, np.bincount(cluster) * self.num_scored)
         loss = float(losses.mean())
         return ContextLoss(
             length=length,
-            shortest_context=length - self.scored + 1,
+            shortest_context=length - self.num_scored + 1,
             num_examples=len(losses),
             num_documents=len(sums),
-            scored_tokens=self.scored,
+            scored_tokens=self.num_scored,
             decode="forced",
             loss=loss,
             low=low,
             high=high,
             perplexity=math.exp(loss),
-            bits_per_byte=float(losses.sum()) / math.log(2) / self.bytes if self.bytes else None,
-            token_accuracy=self.correct / losses.size,
-            largest_distance=self.distance,
+            bits_per_byte=float(losses.sum()) / math.log(2) / self.num_bytes if self.num_bytes else None,
+            token_accuracy=self.num_correct / losses.size,
+            largest_distance=self.largest_distance,
             wall_s=wall_s,
         )

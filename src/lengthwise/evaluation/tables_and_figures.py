@@ -11,7 +11,7 @@ from lengthwise.core.intervals import interval_over_models
 Rows = Sequence[Mapping[str, Any]]
 FIT_THRESHOLD = 0.99
 # A figure with at least this many panels has two columns.
-MANY_PANELS = 5
+MIN_PANELS_FOR_TWO_COLUMNS = 5
 
 
 def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
@@ -25,15 +25,15 @@ def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
 
 
 def uses_loss(rows: Rows) -> bool:
-    """Return True for rows with losses, False for rows with exact match; a table never has both."""
+    """Return True for rows with losses, False for rows with exact match; a table never contains both."""
     return "loss" in rows[0]
 
 
 def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
     """Return the exact match over the examples of all seeds, with its 95% interval; all seeds have the same examples.
 
-    For losses, return the perplexity of the mean loss over seeds. Its bounds are means over seeds too, because all
-    seeds are evaluated on the same documents.
+    For losses, return the perplexity of the mean loss over seeds. Its bounds are also means over seeds, because all
+    seeds use the same documents.
     """
     if uses_loss(rows):
         value, low, high = (_perplexity([row[name] for row in rows]) for name in ("loss", "low", "high"))
@@ -68,7 +68,7 @@ def outcome(rows: Rows) -> str:
 
 
 def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
-    """Return header and body, one line per label and one column per length, with the interval below each value.
+    """Return a header and a body with one line per label and one column per length, and intervals below the values.
 
     ``fits`` separates failing to fit from failing to extrapolate: it counts the seeds with exact match 0.99 or more at
     the longest training length. ``diverged`` contains the label of each run that diverged.
@@ -93,7 +93,7 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
 
 
 def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Return header and body for one run, with one line per length."""
+    """Return a header and a body for one run, with one line per length."""
     columns: dict[str, Callable[[Mapping[str, Any]], str]]
     if uses_loss(rows):
         columns = {
@@ -154,8 +154,8 @@ def format_value(rows: Rows) -> str:
 
 def num_examples_at(rows: Rows, length: int) -> str:
     """Return the number of examples per seed at a length, as a range if rows differ."""
-    numbers = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
-    return "-".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1])))
+    counts = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
+    return "-".join(str(number) for number in dict.fromkeys((counts[0], counts[-1])))
 
 
 def label_of(row: Mapping[str, Any]) -> str:
@@ -169,7 +169,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
 
     Each task and variant has a panel. Bands show the range over seeds; bars show the 95% interval of a single seed.
     """
-    # Imported here because it takes a second, and most commands draw nothing.
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
@@ -177,13 +177,13 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
         panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
     # The legend has one line per label.
-    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(own)) for own in panels.values()))
-    columns = 1 if len(panels) < MANY_PANELS else 2
-    lines = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(9 * columns, height * lines), layout="constrained")
-    for index, ((task, variant), own) in enumerate(panels.items()):
-        parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        _draw_panel(figure.add_subplot(lines, columns, index + 1), own, ": ".join(parts))
+    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(each)) for each in panels.values()))
+    num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
+    num_lines = math.ceil(len(panels) / num_columns)
+    figure = Figure(figsize=(9 * num_columns, height * num_lines), layout="constrained")
+    for index, ((task, variant), panel_rows) in enumerate(panels.items()):
+        title_parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
+        _draw_panel(figure.add_subplot(num_lines, num_columns, index + 1), panel_rows, ": ".join(title_parts))
     figure.supxlabel("bands: range over seeds; bars: 95% interval of a single seed", fontsize=8)
     return save_figure(figure, folder)
 
@@ -192,16 +192,18 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     first, last = rows[0]["train_lengths"]
     axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
     by_label = group_rows(rows)
-    axes.set_prop_cycle(color=_colors(len(by_label)))
+    axes.set_prop_cycle(color=_line_colors(len(by_label)))
     for index, (label, by_length) in enumerate(by_label.items()):
-        measured = {length: runs for length, runs in by_length.items() if runs}
-        middle = [pool_seeds(runs)[0] for runs in measured.values()]
-        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured.values() for row in runs)
+        measured_runs = {length: runs for length, runs in by_length.items() if runs}
+        values = [pool_seeds(runs)[0] for runs in measured_runs.values()]
+        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured_runs.values() for row in runs)
         style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
-        name = label if fits else f"{label} (did not fit)"
+        line_label = label if fits else f"{label} (did not fit)"
         # The first label is on top, because it is usually the subject of the comparison.
-        (line,) = axes.plot(list(measured), middle, style, marker=marker, markersize=4, label=name, zorder=10 - index)
-        _draw_spread(axes, measured, line.get_color())
+        (curve,) = axes.plot(
+            list(measured_runs), values, style, marker=marker, markersize=4, label=line_label, zorder=10 - index
+        )
+        _draw_spread(axes, measured_runs, curve.get_color())
     if uses_loss(rows):
         axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
         axes.set_ylabel("perplexity of held-out tokens (log scale)")
@@ -213,15 +215,17 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
 
 def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
     """Draw the range over seeds, or the interval of a single seed."""
-    several = {length: _band(runs) for length, runs in by_length.items() if len(runs) > 1}
-    single = {length: _band(runs) for length, runs in by_length.items() if len(runs) == 1}
-    if several:
-        axes.fill_between(list(several), *zip(*several.values(), strict=True), color=color, alpha=0.15, linewidth=0)
-    if single:
-        axes.vlines(list(single), *zip(*single.values(), strict=True), color=color, alpha=0.5, linewidth=1)
+    multiple_seeds = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
+    one_seed = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
+    if multiple_seeds:
+        axes.fill_between(
+            list(multiple_seeds), *zip(*multiple_seeds.values(), strict=True), color=color, alpha=0.15, linewidth=0
+        )
+    if one_seed:
+        axes.vlines(list(one_seed), *zip(*one_seed.values(), strict=True), color=color, alpha=0.5, linewidth=1)
 
 
-def _colors(number: int) -> list[Any]:
+def _line_colors(number: int) -> list[Any]:
     """Return at least ``number`` colors except gray, which marks the training range."""
     from matplotlib import colormaps  # noqa: PLC0415
 
@@ -240,7 +244,7 @@ def save_figure(figure: Any, folder: Path) -> Path:
     return folder / "figure.png"
 
 
-def _band(runs: Rows) -> tuple[float, float]:
+def _value_range(runs: Rows) -> tuple[float, float]:
     if len(runs) == 1:
         value, low, high = pool_seeds(runs)
         return (value, value) if low is None or high is None else (low, high)

@@ -22,8 +22,8 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.interruption import catch_interrupts
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.evaluator import HELD_OUT, check_row, overlapping_lengths, select_evaluator
-from lengthwise.evaluation.exact_match import compares_distances
+from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, check_row, overlapping_lengths, select_evaluator
+from lengthwise.evaluation.exact_match import depends_on_id_distances
 from lengthwise.evaluation.tables_and_figures import label_of, outcome
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.run import iter_result_rows, train
@@ -157,7 +157,7 @@ def _summarize(
     if finished and not rows:
         raise DivergedError(f"all runs diverged, for example {reasons[0]}")
     with_distances = {
-        name for name, each in experiments.items() if compares_distances(build_decoder(each), each.scheme)
+        name for name, each in experiments.items() if depends_on_id_distances(build_decoder(each), each.scheme)
     }
     write_rows(out / RESULTS, rows)
     return Comparison(
@@ -276,7 +276,7 @@ def _saved_result(job: _Job) -> _Result | None:
 
 def _overlap(rows: list[dict[str, Any]]) -> list[str]:
     lengths = overlapping_lengths(rows)
-    text = f"some or all records of length {lengths} were in the training data; {HELD_OUT} and evaluate each run"
+    text = f"some or all records of length {lengths} were in the training data; {HELD_OUT_ADVICE} and evaluate each run"
     return [text] if lengths else []
 
 

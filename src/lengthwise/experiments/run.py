@@ -16,7 +16,7 @@ from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
-from lengthwise.evaluation.evaluator import HELD_OUT, Results, overlapping_lengths, select_evaluator
+from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, Results, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
@@ -200,7 +200,7 @@ def evaluate(
         rows.append(row)
     if overlap := overlapping_lengths(rows):
         warnings.warn(
-            f"some or all records of length {overlap} were in the training data; {HELD_OUT}",
+            f"some or all records of length {overlap} were in the training data; {HELD_OUT_ADVICE}",
             TrainingOverlapWarning,
             stacklevel=2,
         )

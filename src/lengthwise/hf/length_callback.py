@@ -14,7 +14,7 @@ from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerCont
 
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, iter_examples
-from lengthwise.evaluation.grading import DECODES, Grades
+from lengthwise.evaluation.grading import DECODE_MODES, Grades
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.dataset_columns import UNSCORED
@@ -55,8 +55,8 @@ class EvaluateByLength(TrainerCallback):
             raise SettingError("there are no lengths to evaluate; give at least one")
         if every_steps is not None and every_steps < 1:
             raise SettingError(f"invalid every_steps {every_steps}; use at least 1, or None")
-        if decode not in DECODES:
-            raise unknown_name("decode", decode, DECODES)
+        if decode not in DECODE_MODES:
+            raise unknown_name("decode", decode, DECODE_MODES)
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
         self.every_steps, self.stop_at_zero, self.facts = every_steps, stop_at_zero, dict(facts or {})
         self._last_step: int | None = None

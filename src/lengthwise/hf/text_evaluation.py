@@ -41,7 +41,7 @@ def evaluate_texts(
             for graded in model.grade(questions, decode=settings.decode):
                 tally.add(graded)
                 if report is not None:
-                    report(length, tally.trials, total)
+                    report(length, tally.num_examples, total)
         result = asdict(tally.result(length, settings.decode, 0))
         row = {name: value for name, value in result.items() if name not in OMITTED}
         row |= record_facts(task, length)
