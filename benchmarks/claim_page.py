@@ -2,7 +2,7 @@
 
 ``python benchmarks/claim_page.py CLAIM`` prints the results of every seed and the tables of the claim as Markdown, and
 draws ``docs/CLAIM.png``. ``--add FOLDER`` first adds the results that ``lengthwise reproduce CLAIM`` wrote to a folder,
-with the commit; earlier results of the same run are replaced. ``--add-gpu FILE`` adds results from a ``gpu.jsonl`` that
+with the commit, and replaces earlier results of the same run. ``--add-gpu FILE`` adds results from a ``gpu.jsonl`` that
 ``make gpu`` wrote. Both flags can be repeated.
 """
 
@@ -20,18 +20,18 @@ from lengthwise.experiments.reproductions.reproduction import READINGS, Claim, t
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
 
 Rows = list[dict[str, Any]]
-STORE, FIGURES = Path("benchmarks/results"), Path("docs")
+RESULTS_FOLDER, FIGURES_FOLDER = Path("benchmarks/results"), Path("docs")
 
 
-def add(claim: Claim, folder: Path) -> None:
-    """Add the rows and readings of a folder."""
+def add_folder(claim: Claim, folder: Path) -> None:
+    """Add the rows and readings of a folder to the stored results."""
     commit = json.loads((folder / COMPARISON).read_text())["provenance"]["commit"]
     for name, source in ((f"{claim.name}.jsonl", RESULTS), (f"{claim.name}_readings.jsonl", READINGS)):
         _store(claim, name, [{**row, "commit": commit} for row in read_rows(folder / source)])
 
 
-def add_gpu(claim: Claim, path: Path) -> None:
-    """Add the results of a GPU run."""
+def add_gpu_results(claim: Claim, path: Path) -> None:
+    """Add the results of a GPU run to the stored results."""
     parts = [part for part in read_rows(path) if part.get("claim") == claim.name]
     rows, readings = [], []
     for part in parts:
@@ -46,34 +46,34 @@ def add_gpu(claim: Claim, path: Path) -> None:
     _store(claim, f"{claim.name}_readings.jsonl", readings)
 
 
-def _store(claim: Claim, name: str, new: Rows) -> None:
-    replaced = {(row["row"], row["seed"]) for row in new}
-    rows = [row for row in read_rows(STORE / name) if (row["row"], row["seed"]) not in replaced] + new
+def _store(claim: Claim, name: str, new_rows: Rows) -> None:
+    new_runs = {(row["row"], row["seed"]) for row in new_rows}
+    rows = [row for row in read_rows(RESULTS_FOLDER / name) if (row["row"], row["seed"]) not in new_runs] + new_rows
     if rows:
-        write_rows(STORE / name, _in_order(claim, rows))
+        write_rows(RESULTS_FOLDER / name, _sort_rows(claim, rows))
 
 
-def _in_order(claim: Claim, rows: Rows) -> Rows:
+def _sort_rows(claim: Claim, rows: Rows) -> Rows:
     """Sort rows by label and variant, in the order of the claim, then by seed."""
     experiments = claim.experiments()
     labels = list(experiments)
 
-    def position(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    def sort_key(row: Mapping[str, Any]) -> tuple[int, int, int]:
         label = label_of(row)
         variants = (None, *experiments[label].evaluation.variants)
         return labels.index(label), variants.index(row.get("variant")), row["seed"]
 
-    return sorted(rows, key=position)
+    return sorted(rows, key=sort_key)
 
 
-def every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table per task: a line per label, with the exact match of every seed in each cell.
+def print_every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print one table per task, with one line per label and the exact match of every seed in each cell.
 
     Labels with different numbers of examples get separate tables.
     """
     for task in dict.fromkeys(row["task"] for row in rows):
         for group in _by_num_examples([row for row in rows if row["task"] == task]):
-            _every_seed(f"{task.replace('_', ' ')}: every seed", group)
+            _print_seed_table(f"{task.replace('_', ' ')}: every seed", group)
 
 
 def _by_num_examples(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
@@ -92,7 +92,7 @@ def _by_num_examples(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str
     return [group for _, group in groups]
 
 
-def _every_seed(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_seed_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     lengths = sorted({row["length"] for row in rows})
     body = []
     for label in dict.fromkeys(row["row"] for row in rows):
@@ -105,8 +105,8 @@ def _every_seed(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
         steps = " ".join(str(row["steps"]) for row in by_seed.values())
         seconds = " ".join(f"{row['train_s']:.0f}" for row in by_seed.values())
-        fitted = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
-        body.append([label, seeds, steps, seconds, fitted, *cells])
+        fits = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
+        body.append([label, seeds, steps, seconds, fits, *cells])
     columns = [f"{length:,} (n={num_examples_at(rows, length)})" for length in lengths]
     print_table(title, ["row", "seeds", "steps", "seconds", "fitted", *columns], body)
 
@@ -123,21 +123,22 @@ def main() -> None:
     """Add results, print the tables, and draw the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("claim", choices=CLAIMS)
-    parser.add_argument("--add", type=Path, action="append", default=[], help="folder of lengthwise reproduce")
-    parser.add_argument("--add-gpu", type=Path, action="append", default=[], help="gpu.jsonl file")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="output folder of lengthwise reproduce")
+    parser.add_argument("--add-gpu", type=Path, action="append", default=[], help="gpu.jsonl file of make gpu")
     options = parser.parse_args()
     claim = CLAIMS[options.claim]
     for folder in options.add:
-        add(claim, folder)
+        add_folder(claim, folder)
     for path in options.add_gpu:
-        add_gpu(claim, path)
-    rows, readings = read_rows(STORE / f"{claim.name}.jsonl"), read_rows(STORE / f"{claim.name}_readings.jsonl")
-    every_seed(rows)
+        add_gpu_results(claim, path)
+    rows = read_rows(RESULTS_FOLDER / f"{claim.name}.jsonl")
+    readings = read_rows(RESULTS_FOLDER / f"{claim.name}_readings.jsonl")
+    print_every_seed(rows)
     for title, header, body in tables_of(claim, rows, readings):
         print_table(title, header, body)
     with tempfile.TemporaryDirectory() as folder:
         figure = claim.draw(rows, readings, Path(folder), claim.name.replace("_", " "))
-        shutil.copy(figure, FIGURES / f"{claim.name}.png")
+        shutil.copy(figure, FIGURES_FOLDER / f"{claim.name}.png")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Run attacks on files, processes and the command line: ``python benchmarks/faults.py``; results in faults.md."""
+"""Run attacks on files, processes and the command line with ``python benchmarks/faults.py``; see faults.md."""
 
 import argparse
 import os
@@ -15,14 +15,14 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NU
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-import transformers  # noqa: F401  (imported before the forks, so that no attack imports it)
+import transformers  # noqa: F401  (imported before the forks, so that no attack has to import it)
 from tests.attacks import command_lines, kills, lies, machine, mutations
 
 from lengthwise.core.provenance import now, provenance
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-# Number of attacks per kind, in total 15 minutes on two cores; the longest first.
+# Number of attacks per kind. The longest kinds come first; all kinds take 15 minutes on two cores.
 ATTACKS = {
     "kills": (kills.attack, 195),
     "commands": (command_lines.attack, 1000),
@@ -37,19 +37,19 @@ ATTACKS = {
 
 
 def main() -> None:
-    """Run all attacks, or those of some kinds; with --write, save one row per kind."""
+    """Run all attacks, or the attacks of some kinds; ``--write`` saves one row per kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", default=list(ATTACKS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--number", type=int, help="attacks per kind")
-    parser.add_argument("--jobs", type=int, default=2, help="number of kinds in parallel, one process each")
+    parser.add_argument("--number", type=int, help="number of attacks per kind")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel processes, one kind per process")
     parser.add_argument("--write", action="store_true", help="append the rows to results/faults.jsonl")
     options = parser.parse_args()
     if len(options.kinds) == 1:
         sys.exit(attack_kind(options.kinds[0], options))
     started = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        statuses = list(pool.map(partial(_in_process, arguments=sys.argv[1:], kinds=options.kinds), options.kinds))
+        statuses = list(pool.map(partial(_run_in_process, arguments=sys.argv[1:], kinds=options.kinds), options.kinds))
     print(f"{time.monotonic() - started:.0f} s for {len(statuses)} kinds of attacks")
     sys.exit(max(statuses))
 
@@ -59,8 +59,8 @@ def attack_kind(kind: str, options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     attack, number = ATTACKS[kind]
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        tally = attack(number if options.number is None else options.number, options.seed, Path(scratch))
+    with tempfile.TemporaryDirectory() as folder:
+        tally = attack(number if options.number is None else options.number, options.seed, Path(folder))
     counts = {"attacks": tally.number, "refused": tally.errors, "faults": len(tally.faults)}
     row = {"kind": kind, "seed": options.seed, **counts, "wall_s": round(time.monotonic() - started, 1)}
     print(row, flush=True)
@@ -69,7 +69,7 @@ def attack_kind(kind: str, options: argparse.Namespace) -> int:
     return int(bool(tally.faults))
 
 
-def _in_process(kind: str, arguments: Sequence[str], kinds: Sequence[str]) -> int:
+def _run_in_process(kind: str, arguments: Sequence[str], kinds: Sequence[str]) -> int:
     flags = [flag for flag in arguments if flag not in kinds]
     return subprocess.run([sys.executable, __file__, kind, *flags], check=False).returncode
 

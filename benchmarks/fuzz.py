@@ -1,4 +1,4 @@
-"""Fuzz the readers of files and prompts with a million inputs: ``python benchmarks/fuzz.py``; results in faults.md.
+"""Fuzz the readers of files and prompts with a million inputs; see faults.md for the results.
 
 Hypothesis samples inputs at random. ``--engine atheris`` uses a coverage-guided fuzzer, which must be installed
 (``pip install -c constraints.txt -e '.[fuzz]'``).
@@ -27,39 +27,45 @@ from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
 ATHERIS = Path(__file__).with_name("fuzz_atheris.py")
-# Hypothesis keeps the inputs of a round in memory.
-ROUND = 5000
-CHOICES = {"min_size": 60, "max_size": 120}
+# Hypothesis stores the inputs of a round in memory.
+INPUTS_PER_ROUND = 5000
+BYTE_SIZES = {"min_size": 60, "max_size": 120}
 MEMORY_MIB = 2048
 HANG_SECONDS = 5
 
 
-def by_hypothesis(name: str, number: int, first_seed: int) -> dict[str, Any]:
+def run_hypothesis(name: str, num_inputs: int, first_seed: int) -> dict[str, Any]:
     """Run a reader on random inputs; the first fault raises an error."""
     reader, counts, slowest = READERS[name], Counter[bool](), 0.0
 
-    def try_one(choices: bytes) -> None:
+    def try_input(choices: bytes) -> None:
         nonlocal slowest
         content, started = input_of(reader, choices), time.perf_counter()
         counts[raises_error(reader, content)] += 1
         slowest = max(slowest, time.perf_counter() - started)
 
-    for each in range(math.ceil(number / ROUND)):
-        checks = settings(
-            max_examples=min(ROUND, number - each * ROUND),
+    for number in range(math.ceil(num_inputs / INPUTS_PER_ROUND)):
+        limits = settings(
+            max_examples=min(INPUTS_PER_ROUND, num_inputs - number * INPUTS_PER_ROUND),
             database=None,
             deadline=None,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        seed(first_seed + each)(checks(given(st.binary(**CHOICES))(try_one)))()
-    assert slowest < HANG_SECONDS, f"{slowest:.1f} s for one input"
+        seed(first_seed + number)(limits(given(st.binary(**BYTE_SIZES))(try_input)))()
+    assert slowest < HANG_SECONDS, f"{name} took {slowest:.1f} s for one input; the limit is {HANG_SECONDS} s"
     return {"inputs": counts.total(), "refused": counts[True], "slowest_s": round(slowest, 4)}
 
 
-def by_atheris(name: str, number: int, first_seed: int) -> dict[str, Any]:
+def run_atheris(name: str, num_inputs: int, first_seed: int) -> dict[str, Any]:
     """Run a reader in a separate process, which stops at the first fault."""
-    flags = [f"-runs={number}", f"-seed={first_seed + 1}", "-max_len=200", "-len_control=0", f"-timeout={HANG_SECONDS}"]
+    flags = [
+        f"-runs={num_inputs}",
+        f"-seed={first_seed + 1}",
+        "-max_len=200",
+        "-len_control=0",
+        f"-timeout={HANG_SECONDS}",
+    ]
     command = [sys.executable, str(ATHERIS), name, *flags, f"-rss_limit_mb={MEMORY_MIB}", "-print_final_stats=1"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     stats = dict(line.removeprefix("stat::").split(":") for line in process.stderr.splitlines() if "stat::" in line)
@@ -69,7 +75,7 @@ def by_atheris(name: str, number: int, first_seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run all readers; with --write, save one row per reader."""
+    """Run all readers; ``--write`` saves one row per reader."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readers", nargs="*", default=list(READERS))
     parser.add_argument("--engine", choices=["hypothesis", "atheris"], default="hypothesis")
@@ -79,14 +85,15 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.readers:
         started = time.monotonic()
-        each = math.ceil(options.inputs / len(options.readers))
-        counts = (by_hypothesis if options.engine == "hypothesis" else by_atheris)(name, each, options.seed)
-        who = resource.RUSAGE_SELF if options.engine == "hypothesis" else resource.RUSAGE_CHILDREN
-        peak = resource.getrusage(who).ru_maxrss / 1024
+        num_inputs = math.ceil(options.inputs / len(options.readers))
+        run_reader = run_hypothesis if options.engine == "hypothesis" else run_atheris
+        counts = run_reader(name, num_inputs, options.seed)
+        process = resource.RUSAGE_SELF if options.engine == "hypothesis" else resource.RUSAGE_CHILDREN
+        peak = resource.getrusage(process).ru_maxrss / 1024
         wall_s = round(time.monotonic() - started, 1)
         row = {"reader": name, "engine": options.engine, "seed": options.seed, **counts, "peak_mib": round(peak)}
         print({**row, "wall_s": wall_s}, flush=True)
-        assert peak < MEMORY_MIB, "too much memory"
+        assert peak < MEMORY_MIB, f"{name} used {peak:.0f} MiB; the limit is {MEMORY_MIB} MiB"
         if options.write:
             append_rows(RESULTS, [{**row, "wall_s": wall_s, **provenance(), "time": now()}])
 

@@ -1,4 +1,4 @@
-"""Fuzz one reader with atheris; started by ``fuzz.py --engine atheris`` with the reader's name and libFuzzer flags."""
+"""Fuzz one reader with atheris; ``fuzz.py --engine atheris`` runs this script with a reader and libFuzzer flags."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["lengthwise", "tests.attacks.inputs"], 
 
 
 def main() -> None:
-    """Run inputs until the limit of the flags or the first fault; never returns."""
+    """Run inputs until the first fault or the limit set by the flags, then exit the process."""
     reader = READERS[sys.argv[1]]
     atheris.Setup([sys.argv[0], *sys.argv[2:]], lambda choices: raises_error(reader, input_of(reader, choices)))
     atheris.Fuzz()

@@ -2,7 +2,7 @@
 
     python benchmarks/hf_overhead.py --out benchmarks/results/hf_overhead.jsonl
 
-The bare and the wrapped model take turns in one process; the script prints medians and their ratio.
+The plain model and the wrapped model take turns in one process. The script prints the medians and their ratio.
 """
 
 import argparse
@@ -32,7 +32,7 @@ MODELS = {
 }
 # Batch size, and tokens of the prompt and of the response.
 SHAPES = {"8 of 128 + 128": (8, 128, 128), "1 of 128 + 128": (1, 128, 128), "1 of 1,024 + 1,024": (1, 1024, 1024)}
-VOCABULARY, NUM_NEW = 8192, 64
+VOCABULARY, NUM_NEW_TOKENS = 8192, 64
 
 
 def build_model(model: str, size: str) -> transformers.PreTrainedModel:
@@ -49,17 +49,17 @@ def build_model(model: str, size: str) -> transformers.PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def time_in_turns(actions: list[Callable[[], None]], rounds: int) -> list[list[float]]:
-    """Return the seconds of each action per round; the actions take turns after a warm-up round."""
-    seconds: list[list[float]] = [[] for _ in actions]
+def time_in_turns(functions: list[Callable[[], None]], rounds: int) -> list[list[float]]:
+    """Return the seconds of each function per round; the functions take turns after a warm-up round."""
+    seconds: list[list[float]] = [[] for _ in functions]
     for number in range(rounds + 1):
-        for place, action in enumerate(actions):
+        for index, function in enumerate(functions):
             started = time.perf_counter()
-            action()
+            function()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if number:
-                seconds[place].append(time.perf_counter() - started)
+                seconds[index].append(time.perf_counter() - started)
     return seconds
 
 
@@ -80,11 +80,13 @@ def generation(model: transformers.PreTrainedModel, batch: dict[str, torch.Tenso
     """Return a function that generates the first tokens of the responses of a batch."""
     inputs = {name: batch[name][:, :prompt] for name in ("input_ids", "attention_mask", "position_ids")}
 
-    def write() -> None:
+    def generate() -> None:
         model.eval()
-        model.generate(**inputs, max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0)
+        model.generate(
+            **inputs, max_new_tokens=NUM_NEW_TOKENS, min_new_tokens=NUM_NEW_TOKENS, do_sample=False, pad_token_id=0
+        )
 
-    return write
+    return generate
 
 
 def batches(shape: tuple[int, int, int], device: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -94,10 +96,10 @@ def batches(shape: tuple[int, int, int], device: str) -> tuple[dict[str, torch.T
     ids = torch.arange(prompt + response, device=device).expand(rows, -1).clone()
     labels = tokens.clone()
     labels[:, :prompt] = -100
-    coupled = ids.clone()
-    coupled[:, prompt:] = ids[:, :response]
+    coupled_ids = ids.clone()
+    coupled_ids[:, prompt:] = ids[:, :response]
     bare = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "position_ids": ids, "labels": labels}
-    return bare, {**bare, "position_ids": coupled, "position_labels": coupled.masked_fill(labels == -100, -100)}
+    return bare, {**bare, "position_ids": coupled_ids, "position_labels": coupled_ids.masked_fill(labels == -100, -100)}
 
 
 def measure(options: argparse.Namespace, model: str, size: str, shape: str) -> Iterator[dict[str, Any]]:
@@ -107,19 +109,25 @@ def measure(options: argparse.Namespace, model: str, size: str, shape: str) -> I
     wrapper = PredictivePositionModel.wrap(
         build_model(model, size).to(device), segments=True, length_scaling=options.scaling
     )
-    bare_batch, joint = batches(SHAPES[shape], device)
+    bare_batch, ppc_batch = batches(SHAPES[shape], device)
     prompt = SHAPES[shape][1]
-    for what, actions, each in (
-        ("training step", [training_step(plain, bare_batch), training_step(wrapper, joint)], 1),
-        ("token of a batch", [generation(plain, bare_batch, prompt), generation(wrapper, joint, prompt)], NUM_NEW),
+    for unit, functions, num_tokens in (
+        ("training step", [training_step(plain, bare_batch), training_step(wrapper, ppc_batch)], 1),
+        (
+            "token of a batch",
+            [generation(plain, bare_batch, prompt), generation(wrapper, ppc_batch, prompt)],
+            NUM_NEW_TOKENS,
+        ),
     ):
-        bare, with_ppc = (statistics.median(seconds) / each for seconds in time_in_turns(actions, options.rounds))
+        bare, with_ppc = (
+            statistics.median(seconds) / num_tokens for seconds in time_in_turns(functions, options.rounds)
+        )
         yield {
             "model": model,
             "size": size,
             "texts": shape,
             "scaling": options.scaling,
-            "what": what,
+            "what": unit,
             "bare_ms": round(1000 * bare, 3),
             "ppc_ms": round(1000 * with_ppc, 3),
             "ratio": round(with_ppc / bare, 3),
@@ -133,11 +141,11 @@ def main() -> None:
     """Measure, print a table, and save the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--model", choices=MODELS, help="One model only.")
-    parser.add_argument("--size", choices=SIZES, help="One size only.")
-    parser.add_argument("--texts", choices=SHAPES, help="One shape only.")
+    parser.add_argument("--model", choices=MODELS, help="Measure only this model.")
+    parser.add_argument("--size", choices=SIZES, help="Measure only this size.")
+    parser.add_argument("--texts", choices=SHAPES, help="Measure only this shape.")
     parser.add_argument("--scaling", choices=LENGTH_SCALINGS, default="none")
-    parser.add_argument("--out", type=Path, help="Add rows to this file.")
+    parser.add_argument("--out", type=Path, help="Append the rows to this file.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| model | size | texts | scaling | what | bare, ms | with PPC, ms | ratio |")

@@ -40,7 +40,7 @@ class Shape:
     steps: int
     d_model: int = 64
     num_heads: int = 2
-    # Dimensions of a head; None: d_model / num_heads.
+    # Dimensions of a head; None uses d_model / num_heads.
     d_head: int | None = None
     # Share the weights of embeddings and output layer.
     tied: bool = False
@@ -57,7 +57,7 @@ class Task:
     train_length: int
     lengths: tuple[int, ...]
     num_examples: tuple[int, ...]
-    # Tokens per packed sequence: a few more than the longest example.
+    # Number of tokens per packed sequence, slightly more than in the longest example.
     pack_to: int
     num_position_ids: int
     max_gaps: int
@@ -65,21 +65,21 @@ class Task:
 
 
 def rotary(base: float, share: float = 1.0, *, kind: str = "default", fastest: float = 1.0) -> dict[str, float | str]:
-    """Return rotary angles from ``fastest`` down to about ``fastest / base``, in a share of a head's dimensions."""
+    """Return rotary settings with angles from ``fastest`` to ``fastest / base`` in a share of the head dimensions."""
     settings: dict[str, float | str] = {"rope_type": kind, "rope_theta": base}
     settings |= {} if share == 1 else {"partial_rotary_factor": share}
     return settings | ({} if fastest == 1 else {"factor": 1 / fastest})
 
 
 # The default share of GPT-NeoX, a quarter, gives four angles in a head of 32, too few to distinguish 2,000 IDs.
-LONG, LONG_IN_HALF = rotary(10_000.0), rotary(10_000.0, 0.5)
-# Settings that find one of 1,600 assignments: angles that distinguish each of 2,000 IDs from all others, half of a head
-# without rotation, tied weights and weight decay. GPT-NeoX needs 16 angles, the others get 32 in heads of 128
-# dimensions. "proportional" spaces the angles as for the whole head, so its base is the square of the default's.
-FOLLOWING = {"d_model": 128, "tied": True, "weight_decay": 1.0}
-SHARP = Shape(rope=rotary(100.0, 0.5, kind="linear", fastest=3.0), steps=2000, **FOLLOWING)
-SHARPER = Shape(
-    rope=rotary(10_000.0, 0.5, kind="proportional", fastest=3.0), steps=3000, d_head=128, biased=True, **FOLLOWING
+FULL_ROTARY, HALF_ROTARY = rotary(10_000.0), rotary(10_000.0, 0.5)
+# Settings for variable assignment. The model has to find one of 1,600 assignments, so the angles must distinguish 2,000
+# IDs. Half of each head is not rotated. GPT-NeoX uses 16 angles; the other models use 32 angles in heads of 128
+# dimensions. "proportional" spaces the angles as for a full head, so its base is the square of the default base.
+LOOKUP_SETTINGS = {"d_model": 128, "tied": True, "weight_decay": 1.0}
+LOOKUP_16 = Shape(rope=rotary(100.0, 0.5, kind="linear", fastest=3.0), steps=2000, **LOOKUP_SETTINGS)
+LOOKUP_32 = Shape(
+    rope=rotary(10_000.0, 0.5, kind="proportional", fastest=3.0), steps=3000, d_head=128, biased=True, **LOOKUP_SETTINGS
 )
 TASKS = {
     "parity": Task(
@@ -91,10 +91,10 @@ TASKS = {
         num_position_ids=4096,
         max_gaps=3,
         shapes={
-            "Llama": Shape(rope=LONG, steps=1500),
-            "GPT-NeoX": Shape(rope=LONG_IN_HALF, steps=1000),
-            "Qwen3": Shape(rope=LONG, steps=1000),
-            "OLMo 2": Shape(rope=LONG, steps=1000),
+            "Llama": Shape(rope=FULL_ROTARY, steps=1500),
+            "GPT-NeoX": Shape(rope=HALF_ROTARY, steps=1000),
+            "Qwen3": Shape(rope=FULL_ROTARY, steps=1000),
+            "OLMo 2": Shape(rope=FULL_ROTARY, steps=1000),
         },
     ),
     "variables": Task(
@@ -105,7 +105,12 @@ TASKS = {
         pack_to=72,
         num_position_ids=2048,
         max_gaps=10,
-        shapes={"Llama": SHARPER, "GPT-NeoX": SHARP, "Qwen3": SHARPER, "OLMo 2": replace(SHARPER, steps=2000)},
+        shapes={
+            "Llama": LOOKUP_32,
+            "GPT-NeoX": LOOKUP_16,
+            "Qwen3": LOOKUP_32,
+            "OLMo 2": replace(LOOKUP_32, steps=2000),
+        },
     ),
 }
 
@@ -119,7 +124,7 @@ class Cell:
     positions: str
     scaling: str
     seed: int
-    # Option that is off: "segments", or "token" (predict IDs without the token).
+    # Name of the option to disable: "segments", or "token" (predict IDs without reading the token).
     without: str = ""
 
     @property
@@ -177,7 +182,7 @@ def model_for(cell: Cell, vocabulary_size: int) -> transformers.PreTrainedModel:
 def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     """Train a cell and return one result row per length."""
     torch.set_num_threads(1)
-    # The trainer warns about pinned memory without a GPU.
+    # Without a GPU, the trainer warns about pinned memory.
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
     transformers.set_seed(cell.seed)
     task = TASKS[cell.task]
@@ -186,8 +191,8 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     data = to_dataset(task.task, lengths=range(1, task.train_length + 1), size=20_000, seed=cell.seed)
 
     def tokenize(example: dict) -> dict:
-        both, prompt = tokenizer(example["prompt"] + example["response"]), tokenizer(example["prompt"])
-        return {"input_ids": both["input_ids"], "prompt_length": len(prompt["input_ids"])}
+        full_text, prompt = tokenizer(example["prompt"] + example["response"]), tokenizer(example["prompt"])
+        return {"input_ids": full_text["input_ids"], "prompt_length": len(prompt["input_ids"])}
 
     data = data.map(tokenize)
     if cell.positions == "plain":
@@ -224,7 +229,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     return [{**asdict(cell), **row, "train_s": round(seconds, 1)} for row in rows]
 
 
-def run(cell: Cell, out: Path, commit: str | None) -> None:
+def run_cell(cell: Cell, out: Path, commit: str | None) -> None:
     """Measure a cell and write its rows, unless the file exists."""
     file = out / f"{cell.label} {cell.seed}.json".replace(" ", "-")
     if file.exists():
@@ -234,7 +239,7 @@ def run(cell: Cell, out: Path, commit: str | None) -> None:
     print(file.stem, [(row["length"], row["exact_match"]) for row in rows], flush=True)
 
 
-def gather(out: Path) -> Path:
+def merge_results(out: Path) -> Path:
     """Write the rows of all cells to one file and return its path."""
     rows = [row for path in sorted(out.glob("*.json")) for row in json.loads(path.read_text())]
     file = out / "results.jsonl"
@@ -242,14 +247,14 @@ def gather(out: Path) -> Path:
     return file
 
 
-def table(file: Path) -> None:
+def print_table(file: Path) -> None:
     """Print one line per model, task and positions; each column lists the seeds in order."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     for name, task in TASKS.items():
         print(f"\n**{name}**, trained on at most {task.train_length}\n")
-        heads = [f"{length:,} (n={number})" for length, number in zip(task.lengths, task.num_examples, strict=True)]
-        print("| model | positions | scaling | without | seconds |", " | ".join(heads), "|")
-        print("|" + "---|" * (5 + len(heads)))
+        columns = [f"{length:,} (n={number})" for length, number in zip(task.lengths, task.num_examples, strict=True)]
+        print("| model | positions | scaling | without | seconds |", " | ".join(columns), "|")
+        print("|" + "---|" * (5 + len(columns)))
         parts = ("model", "positions", "scaling", "without")
         by_label: dict[tuple, dict] = {}
         for row in rows:
@@ -272,14 +277,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("runs/hugging_face"))
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--only", help="Run cells whose name contains this, such as 'Llama parity'.")
-    parser.add_argument("--skip", help="Skip cells whose name contains this, such as 'without'.")
+    parser.add_argument("--only", help="Run only cells with this text in their name, such as 'Llama parity'.")
+    parser.add_argument("--skip", help="Skip cells with this text in their name, such as 'without'.")
     arguments = parser.parse_args()
     if arguments.table:
-        table(arguments.table)
+        print_table(arguments.table)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
-    # The commit at the start, whatever is committed later.
+    # Read the commit at the start, because it may change during the run.
     commit = provenance()["commit"]
     selection = [
         cell
@@ -288,9 +293,9 @@ def main() -> None:
         if arguments.skip is None or arguments.skip not in cell.label
     ]
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        for future in [pool.submit(run, cell, arguments.out, commit) for cell in selection]:
+        for future in [pool.submit(run_cell, cell, arguments.out, commit) for cell in selection]:
             future.result()
-    print(f"rows: {gather(arguments.out)}")
+    print(f"rows: {merge_results(arguments.out)}")
 
 
 if __name__ == "__main__":

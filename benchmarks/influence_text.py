@@ -1,6 +1,6 @@
-"""Print the tables of benchmarks/influence_text.md: ``python benchmarks/influence_text.py FOLDER...``.
+"""Print the tables of benchmarks/influence_text.md with ``python benchmarks/influence_text.py FOLDER...``.
 
-Each FOLDER is the ``--out`` of a study; the default is all folders in ``results/influence_text``.
+Each FOLDER is the ``--out`` folder of a study. The default is all folders in ``results/influence_text``.
 """
 
 import json

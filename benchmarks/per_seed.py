@@ -1,4 +1,4 @@
-"""Print a results.jsonl file as a Markdown table: a line per label and seed, a column per length."""
+"""Print a results.jsonl file as a Markdown table, with one line per label and seed and one column per length."""
 
 import argparse
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cell(row: dict[str, Any]) -> str:
-    """Return exact match, its interval and the numbers of first errors by kind."""
+    """Return the text of a cell: exact match, its interval, and the number of first errors per kind."""
     text = f"{row['exact_match']:.3f} [{row['low']:.2f}, {row['high']:.2f}]"
     first = row["first_error"]
     kinds = [f"{first[kind]} {kind}" for kind in ("token", "id", "end") if first[kind]] if first else []
@@ -26,8 +26,8 @@ def main() -> None:
         by_length = {row["length"]: row for row in rows if (row["row"], row["seed"]) == (name, seed)}
         facts = next(iter(by_length.values()))
         id_range = f"{facts['id_range'][0]:,}-{facts['id_range'][1]:,}"
-        head = [name, seed, id_range, f"{facts['steps']:,}", f"{facts['train_s']:.0f}", f"{facts['fitted']:.3f}"]
-        print("|", " | ".join(map(str, [*head, *(cell(by_length[length]) for length in lengths)])), "|")
+        columns = [name, seed, id_range, f"{facts['steps']:,}", f"{facts['train_s']:.0f}", f"{facts['fitted']:.3f}"]
+        print("|", " | ".join(map(str, [*columns, *(cell(by_length[length]) for length in lengths)])), "|")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Count the errors in products by three digits: ``python benchmarks/product_rows.py RUN [LENGTH]``.
+"""Count the errors in products by three digits with ``python benchmarks/product_rows.py RUN [LENGTH]``.
 
-The second partial product can contain a sum of 90 or more, which products by two digits never contain. The script
-counts the errors of a run among 512 products, with and without such a sum.
+The second partial product can contain a sum of 90 or more. Products by two digits never contain such a sum. The script
+counts the errors of a run in 512 products, with and without such a sum.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main() -> None:
     if not isinstance(task, Multiplication):
         sys.exit(f"{sys.argv[1]} is a run of {task.name}; use a run of multiplication")
     task, symbols = replace(task, digits=3), task.vocabulary
-    large = {symbols.index(f"{total % 10}c{total // 10}") for total in range(90, 100)}
+    large_sums = {symbols.index(f"{total % 10}c{total // 10}") for total in range(90, 100)}
     counts, errors = {True: 0, False: 0}, {True: 0, False: 0}
     for _, batch in iter_examples(task, run.experiment.scheme, length, 512, 77):
         failed = {
@@ -33,7 +33,7 @@ def main() -> None:
         }
         for number, tokens in enumerate(batch.tokens.tolist()):
             starts = [index for index, token in enumerate(tokens) if token == symbols.index(">")]
-            has_large_sum = not large.isdisjoint(tokens[starts[1] : starts[2]])
+            has_large_sum = not large_sums.isdisjoint(tokens[starts[1] : starts[2]])
             counts[has_large_sum] += 1
             errors[has_large_sum] += number in failed
     print(f"with a sum of 90 or more in the second partial product: {errors[True]} errors in {counts[True]} products")

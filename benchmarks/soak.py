@@ -1,7 +1,7 @@
 """Measure memory over hours of training, evaluation, export and influence in one process.
 
-``python benchmarks/soak.py --minutes 120`` reads the resident memory after each round of commands. It reports the rise
-of a line fitted to the rounds after the warm-up, in percent of the memory.
+``python benchmarks/soak.py --minutes 120`` measures the resident memory after each round of commands. It fits a line to
+the rounds after the warm-up, and reports the rise of this line in percent of the memory.
 """
 
 import argparse
@@ -24,23 +24,23 @@ from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "soak.jsonl"
 SENTENCE = "the cat sat on the mat and the dog lay by the door while rain fell on the roof number {} of the town. "
-TRAIN = ["--steps", "30", "--batch-size", "16", "--device", "cpu"]
-STUDY = ["--far", "64", "--near", "8", "--targets", "8"]
-ROUND = [
-    ["train", "parity", *TRAIN, "--out", "parity"],
+TRAIN_OPTIONS = ["--steps", "30", "--batch-size", "16", "--device", "cpu"]
+STUDY_OPTIONS = ["--far", "64", "--near", "8", "--targets", "8"]
+COMMANDS = [
+    ["train", "parity", *TRAIN_OPTIONS, "--out", "parity"],
     ["evaluate", "parity", "--lengths", "10,40,160", "--num-examples", "32"],
     ["evaluate", "parity", "--lengths", "10", "--num-examples", "4", "--decode", "free"],
     ["generate", "parity", "--prompt", "0110"],
-    ["train", "addition_coupled", *TRAIN, "--out", "addition"],
+    ["train", "addition_coupled", *TRAIN_OPTIONS, "--out", "addition"],
     ["evaluate", "addition", "--lengths", "5,20", "--num-examples", "32"],
     ["prepare", "texts", "--vocabulary-size", "300", "--out", "corpus"],
-    ["train", "language_model", *TRAIN, "--corpus", "corpus", "--train-lengths", "100:100", "--out", "text"],
-    ["influence", "text", "texts/0.txt", "texts/1.txt", *STUDY, "--out", "study"],
+    ["train", "language_model", *TRAIN_OPTIONS, "--corpus", "corpus", "--train-lengths", "100:100", "--out", "text"],
+    ["influence", "text", "texts/0.txt", "texts/1.txt", *STUDY_OPTIONS, "--out", "study"],
     ["export", "parity", "--format", "hf", "--out", "hf"],
 ]
 
 
-def memory() -> int:
+def resident_memory() -> int:
     """Return the resident memory of this process in bytes, without free memory of the C library."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -48,14 +48,14 @@ def memory() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def one_round(folder: Path) -> None:
+def run_round(folder: Path) -> None:
     """Run every command once in a new folder."""
     folder.mkdir()
     os.chdir(folder)
     Path("texts").mkdir()
     for number in range(8):
         Path(f"texts/{number}.txt").write_text("".join(SENTENCE.format(number * 100 + line) for line in range(40)))
-    for arguments in ROUND:
+    for arguments in COMMANDS:
         output = io.StringIO()
         try:
             with redirect_stdout(output), redirect_stderr(output):
@@ -75,13 +75,13 @@ def main() -> None:
     started, working_folder, times_s, sizes = time.monotonic(), Path.cwd(), [], []
     while not times_s or times_s[-1] < 60 * options.minutes:
         with tempfile.TemporaryDirectory() as folder:
-            one_round(Path(folder) / "round")
+            run_round(Path(folder) / "round")
             os.chdir(working_folder)
         times_s.append(time.monotonic() - started)
-        sizes.append(memory())
+        sizes.append(resident_memory())
         print(f"{times_s[-1]:.0f} s, round {len(sizes)}: {sizes[-1] / 2**20:.1f} MiB", file=sys.stderr, flush=True)
-    measured = np.array(times_s) >= options.warm_up * times_s[-1]
-    x, y = np.array(times_s)[measured], np.array(sizes)[measured]
+    is_measured = np.array(times_s) >= options.warm_up * times_s[-1]
+    x, y = np.array(times_s)[is_measured], np.array(sizes)[is_measured]
     slope, _ = np.polyfit(x, y, 1) if len(x) > 1 else (0.0, 0.0)
     row = {
         "minutes": round(times_s[-1] / 60, 1),

@@ -1,8 +1,8 @@
-"""Measure the ratio of every bound to the exact risk on random laws and heads, in a table per regime.
+"""Measure the ratio of every bound to the exact risk on random laws and heads, with one table per regime.
 
-An instance is a random planted law with the one of several random heads that has the smallest average risk over the
-lengths from L/2 to L. Its exact risk at N and all bounds are one row of ``results/theory_bounds.jsonl``. Existing rows
-are not computed again, so an interrupted run continues. Ratios omit instances with a risk of 0.
+An instance consists of a random planted law and a head. The head has the smallest average risk over the lengths L/2 to
+L among several random heads. A row of ``results/theory_bounds.jsonl`` contains the exact risk at N and all bounds of an
+instance. Existing rows are not computed again, so an interrupted run continues. Ratios omit instances with risk 0.
 """
 
 import argparse
@@ -66,40 +66,40 @@ SIZES = {
         (2, 2, 2, 10, 60),
     ),
 }
-NO_RISK = 1e-12
+MIN_RISK = 1e-12
 INSTANCES = {"clean": 300, "mixed": 400}
 
 
-def without_kappa(case: Extrapolation) -> float:
+def unit_kappa_cover(case: Extrapolation) -> float:
     """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
     cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
     ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.kappa_by_joints().items()}
     return float((training_piece_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 
-def in_proportion(case: Extrapolation) -> float:
+def proportional_risk(case: Extrapolation) -> float:
     """Return ``N / L R_L``, which is not a bound."""
     return case.test_length / case.train_length * case.risk(case.train_length)
 
 
 def secant(case: Extrapolation) -> float:
     """Extrapolate the line through the two longest training lengths, which is a bound for single tokens only."""
-    last, before = case.risk(case.train_length), case.risk(case.train_length - 1)
-    return last + (case.test_length - case.train_length) * (last - before)
+    last, previous = case.risk(case.train_length), case.risk(case.train_length - 1)
+    return last + (case.test_length - case.train_length) * (last - previous)
 
 
 NOT_BOUNDS: dict[str, Callable[[Extrapolation], float]] = {
-    "window cover, kappa = 1": without_kappa,
+    "window cover, kappa = 1": unit_kappa_cover,
     "secant": secant,
-    "(N / L) R_L": in_proportion,
+    "(N / L) R_L": proportional_risk,
 }
 
 
-def measure(regime: str, index: int) -> dict[str, Any]:
+def measure_instance(regime: str, index: int) -> dict[str, Any]:
     """Return the row of one instance: sizes, exact risks at N and L, and the value of every applicable bound."""
     started = time.perf_counter()
-    numbers = SIZES[regime][index % len(SIZES[regime])]
-    sizes = Sizes(**dict(zip(("num_tokens", "k", "span", "train_length", "test_length"), numbers, strict=True)))
+    size_values = SIZES[regime][index % len(SIZES[regime])]
+    sizes = Sizes(**dict(zip(("num_tokens", "k", "span", "train_length", "test_length"), size_values, strict=True)))
     instance = random_instance(regime, sizes, seed=index)
     loss = TotalVariation()
     head = instance.best_head(loss)
@@ -123,17 +123,17 @@ def measure(regime: str, index: int) -> dict[str, Any]:
     return {
         "regime": regime,
         "index": index,
-        "sizes": numbers,
+        "sizes": size_values,
         **risks,
         "values": values,
         "seconds": round(seconds, 3),
     }
 
 
-def table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a line per bound: counts below the exact risk and below 1, and quantiles of bound over risk."""
-    rows = [row for row in rows if row["risk"] > NO_RISK]
-    named = [{OLD_NAMES.get(name, name): value for name, value in row["values"].items()} for row in rows]
+def format_table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a table with one line per bound: counts below the exact risk and below 1, and quantiles of the ratio."""
+    rows = [row for row in rows if row["risk"] > MIN_RISK]
+    bound_values = [{OLD_NAMES.get(name, name): value for name, value in row["values"].items()} for row in rows]
     lines = [
         f"### {regime}: {len(rows)} instances with a risk",
         "",
@@ -145,14 +145,14 @@ def table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
     ]
     for name in (*BOUNDS, *NOT_BOUNDS):
         pairs = np.array(
-            [(values[name], row["risk"]) for values, row in zip(named, rows, strict=True) if name in values]
+            [(values[name], row["risk"]) for values, row in zip(bound_values, rows, strict=True) if name in values]
         )
         if not len(pairs):
             continue
         ratio = pairs[:, 0] / pairs[:, 1]
-        low = int((pairs[:, 0] < pairs[:, 1] * (1 - 1e-9)).sum())
+        num_violations = int((pairs[:, 0] < pairs[:, 1] * (1 - 1e-9)).sum())
         cells = " | ".join(f"{value:.3g}" for value in (*np.quantile(ratio, [0, 0.5, 0.9]), ratio.max()))
-        lines.append(f"| {name} | {len(pairs)} | {low} | {(pairs[:, 0] < 1).mean():.0%} | {cells} |")
+        lines.append(f"| {name} | {len(pairs)} | {num_violations} | {(pairs[:, 0] < 1).mean():.0%} | {cells} |")
     return "\n".join(lines)
 
 
@@ -164,17 +164,17 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(arguments.out) if arguments.out.exists() else []
-    known = {(row["regime"], row["index"]) for row in rows}
+    existing = {(row["regime"], row["index"]) for row in rows}
     facts = provenance()
     with arguments.out.open("a") as file:
         for regime, number in INSTANCES.items():
             for index in range(number if arguments.instances is None else arguments.instances):
-                if (regime, index) not in known:
-                    rows.append({**measure(regime, index), **facts})
+                if (regime, index) not in existing:
+                    rows.append({**measure_instance(regime, index), **facts})
                     file.write(json.dumps(rows[-1]) + "\n")
                     file.flush()
     for regime in INSTANCES:
-        print(table(regime, [row for row in rows if row["regime"] == regime]), end="\n\n")
+        print(format_table(regime, [row for row in rows if row["regime"] == regime]), end="\n\n")
 
 
 if __name__ == "__main__":

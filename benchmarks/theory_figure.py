@@ -1,6 +1,6 @@
-"""Plot the counterexamples to docs/theory.png in a few seconds: ``python benchmarks/theory_figure.py``.
+"""Plot the counterexamples to docs/theory.png with ``python benchmarks/theory_figure.py``, in a few seconds.
 
-The curves are the exact risks by length of the learned head and of the witness, a better head of the same class.
+The curves show the exact risk of the learned head and of the witness, a better head of the same class, by length.
 Training lengths are shaded. The figure is deterministic.
 """
 
@@ -16,7 +16,7 @@ from lengthwise.theory.counterexamples.counterexample import Counterexample
 FIGURE = Path("docs/theory.png")
 # Smaller risks are plotted at this value, because a logarithmic axis has no 0.
 FLOOR = 1e-17
-# Further lengths that are quick to enumerate.
+# Additional lengths that are quick to enumerate.
 MORE_LENGTHS = {
     "new background token": (8, 9),
     "canceling errors": (2, 3, 7, 8, 9),
@@ -27,8 +27,8 @@ MORE_LENGTHS = {
 
 def plot(axes: Axes, example: Counterexample) -> None:
     """Plot the two curves of one counterexample with the training lengths shaded."""
-    more = MORE_LENGTHS.get(example.name, ())
-    risks = example.run((*example.train_lengths, *example.test_lengths, *more))
+    more_lengths = MORE_LENGTHS.get(example.name, ())
+    risks = example.run((*example.train_lengths, *example.test_lengths, *more_lengths))
     lengths = [each.length for each in risks]
     axes.axvspan(min(example.train_lengths) - 0.5, max(example.train_lengths) + 0.5, color="0.92")
     learned, witness = (np.maximum([getattr(each, head) for each in risks], FLOOR) for head in ("learned", "witness"))

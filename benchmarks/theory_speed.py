@@ -1,9 +1,9 @@
 """Measure the cost of exact sums over sets of tokens (window, chain, product), forward and backward, on one thread.
 
-Times are the smallest of several CPU times, which depend less on other processes than wall times. ``sets`` is the
-number of sets of k tokens of one sequence, ``summed`` the number with weight. The limit applies to the forward pass at
-the longest length. Further rows have the cost of an exact risk by the Laplace transfer operator, and the wall time of
-``lengthwise certify`` for every built-in task.
+Each time is the smallest of several CPU times, which depend less on other processes than wall times. ``sets`` is the
+number of sets of k tokens in a sequence, and ``summed`` is the number of sets in the sum. The limit applies to the
+forward pass at the longest length. Additional rows contain the CPU time of an exact risk by the Laplace transfer
+operator, and the wall time of ``lengthwise certify`` for every built-in task.
 """
 
 import argparse
@@ -35,14 +35,14 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "chain": {"k": 8, "span": 7 * 16 + 1, "max_gap": 16, "score": "chain", "value": "automaton"},
     "product": {"k": 8, "score": "product", "local": False, "value": "automaton"},
 }
-BAR_SECONDS = 0.15
+MAX_FORWARD_SECONDS = 0.15
 # Sizes of a random law.
-RISK, RISK_BAR_SECONDS = Sizes(num_tokens=3, k=3, span=3, train_length=16, test_length=4096), 60.0
-CERTIFY_BAR_SECONDS = 120.0
+RISK_SIZES, MAX_RISK_SECONDS = Sizes(num_tokens=3, k=3, span=3, train_length=16, test_length=4096), 60.0
+MAX_CERTIFY_SECONDS = 120.0
 RESULTS = Path(__file__).parent / "results" / "theory_speed.jsonl"
 
 
-def summed(module: SparseFunctionalAttention, length: int) -> int:
+def count_summed_sets(module: SparseFunctionalAttention, length: int) -> int:
     """Return the number of sets within the span and the largest gap."""
     if module.span is None:
         return comb(length, module.k)
@@ -54,7 +54,7 @@ def summed(module: SparseFunctionalAttention, length: int) -> int:
     return sum(ending)
 
 
-def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
+def measure_structure(name: str, length: int, repeats: int) -> dict[str, Any]:
     """Return the row of one structure and length."""
     torch.manual_seed(0)
     module = SparseFunctionalAttention(num_tokens=TOKENS, num_outputs=OUTPUTS, **STRUCTURES[name])
@@ -63,10 +63,10 @@ def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         started = time.process_time()
         loss = -module(tokens)[:, 0].mean()
-        between = time.process_time()
+        forward_end = time.process_time()
         loss.backward()
-        forward.append(between - started)
-        backward.append(time.process_time() - between)
+        forward.append(forward_end - started)
+        backward.append(time.process_time() - forward_end)
     return {
         "structure": name,
         "length": length,
@@ -74,14 +74,14 @@ def measure(name: str, length: int, repeats: int) -> dict[str, Any]:
         "forward_cpu_s": round(min(forward), 4),
         "backward_cpu_s": round(min(backward), 4),
         "sets": float(comb(length, module.k)),
-        "summed": float(summed(module, length)),
-        "within_bar": min(forward) <= BAR_SECONDS if length == LENGTHS[-1] else None,
+        "summed": float(count_summed_sets(module, length)),
+        "within_bar": min(forward) <= MAX_FORWARD_SECONDS if length == LENGTHS[-1] else None,
     }
 
 
 def measure_risk(length: int, repeats: int) -> dict[str, Any]:
     """Return the row of the exact risk of one head on one law."""
-    instance = random_instance("mixed", RISK, seed=0)
+    instance = random_instance("mixed", RISK_SIZES, seed=0)
     seconds = []
     for _ in range(repeats):
         started = time.process_time()
@@ -92,36 +92,36 @@ def measure_risk(length: int, repeats: int) -> dict[str, Any]:
         "length": length,
         "risk": risk,
         "cpu_s": round(min(seconds), 4),
-        "within_bar": min(seconds) <= RISK_BAR_SECONDS if length == LENGTHS[-1] else None,
+        "within_bar": min(seconds) <= MAX_RISK_SECONDS if length == LENGTHS[-1] else None,
     }
 
 
 def measure_certificate(task: str) -> dict[str, Any]:
-    """Return the row of one call of the command, with its error message in ``refused``."""
+    """Return the row of one call of ``lengthwise certify``; ``refused`` contains its error message, or None."""
     started = time.perf_counter()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "lengthwise", "certify", task, "--json"], capture_output=True, text=True, check=False
     )
     seconds = time.perf_counter() - started
     return {
         "structure": "certify",
         "task": task,
-        "refused": None if done.returncode == 0 else done.stderr.strip(),
+        "refused": None if process.returncode == 0 else process.stderr.strip(),
         "wall_s": round(seconds, 1),
-        "within_bar": seconds <= CERTIFY_BAR_SECONDS,
+        "within_bar": seconds <= MAX_CERTIFY_SECONDS,
     }
 
 
-def rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
+def iter_rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of all measurements."""
     for name in STRUCTURES:
-        yield from (measure(name, length, repeats) for length in LENGTHS)
+        yield from (measure_structure(name, length, repeats) for length in LENGTHS)
     yield from (measure_risk(length, repeats) for length in LENGTHS)
     yield from map(measure_certificate, tasks)
 
 
 def main() -> None:
-    """Print and store a row per structure and length, and one per task."""
+    """Print and store one row per structure and length, and one row per task."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="Run each part once without storing rows.")
@@ -129,7 +129,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     repeats = 1 if arguments.quick else arguments.repeats
-    for row in rows(repeats, list(TASKS)[:1] if arguments.quick else list(TASKS)):
+    for row in iter_rows(repeats, list(TASKS)[:1] if arguments.quick else list(TASKS)):
         print(json.dumps(row), flush=True)
         if not arguments.quick:
             append_rows(arguments.out, [{**row, "provenance": provenance()}])

@@ -1,18 +1,19 @@
 """Test the theory on trained models: leakage, violated assumptions, and sparsity.
 
-Four parts with several seeds; parts with rows in ``results/theory_transformers.jsonl`` are not repeated.
+The script runs four parts with several seeds. Parts with rows in ``results/theory_transformers.jsonl`` are skipped.
 
 * ``leakage``: one layer without positions reads one marked token. Its leakage at 4 and 16 times the training length
   should be within 15% of the prediction by odds linear in the length, fitted to training lengths.
 * ``assumptions``: one layer reads the token at a distance from the separator. One assumption is violated: untrained
   IDs, a distance that grows with the length (which implies untrained IDs), or a distance that changes beyond training.
   With coupling, the separator has the ID of that token. The criterion is the ratio of measured to predicted odds of
-  leakage, of the head that leaks least, at 4 times the training length: above 3 if violated, at most 1.3 if coupled.
+  leakage at 4 times the training length, for the head with the least leakage. The ratio should be above 3 if the
+  assumption is violated, and at most 1.3 with coupling.
   Runs with a risk above 0.05 at the training length have not learned the task and are not judged.
 * ``functional``: a sparse functional attention fits the parity of k planted tokens, with the same number of samples for
   every k. Its exact risk at the training length should rise with k. The length from which the risk exceeds 0.1,
   predicted from training lengths, should fall.
-* ``sparsity``: the same for two layers of a transformer without positions and k marked bits.
+* ``sparsity``: the same test with a two-layer transformer without positions and k marked bits.
 """
 
 import argparse
@@ -55,16 +56,16 @@ LONGEST = 32
 SHORT = (16, 20, 24, 28, 32)
 SYMBOLS = 8
 EXAMPLES = 512
-# The risk at the horizon.
-RISK = 0.1
-# Stands for infinity, which JSON lacks.
-FOREVER = 1e9
+# Risk that defines the horizon.
+HORIZON_RISK = 0.1
+# Replaces infinity, because JSON has no infinity.
+INFINITE_LENGTH = 1e9
 # The largest number of attention rows in memory.
 MAX_ATTENTION_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class DistancePlacement:
     """Placement of one token at a distance before the separator that depends on the length."""
 
     rule: str
@@ -90,13 +91,13 @@ class At:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared(PositionScheme):
+class SeparatorCoupled(PositionScheme):
     """Position coupling of one token: IDs are token indexes, but the separator has the ID of the planted token."""
 
     name: ClassVar[str] = "shared"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Return the IDs, on one level."""
+        """Return IDs of shape (1, batch, seq)."""
         ids = np.tile(np.arange(examples.tokens.shape[1]), (1, len(examples), 1))
         separator = int(examples.prompt_length[0]) - 1
         assert examples.support is not None
@@ -104,7 +105,7 @@ class Shared(PositionScheme):
         return lw.score_all_answers(examples, ids)
 
 
-def planted(placement: Local | At, *, marked: bool) -> Planted:
+def planted_law(placement: Local | DistancePlacement, *, marked: bool) -> Planted:
     """Build a law whose label is the planted token; ``marked`` tokens never occur in the background."""
     background = (0.5, 0.5, *[0.0] * SYMBOLS) if marked else (1 / SYMBOLS,) * SYMBOLS
     first = len(background) - SYMBOLS
@@ -142,8 +143,8 @@ class Measurement:
 
 
 @torch.no_grad()
-def measure(run: Run, length: int, num_examples: int = EXAMPLES) -> Measurement:
-    """Measure the first layer, in batches of examples."""
+def measure_first_layer(run: Run, length: int, num_examples: int = EXAMPLES) -> Measurement:
+    """Measure the risk, and the leakage of every head of the first layer, in batches of examples."""
     task, parts = run.experiment.task, []
     for start in range(0, num_examples, step := max(1, MAX_ATTENTION_ROWS // (length + 3) ** 2)):
         rng = stream(1, "look", length, start)
@@ -162,63 +163,63 @@ def _measure_batch(run: Run, examples: Examples, length: int, rng: np.random.Gen
     support = torch.from_numpy(examples.support[:, length + 1])
     layers: list[torch.Tensor] = []
 
-    def watch(weights: torch.Tensor) -> None:
-        off = torch.ones(len(support), weights.shape[-1] + 1)
-        # Padding of the support (-1) goes to the extra column, which is cut off.
-        off = off.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
-        layers.append((weights[:, :, length] * off[:, None]).sum(dim=-1))
+    def record_leakage(weights: torch.Tensor) -> None:
+        outside = torch.ones(len(support), weights.shape[-1] + 1)
+        # Padding of the support (-1) goes to the extra column, which is removed.
+        outside = outside.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
+        layers.append((weights[:, :, length] * outside[:, None]).sum(dim=-1))
 
-    hidden, _ = run.decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=watch))
+    hidden, _ = run.decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=record_leakage))
     log_probs = run.decoder.token_logits(hidden[:, length]).double().log_softmax(dim=-1)
-    right = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
+    target_log_probs = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
     return Measurement(
         planted=examples.tokens[np.arange(len(examples)), examples.support[:, length + 1, 0]],
-        risk=-torch.expm1(right).numpy(),
+        risk=-torch.expm1(target_log_probs).numpy(),
         leakage=layers[0].double().numpy(),
     )
 
 
 def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """Yield measured and predicted leakage; a symbol that the head ignores is recognized by its absence and omitted."""
-    task = planted(Local(shapes=((0,),), weights=(1.0,)), marked=True)
+    """Yield measured and predicted leakage; symbols with a leakage of at least 0.5 at the training length are omitted."""
+    task = planted_law(Local(shapes=((0,),), weights=(1.0,)), marked=True)
     run = train("leakage", replace(experiment(task, NoPE(), Sequential(), layers=1, steps=400), seed=seed))
-    short = [measure(run, length) for length in SHORT]
+    short = [measure_first_layer(run, length) for length in SHORT]
     head = int(short[-1].leakage.mean(axis=0).argmin())
 
-    def of(measurement: Measurement, symbol: int) -> float:
+    def symbol_leakage(measurement: Measurement, symbol: int) -> float:
         return float(measurement.leakage[measurement.planted == symbol, head].mean())
 
-    read = [symbol for symbol in np.unique(short[-1].planted).tolist() if of(short[-1], symbol) < 0.5]
-    curves = [fit_odds(SHORT, [of(each, symbol) for each in short], 1.0) for symbol in read]
+    symbols = [symbol for symbol in np.unique(short[-1].planted).tolist() if symbol_leakage(short[-1], symbol) < 0.5]
+    curves = [fit_odds(SHORT, [symbol_leakage(each, symbol) for each in short], 1.0) for symbol in symbols]
     for times in (4, 16):
-        far = measure(run, times * LONGEST)
+        far = measure_first_layer(run, times * LONGEST)
         yield {
             "times": times,
-            "read": len(read),
-            "trained": float(np.mean([of(short[-1], symbol) for symbol in read])),
+            "read": len(symbols),
+            "trained": float(np.mean([symbol_leakage(short[-1], symbol) for symbol in symbols])),
             "predicted": float(np.mean([curve.at(times * LONGEST) for curve in curves])),
-            "measured": float(np.mean([of(far, symbol) for symbol in read])),
+            "measured": float(np.mean([symbol_leakage(far, symbol) for symbol in symbols])),
         }
 
 
 def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """Yield risk and leakage, of the head that leaks least, at 4 times the training length."""
+    """Yield the risk, and the leakage of the head with the least leakage, at 4 times the training length."""
     parts: dict[str, tuple[str, EncodingSettings, PositionScheme]] = {
         "IDs never met, learned": ("fixed", Learned(num_position_ids=1024), Sequential()),
         "half the length, learned": ("half", Learned(num_position_ids=1024), Sequential()),
         "half the length, rotary": ("half", Rotary(), Sequential()),
         "half the length, kerple_log": ("half", KERPLELog(), Sequential()),
-        "half the length, coupled, kerple_log": ("half", KERPLELog(), Shared()),
-        "half the length, coupled, rotary": ("half", Rotary(), Shared()),
+        "half the length, coupled, kerple_log": ("half", KERPLELog(), SeparatorCoupled()),
+        "half the length, coupled, rotary": ("half", Rotary(), SeparatorCoupled()),
         "a jump, rotary": ("jump", Rotary(), Sequential()),
         "a jump, kerple_log": ("jump", KERPLELog(), Sequential()),
-        "a jump, coupled, kerple_log": ("jump", KERPLELog(), Shared()),
-        "a jump, coupled, rotary": ("jump", Rotary(), Shared()),
+        "a jump, coupled, kerple_log": ("jump", KERPLELog(), SeparatorCoupled()),
+        "a jump, coupled, rotary": ("jump", Rotary(), SeparatorCoupled()),
     }
     for name, (rule, encoding, scheme) in parts.items():
-        task = planted(At(rule), marked=False)
+        task = planted_law(DistancePlacement(rule), marked=False)
         run = train(name, replace(experiment(task, encoding, scheme, layers=1, steps=1500), seed=seed))
-        short, far = [measure(run, length) for length in SHORT], measure(run, 4 * LONGEST)
+        short, far = [measure_first_layer(run, length) for length in SHORT], measure_first_layer(run, 4 * LONGEST)
         head = int(short[-1].leakage.mean(axis=0).argmin())
         risks = [float(each.risk.mean()) for each in short]
         leaks = [float(each.leakage[:, head].mean()) for each in short]
@@ -234,17 +235,17 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
 
 
 def horizon(lengths: list[int], risks: list[float]) -> float | None:
-    """Return the length at which the risk first exceeds ``RISK``, by log-log interpolation."""
+    """Return the length at which the risk first exceeds ``HORIZON_RISK``, by log-log interpolation."""
     for place, risk in enumerate(risks):
-        if risk > RISK:
+        if risk > HORIZON_RISK:
             if place == 0:
                 return float(lengths[0])
             pair = slice(place - 1, place + 1)
-            return float(np.exp(np.interp(np.log(RISK), np.log(risks[pair]), np.log(lengths[pair]))))
+            return float(np.exp(np.interp(np.log(HORIZON_RISK), np.log(risks[pair]), np.log(lengths[pair]))))
     return None
 
 
-def functional(seed: int, train: Train) -> Iterator[dict[str, Any]]:
+def sparse_attention(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     """Yield exact risks up to length 4,096 for the class of the theory; no run folder is written."""
     for k in (1, 2, 3, 4):
         tuples = tuple(itertools.product((2, 3), repeat=k))
@@ -262,7 +263,7 @@ def functional(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "k": k,
             "trained": near[-1],
-            "predicted": fit_odds(short, near, limit_risk(law, attention)).horizon(RISK),
+            "predicted": fit_odds(short, near, limit_risk(law, attention)).horizon(HORIZON_RISK),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -274,14 +275,14 @@ def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     for k in (1, 2, 3, 4):
         task = SparseParity(fewest=k, most=k)
         run = train(f"k={k}", replace(experiment(task, NoPE(), Sequential(), layers=2, steps=1000), seed=seed))
-        risks = [float(measure(run, length).risk.mean()) for length in SHORT]
+        risks = [float(measure_first_layer(run, length).risk.mean()) for length in SHORT]
         lengths = [LONGEST * 2**step for step in range(6)]
         numbers = [max(64, EXAMPLES * LONGEST // length) for length in lengths]
-        far = [float(measure(run, *each).risk.mean()) for each in zip(lengths, numbers, strict=True)]
+        far = [float(measure_first_layer(run, *each).risk.mean()) for each in zip(lengths, numbers, strict=True)]
         yield {
             "k": k,
             "trained": risks[-1],
-            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(RISK), FOREVER),
+            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(HORIZON_RISK), INFINITE_LENGTH),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -291,19 +292,19 @@ def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
 PARTS: dict[str, Callable[[int, Train], Iterator[dict[str, Any]]]] = {
     "leakage": leakage,
     "assumptions": assumptions,
-    "functional": functional,
+    "functional": sparse_attention,
     "sparsity": sparsity,
 }
 
 
-def summary(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
+def summary_lines(part: str, rows: list[dict[str, Any]]) -> Iterator[str]:
     """Yield the lines of a Markdown table of all rows."""
     if part in ("functional", "sparsity"):
-        yield f"| seed | k | risk at trained length | risk above {RISK} from: predicted | measured |"
+        yield f"| seed | k | risk at trained length | risk above {HORIZON_RISK} from: predicted | measured |"
         yield "|---|---|---|---|---|"
         for row in rows:
             measured = f"{row['measured']:,.0f}" if row["measured"] else f"beyond {row['lengths'][-1]:,}"
-            predicted = f"{row['predicted']:,.0f}" if row["predicted"] < FOREVER else "never"
+            predicted = f"{row['predicted']:,.0f}" if row["predicted"] < INFINITE_LENGTH else "never"
             yield f"| {row['seed']} | {row['k']} | {row['trained']:.2g} | {predicted} | {measured} |"
     elif part == "leakage":
         yield "| seed | times | tokens read | leakage at 32 | predicted | measured | ratio |"
@@ -351,13 +352,13 @@ def main() -> None:
     parts = arguments.parts.split(",")
     if arguments.table:
         for part in parts:
-            print("\n".join([f"{part}:", "", *summary(part, [row for row in rows if row["part"] == part]), ""]))
+            print("\n".join([f"{part}:", "", *summary_lines(part, [row for row in rows if row["part"] == part]), ""]))
         return
     torch.set_num_threads(1)
-    done = {(row["part"], row["seed"]) for row in rows}
+    existing = {(row["part"], row["seed"]) for row in rows}
     for seed in map(int, arguments.seeds.split(",")):
         for part in parts:
-            if (part, seed) in done:
+            if (part, seed) in existing:
                 continue
 
             def train(name: str, settings: Experiment) -> Run:
@@ -369,7 +370,7 @@ def main() -> None:
 
             new_rows = [{"part": part, "seed": seed, **row, **provenance()} for row in PARTS[part](seed, train)]
             append_rows(arguments.results, new_rows)
-            print("\n".join(summary(part, new_rows)))
+            print("\n".join(summary_lines(part, new_rows)))
 
 
 if __name__ == "__main__":

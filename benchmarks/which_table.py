@@ -1,9 +1,9 @@
 """Print tables and draw a figure of the comparisons which_parity, which_copy and which_addition.
 
-``python benchmarks/which_table.py runs/which_parity runs/which_copy runs/which_addition`` prints a table per task and
-draws ``docs/which.png``. A cell has the exact match over all seeds at 1, 2, 5, 10 and 100 times the training length.
-``·`` marks lengths that were not measured because every seed had an exact match of 0 at the previous length. Cells of
-later folders replace those of earlier ones, for example with more training steps.
+``python benchmarks/which_table.py runs/which_parity runs/which_copy runs/which_addition`` prints one table per task and
+draws ``docs/which.png``. A cell lists the exact match over all seeds at 1, 2, 5, 10 and 100 times the training length.
+``·`` marks lengths that were not measured because every seed had an exact match of 0 at the previous length. Runs in
+later folders replace runs with the same label and seed in earlier folders, for example with more training steps.
 """
 
 import sys
@@ -25,7 +25,7 @@ FIGURE = Path("docs/which.png")
 
 
 def exact_match_by_factor(runs: Rows) -> list[float | None]:
-    """Return exact match over all seeds at each factor; seeds that stopped earlier count as 0, None if all stopped."""
+    """Return exact match over all seeds at each factor; stopped seeds count as 0, and None means no results."""
     values: list[float | None] = []
     seeds = {row["seed"] for row in runs}
     for factor in FACTORS:
@@ -35,7 +35,7 @@ def exact_match_by_factor(runs: Rows) -> list[float | None]:
 
 
 def missing_reason(runs: Rows) -> str:
-    """Return the reason for a cell without numbers; empty if it has numbers."""
+    """Return the reason why a cell has no numbers, or an empty string if it has numbers."""
     if not runs:
         return "IDs not read"
     best = max(row["fitted"] for row in runs)
@@ -43,72 +43,72 @@ def missing_reason(runs: Rows) -> str:
     return "" if best >= MIN_FIT else f"never fits ({best:.2f} after {steps:,})"
 
 
-def cell(runs: Rows) -> str:
+def format_cell(runs: Rows) -> str:
     """Return the five numbers of a cell, and the number of seeds that fit."""
     if reason := missing_reason(runs):
         return reason
-    fits = {row["seed"]: row["fitted"] for row in runs}
-    fitted = sum(value >= FIT_THRESHOLD for value in fits.values())
+    fit_by_seed = {row["seed"]: row["fitted"] for row in runs}
+    num_fits = sum(value >= FIT_THRESHOLD for value in fit_by_seed.values())
     values = exact_match_by_factor(runs)
     text = " ".join("·" if value is None else f"{value:.2f}".removeprefix("0") for value in values)
     text = text.replace("1.00", "1").replace(".00", "0")
     steps = max(row["steps"] for row in runs)
-    if fitted < len(fits):
-        return f"{text} ({fitted}/{len(fits)} fit in {steps:,})"
+    if num_fits < len(fit_by_seed):
+        return f"{text} ({num_fits}/{len(fit_by_seed)} fit in {steps:,})"
     return f"{text} (in {steps:,})" if steps > STEPS else text
 
 
-def table(rows: Rows) -> list[list[str]]:
-    """Return the body of a table: a line per encoding, a column per scheme."""
+def table_body(rows: Rows) -> list[list[str]]:
+    """Return the body of a table with one line per encoding and one column per scheme."""
     body = []
     for encoding in ENCODING_NAMES:
         by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEME_NAMES]
         if any(by_scheme):
-            body.append([encoding, *map(cell, by_scheme)])
+            body.append([encoding, *map(format_cell, by_scheme)])
     return body
 
 
 def draw(by_task: Mapping[str, Rows]) -> None:
-    """Draw a panel per task: a line per encoding, five columns per scheme."""
+    """Draw one panel per task, with one line per encoding and five columns per scheme."""
     figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
     for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
         encodings = [name for name in ENCODING_NAMES if any(row["row"].endswith(f"/{name}") for row in rows)]
         values = np.full((len(encodings), len(SCHEME_NAMES) * len(FACTORS)), np.nan)
         for line, encoding in enumerate(encodings):
-            for place, scheme in enumerate(SCHEME_NAMES):
+            for column, scheme in enumerate(SCHEME_NAMES):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
                 if reason := missing_reason(runs):
-                    middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
+                    middle = column * len(FACTORS) + (len(FACTORS) - 1) / 2
                     axes.text(
                         middle, line, reason.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35"
                     )
                 else:
-                    part = slice(place * len(FACTORS), (place + 1) * len(FACTORS))
+                    part = slice(column * len(FACTORS), (column + 1) * len(FACTORS))
                     values[line, part] = [0.0 if value is None else value for value in exact_match_by_factor(runs)]
         axes.set_facecolor("0.9")
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
         axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(SCHEME_NAMES), fontsize=7)
-        for place, scheme in enumerate(SCHEME_NAMES):
-            middle = place * len(FACTORS) + (len(FACTORS) - 1) / 2
+        for column, scheme in enumerate(SCHEME_NAMES):
+            middle = column * len(FACTORS) + (len(FACTORS) - 1) / 2
             axes.text(middle, 1.02, scheme, ha="center", fontsize=9, transform=axes.get_xaxis_transform())
-            axes.axvline((place + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
+            axes.axvline((column + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
         axes.set_title(task, pad=16, loc="left")
     figure.colorbar(image, ax=figure.axes, label="exact match", shrink=0.6)
     figure.savefig(FIGURE, dpi=130)
 
 
 def main(folders: list[Path]) -> None:
-    """Print a table per task and draw the figure."""
+    """Print one table per task and draw the figure."""
     by_task: dict[str, list[dict[str, Any]]] = {}
     for folder in folders:
         rows = read_rows(folder if folder.suffix == ".jsonl" else folder / "results.jsonl")
         task_rows = by_task.setdefault(rows[0]["task"], [])
-        replaced = {(row["row"], row["seed"]) for row in rows}
-        task_rows[:] = [row for row in task_rows if (row["row"], row["seed"]) not in replaced] + rows
+        new_runs = {(row["row"], row["seed"]) for row in rows}
+        task_rows[:] = [row for row in task_rows if (row["row"], row["seed"]) not in new_runs] + rows
     for task, rows in by_task.items():
         print(f"\n### {task}\n")
-        for line in (["encoding", *SCHEME_NAMES], ["---"] * (1 + len(SCHEME_NAMES)), *table(rows)):
+        for line in (["encoding", *SCHEME_NAMES], ["---"] * (1 + len(SCHEME_NAMES)), *table_body(rows)):
             print(f"| {' | '.join(line)} |")
     draw(by_task)
 
