@@ -753,7 +753,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         couple_on_two_levels,
         UnsupportedTaskError,
-        r"this task has a coupling of 2 levels but coupled assigns one ID per token; use the scheme multilevel",
+        r"coupling of this task has 2 levels but the scheme coupled supports only one; use the scheme multilevel",
     ),
     (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 is too small; use at least 1"),
     (

@@ -93,7 +93,7 @@ def two_level_examples(size: int, largest: tuple[int, int] = (4, 4)) -> Examples
 @over_training
 def test_a_scheme_rejects_an_unsupported_task_and_names_other_schemes(scheme, task, training, rng):
     examples = task.sample(length=4, size=20, rng=rng)
-    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has a coupling of) .* use the scheme"):
+    with pytest.raises(UnsupportedTaskError, match=r"this task (declares no|has \d levels) .* use the scheme"):
         small_scheme(scheme).assign(examples, rng, training=training)
 
 
@@ -253,7 +253,7 @@ def test_the_coupled_schemes_assign_the_same_ids_on_one_level():
 @over_training
 def test_coupled_rejects_a_second_level(training, rng):
     with pytest.raises(
-        UnsupportedTaskError, match=r"of 2 levels but coupled assigns one ID per token; use the scheme multilevel"
+        UnsupportedTaskError, match=r"2 levels but the scheme coupled supports only one; use the scheme multilevel"
     ):
         Coupled().assign(two_level_examples(1), rng, training=training)
 

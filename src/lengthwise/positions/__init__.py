@@ -1,4 +1,4 @@
-"""Position schemes, which assign IDs to tokens: one file per scheme, and the table of all schemes."""
+"""Position schemes assign position IDs to tokens. Each scheme has its own file; ``SCHEMES`` lists all schemes."""
 
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled

@@ -1,4 +1,4 @@
-"""Abacus positions (McLeish et al. 2024): each digit's ID is its place in its number."""
+"""Abacus positions (McLeish et al. 2024): the ID of a digit is its index within the number, counted from 1."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,19 +13,19 @@ from lengthwise.tasks.examples import Examples
 class Abacus(RangedScheme):
     """IDs that count the digits of a number from 1 in writing order; training adds one random offset per sequence.
 
-    Tokens outside numbers have ID 0. Digits of equal significance have equal IDs if numbers are written with the least
-    significant digit first. The paper samples one offset per batch.
+    Tokens outside numbers have ID 0. If the task writes the least significant digit first, digits of equal significance
+    have equal IDs. The paper samples one offset per batch.
     """
 
     num_position_ids: int = 128
 
     name: ClassVar[str] = "abacus"
-    summary: ClassVar[str] = "the digit's place in its number, with a random offset in training"
+    summary: ClassVar[str] = "the index of a digit within its number, plus a random offset in training"
     paper: ClassVar[str] = "McLeish et al. 2024 (arXiv 2405.17399)"
     needs: ClassVar[str | None] = "places"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
-        """Return the place of each token, plus the offset in training."""
+        """Return the index of each digit within its number; training adds one random offset per sequence."""
         ids = require_places(examples)
         if training:
             offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))

@@ -1,4 +1,4 @@
-"""Position coupling (Cho et al. 2024): IDs come from the task's own coupling, on one level."""
+"""Position coupling (Cho et al. 2024): the task's coupling gives related tokens the same ID, on one level."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from lengthwise.tasks.examples import Examples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coupled(GappedScheme):
-    """Position coupling with one ID per token; in training, random gaps move all tokens of a group together.
+    """Position coupling with one ID per token; training adds random gaps between groups of tokens with equal IDs.
 
     The decoder receives all IDs at evaluation. The published method has no gaps (``max_gaps=0``).
     """
@@ -24,12 +24,12 @@ class Coupled(GappedScheme):
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"
 
-    def groups(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the task's coupling; raise ``UnsupportedTaskError`` unless it has one level."""
-        groups = require_coupling(examples)
-        if len(groups) != 1:
+        group_ids = require_coupling(examples)
+        if len(group_ids) != 1:
             raise UnsupportedTaskError(
-                f"this task has a coupling of {len(groups)} levels but coupled assigns one ID per token; "
+                f"the coupling of this task has {len(group_ids)} levels but the scheme coupled supports only one; "
                 "use the scheme multilevel or predicted"
             )
-        return groups
+        return group_ids

@@ -1,4 +1,4 @@
-"""Multi-level position coupling (Cho et al. 2025): one ID per level of the task's own coupling."""
+"""Multi-level position coupling (Cho et al. 2025): each token has one ID per level of the task's coupling."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,12 +8,12 @@ from lengthwise.positions.gaps import GappedScheme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiLevel(GappedScheme):
-    """Position coupling with one ID per token and level; each level has its own gaps and shift in training.
+    """Position coupling with one ID per token and level; training adds independent gaps and shifts to each level.
 
     The decoder receives all IDs at evaluation. On a task with one level, the IDs equal those of ``coupled``.
     """
 
     name: ClassVar[str] = "multilevel"
-    summary: ClassVar[str] = "the task's coupling on all its levels; random gaps in training"
+    summary: ClassVar[str] = "all levels of the task's coupling; random gaps in training"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"

@@ -10,11 +10,11 @@ from lengthwise.positions.gaps import GappedScheme
 class Predicted(GappedScheme):
     """Position coupling as in ``multilevel``, for a decoder that learns to predict the response IDs.
 
-    At evaluation, the decoder receives only the prompt IDs, and the predicted response IDs are graded too.
+    At evaluation, the decoder receives only the prompt IDs; grading also checks the predicted response IDs.
     """
 
     name: ClassVar[str] = "predicted"
-    summary: ClassVar[str] = "the task's coupling, response IDs predicted by the decoder (PPC)"
+    summary: ClassVar[str] = "the task's coupling; the decoder predicts the response IDs (PPC)"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
     needs: ClassVar[str | None] = "coupling"
     predicts_ids: ClassVar[bool] = True

@@ -13,13 +13,13 @@ from lengthwise.tasks.examples import Examples
 class RandomFloats(RangedScheme):
     """Sorted uniform real numbers from 0 to ``num_position_ids``, in training and at evaluation.
 
-    The range is the same for every length: the IDs of longer sequences are closer together but never out of range.
+    The range is the same for every length. Longer sequences have denser IDs but no IDs out of range.
     """
 
     num_position_ids: int = 512
 
     name: ClassVar[str] = "random_floats"
-    summary: ClassVar[str] = "sorted random real numbers from a fixed range, at evaluation too"
+    summary: ClassVar[str] = "sorted random real numbers from a fixed range, in training and at evaluation"
     paper: ClassVar[str] = "Shimizu et al. 2026, Random Float Sampling (arXiv 2602.14050)"
     real_valued: ClassVar[bool] = True
     random_at_evaluation: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Random start (SHAPE, Kiyono et al. 2021): consecutive IDs from a random first ID."""
+"""Random start (SHAPE, Kiyono et al. 2021): consecutive IDs with a random first ID."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +13,11 @@ from lengthwise.tasks.examples import Examples
 class RandomStart(RangedScheme):
     """Consecutive IDs that start at a random ID per sequence in training, and at 0 at evaluation.
 
-    Training covers every ID below ``num_position_ids``, but no distance beyond the training length.
+    Training covers every ID below ``num_position_ids``, but no distance larger than the training sequences.
     """
 
     name: ClassVar[str] = "random_start"
-    summary: ClassVar[str] = "consecutive IDs from a random start"
+    summary: ClassVar[str] = "consecutive IDs with a random first ID in training"
     paper: ClassVar[str] = "Kiyono et al. 2021, SHAPE (arXiv 2109.05644)"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:

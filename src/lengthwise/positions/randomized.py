@@ -18,7 +18,7 @@ class Randomized(RangedScheme):
     """
 
     name: ClassVar[str] = "randomized"
-    summary: ClassVar[str] = "an ordered random subset of the IDs, at evaluation too"
+    summary: ClassVar[str] = "a sorted random subset of the IDs, in training and at evaluation"
     paper: ClassVar[str] = "Ruoss et al. 2023 (arXiv 2305.16843)"
     random_at_evaluation: ClassVar[bool] = True
 
@@ -33,13 +33,13 @@ def sample_subsets(
     rng: np.random.Generator, num_position_ids: int, size: int, seq: int
 ) -> Int[np.ndarray, "batch seq"]:
     """Return ``size`` sorted, uniformly random subsets of ``seq`` numbers below ``num_position_ids``."""
-    # A permutation of the whole range is faster when repeats would be frequent.
+    # A permutation of the full range is faster if many IDs would repeat.
     if 8 * seq > num_position_ids:
         full_range = np.broadcast_to(np.arange(num_position_ids), (size, num_position_ids))
         return np.sort(rng.permuted(full_range, axis=1)[:, :seq], axis=1)
     ids = np.sort(rng.integers(0, num_position_ids, size=(size, seq)), axis=1)
-    # Resample repeats. All numbers are equally likely, and therefore all subsets are equally likely.
-    while (repeated := ids[:, 1:] == ids[:, :-1]).any():
-        ids[:, 1:][repeated] = rng.integers(0, num_position_ids, size=int(repeated.sum()))
+    # Resample duplicates. All numbers are equally likely, and therefore all subsets are equally likely.
+    while (is_duplicate := ids[:, 1:] == ids[:, :-1]).any():
+        ids[:, 1:][is_duplicate] = rng.integers(0, num_position_ids, size=int(is_duplicate.sum()))
         ids.sort(axis=1)
     return ids

@@ -1,4 +1,4 @@
-"""Contract of a position scheme: assign one or more IDs to every token."""
+"""Interface of position schemes, which assign one or more IDs to every token."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -10,13 +10,13 @@ from lengthwise.core.errors import PositionRangeError, SettingError, Unsupported
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 
-# Schemes that read only the number of tokens, and therefore work for every task.
+# Schemes that depend only on the number of tokens, and therefore support every task.
 UNIVERSAL_SCHEMES = "sequential, random_start, skipwise, randomized or random_floats"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Position IDs of a batch, and masks of the answer tokens and IDs that are scored."""
+    """Position IDs of a batch, and masks of the answer tokens and response IDs that count for the accuracy."""
 
     position_ids: Real[np.ndarray, "level batch seq"]
     token_scored: Bool[np.ndarray, "batch seq"]
@@ -25,9 +25,9 @@ class Assignment:
 
 @runtime_checkable
 class PositionScheme(Protocol):
-    """Assignment of IDs to every token, on one or more levels.
+    """Rule that assigns IDs to every token, on one or more levels.
 
-    ``needs`` is the optional field of ``Examples`` that the scheme reads (``"coupling"`` or ``"places"``), or None.
+    ``needs`` is the optional field of ``Examples`` that the scheme requires (``"coupling"``, ``"places"`` or None).
     ``real_valued``: IDs are real numbers. ``predicts_ids``: the decoder learns to predict the response IDs.
     ``random_at_evaluation``: evaluation IDs are random and below ``num_position_ids``, as in training. A subclass must
     set ``name``, and the other class variables if they differ from these defaults.
@@ -53,7 +53,7 @@ class PositionScheme(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangedScheme(PositionScheme):
-    """Abstract scheme with training IDs below ``num_position_ids``; raises ``SettingError`` for a limit below 1."""
+    """Abstract scheme with training IDs below ``num_position_ids``, which must be at least 1."""
 
     num_position_ids: int = 20_480
 
@@ -64,7 +64,7 @@ class RangedScheme(PositionScheme):
 
 
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
-    """Return an assignment that scores all answer tokens, and all response IDs except the ID of the end token."""
+    """Return an assignment that scores all answer tokens and all response IDs except the ID of the end token."""
     precedes_answer = np.zeros_like(examples.is_answer)
     precedes_answer[:, :-1] = examples.is_answer[:, 1:]
     return Assignment(
@@ -87,20 +87,20 @@ def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 
 
 def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """Return each token's place in its number or string; raise ``UnsupportedTaskError`` if the task declares none."""
+    """Return each token's index within its number or string; raise ``UnsupportedTaskError`` for other tasks."""
     if examples.places is None:
-        alternative = "" if examples.coupling is None else ", or multilevel or predicted, which read its coupling"
+        alternative = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
         raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEMES}{alternative}")
     return examples.places
 
 
-def largest_shift(groups: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
-    """Return the largest shift that keeps all IDs in range; raise ``PositionRangeError`` if they exceed it."""
-    largest = int(groups.max())
-    shift = num_position_ids - 1 - largest
+def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
+    """Return the largest shift that keeps all IDs in range; raise ``PositionRangeError`` for an ID out of range."""
+    largest_id = int(position_ids.max())
+    shift = num_position_ids - 1 - largest_id
     if shift < 0:
         raise PositionRangeError(
-            f"the sequence has ID {largest} but the largest ID of the scheme is {num_position_ids - 1}; "
-            f"set num_position_ids to at least {largest + 1}"
+            f"the sequence has ID {largest_id} but the largest ID of the scheme is {num_position_ids - 1}; "
+            f"set num_position_ids to at least {largest_id + 1}"
         )
     return shift

@@ -16,14 +16,14 @@ class Skipwise(GappedScheme):
     """Consecutive IDs; training adds random gaps between chunks of any length, and a random shift.
 
     In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks, and ``num_position_ids`` is the target
-    window. The number and the places of the gaps are random per sequence. Short training sequences contain distances
-    up to ``num_position_ids``. At evaluation, the ID is the token index.
+    window. Each sequence has a random number of gaps at random token indexes. Therefore, short training sequences
+    contain distances up to ``num_position_ids``. At evaluation, the ID is the token index.
     """
 
     name: ClassVar[str] = "skipwise"
     summary: ClassVar[str] = "consecutive IDs with random gaps between chunks (PoSE)"
     paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
 
-    def groups(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the token index of every token."""
         return token_indexes(examples)
