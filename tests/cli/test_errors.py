@@ -348,7 +348,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda hook=hook: hook_without_its_flag(hook),
             SettingError,
-            rf"Mine overrides {hook}, which is never called; set {flag} = True in the class",
+            rf"Mine overrides {hook} but {flag} is False; set {flag} = True in the class",
         )
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores"))
     ),
@@ -557,7 +557,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
                 EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
             ),
             SettingError,
-            rf"cannot mask {masked} of {heads} heads; use at least 2 heads, and at most num_heads for num_masked_heads",
+            rf"cannot mask {masked} of {heads} heads; .*, and set num_masked_heads to at most num_heads",
         )
         for masked_heads, masked, heads in ((None, 0, 1), (3, 3, 2))
     ),
@@ -589,7 +589,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s, d_head=d_head: s().build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head)),
             SettingError,
-            rf"d_head {d_head} does not give at least two pairs.* make d_model / num_heads even and at least 4",
+            rf"d_head {d_head} is odd or too small, .* make d_model / num_heads even and at least 4",
         )
         for s, d_head in ((NTK, 2), (DynamicNTK, 5))
     ),
@@ -639,12 +639,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
         SettingError,
-        r"d_head 8 cannot be divided by 3 levels; choose a multiple",
+        r"d_head 8 is not a multiple of 3 levels; change d_model",
     ),
     (
         build_no_encoding,
         SettingError,
-        r"encoding nope built an object of type NoneType; return an instance of a subclass of Encoding",
+        r"build of encoding nope returned an object of type NoneType; return an instance of a subclass of Encoding",
     ),
     *(
         (

@@ -228,7 +228,7 @@ def distances(query_ids: Tensor, key_ids: Tensor) -> Tensor:
 CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     "builds nothing": (
         building(lambda size: None),
-        r"^encoding custom built an object of type NoneType; return an instance of a subclass of Encoding",
+        r"^build of encoding custom returned an object of type NoneType; return an instance of a subclass of Encoding",
     ),
     "builds another module": (
         building(lambda size: torch.nn.Linear(2, 2)),

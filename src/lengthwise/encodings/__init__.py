@@ -1,4 +1,4 @@
-"""Encodings, through which IDs enter the decoder: one file per encoding, and the table of all encodings."""
+"""Encodings add position IDs to the decoder. Each encoding has its own file; ``ENCODINGS`` lists all encodings."""
 
 from lengthwise.encodings.alibi import ALiBi
 from lengthwise.encodings.dape import DAPE

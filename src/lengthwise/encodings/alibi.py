@@ -13,11 +13,11 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return the paper's slopes: a geometric sequence, then every other slope of the sequence for more heads."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    exact = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    interleaved = [2 ** (-4 * (head + 1) / power) for head in range(0, 2 * power, 2)]
-    return torch.tensor((exact + interleaved)[:num_heads])
+    """Return the paper's slopes: a geometric sequence, extended if ``num_heads`` is not a power of two."""
+    power_of_two = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (head + 1) / power_of_two) for head in range(power_of_two)]
+    extra_slopes = [2 ** (-4 * (head + 1) / power_of_two) for head in range(0, 2 * power_of_two, 2)]
+    return torch.tensor((slopes + extra_slopes)[:num_heads])
 
 
 class ALiBiEncoding(Encoding):
@@ -33,17 +33,17 @@ class ALiBiEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the penalty of the absolute distance, because a visible key can have a larger ID than the query."""
+        """Return the penalty. A visible key can have a larger ID than the query, so it uses the absolute distance."""
         distance = distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ALiBi(EncodingSettings):
-    """ALiBi with the paper's fixed slope per head; no parameters."""
+    """ALiBi with one fixed slope per head, as in the paper, and no parameters."""
 
     name: ClassVar[str] = "alibi"
-    summary: ClassVar[str] = "scores fall linearly with the ID distance"
+    summary: ClassVar[str] = "scores decrease linearly with the ID distance"
     paper: ClassVar[str] = "Press et al. 2022 (arXiv 2108.12409)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

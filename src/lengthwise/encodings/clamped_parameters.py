@@ -1,4 +1,4 @@
-"""Parameters that stay within bounds during training."""
+"""Parameters that stay between a lower and an upper bound during training."""
 
 from typing import Any
 
@@ -20,19 +20,19 @@ class _Clamp(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def clamped_parameter(start: Tensor, low: float, high: float) -> nn.Parameter:
-    """Return a parameter whose gradient is set to 0 where an optimizer step would exceed the bounds.
+def clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Parameter:
+    """Return a parameter with a gradient of 0 at elements that an optimizer step would move out of the bounds.
 
-    The hook masks the sum of all gradients, so the result does not depend on how many chunks use the parameter.
+    The hook masks the sum of all gradients, so the result does not depend on the number of chunks.
     """
-    parameter = nn.Parameter(start)
+    parameter = nn.Parameter(initial_value)
 
-    def mask_outward(gradient: Tensor) -> Tensor:
+    def mask_gradient(gradient: Tensor) -> Tensor:
         # An optimizer step has the opposite sign of the gradient.
-        outward = (parameter <= low) & (gradient > 0) | (parameter >= high) & (gradient < 0)
-        return gradient.masked_fill(outward, 0.0)
+        leaves_bounds = (parameter <= low) & (gradient > 0) | (parameter >= high) & (gradient < 0)
+        return gradient.masked_fill(leaves_bounds, 0.0)
 
-    parameter.register_hook(mask_outward)  # type: ignore[no-untyped-call]
+    parameter.register_hook(mask_gradient)  # type: ignore[no-untyped-call]
     return parameter
 
 

@@ -1,4 +1,4 @@
-"""DAPE (Zheng et al. 2024): a small network adjusts the scores of each query and key across all heads."""
+"""DAPE (Zheng et al. 2024): a small network adjusts attention scores, based on the scores of all heads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,8 +16,8 @@ from lengthwise.encodings.kerple_log import KERPLELogEncoding
 class DAPEEncoding(Encoding):
     """Scores ``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
 
-    Each convolution reads all channels at ``kernel_size`` adjacent keys of one query. Both convolutions read zeros
-    for invisible keys, so the result for a query does not depend on later tokens.
+    Each convolution uses all channels at ``kernel_size`` adjacent keys of one query. The inputs of both convolutions
+    are 0 at invisible keys, so the result for a query does not depend on later tokens.
     """
 
     has_scores = True
@@ -25,9 +25,9 @@ class DAPEEncoding(Encoding):
     def __init__(self, num_heads: int, width: int, kernel_size: int) -> None:
         super().__init__()
         self.kerple = KERPLELogEncoding(num_heads)
-        window, margin = (1, kernel_size), (0, kernel_size // 2)
-        self.widen = nn.Conv2d(2 * num_heads, width, window, padding=margin)
-        self.narrow = nn.Conv2d(width, num_heads, window, padding=margin)
+        window, padding = (1, kernel_size), (0, kernel_size // 2)
+        self.widen = nn.Conv2d(2 * num_heads, width, window, padding=padding)
+        self.narrow = nn.Conv2d(width, num_heads, window, padding=padding)
 
     def adjust(
         self,
@@ -36,7 +36,7 @@ class DAPEEncoding(Encoding):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return the adjusted scores; in-place operations limit the memory of the hidden channels."""
+        """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
         hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~visible, 0.0), inplace=True)
@@ -51,7 +51,7 @@ def check_mlp_width(mlp_width: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPE(EncodingSettings):
-    """DAPE with ``mlp_width`` hidden units; the network reads the scores and biases of all heads at one key."""
+    """DAPE with ``mlp_width`` hidden units. The inputs are the scores and biases of all heads at one key."""
 
     mlp_width: int = 32
 
@@ -66,5 +66,5 @@ class DAPE(EncodingSettings):
         check_mlp_width(self.mlp_width)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module, with a network that reads one key at a time."""
+        """Return the module; its network processes one key at a time."""
         return DAPEEncoding(size.num_heads, self.mlp_width, kernel_size=1)

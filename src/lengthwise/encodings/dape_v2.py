@@ -13,8 +13,8 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 class DAPEv2(EncodingSettings):
     """DAPE V2 with ``mlp_width`` hidden channels and windows of ``kernel_size`` consecutive keys.
 
-    Invisible keys are masked before both convolutions. The paper masks them only before the first convolution. The
-    second convolution then leaks to each query whether another token follows it.
+    Invisible keys are masked before both convolutions. The paper masks them only before the first convolution. With
+    the paper's masking, the second convolution leaks the existence of later tokens to each query.
     """
 
     mlp_width: int = 32
@@ -31,8 +31,8 @@ class DAPEv2(EncodingSettings):
         check_types(self)
         check_mlp_width(self.mlp_width)
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise SettingError(f"kernel_size {self.kernel_size} is not a positive odd number; use for example 3")
+            raise SettingError(f"kernel_size {self.kernel_size} is not a positive odd number; use a number such as 3")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module, with a network that reads a window of keys."""
+        """Return the module; its network processes a window of keys at a time."""
         return DAPEEncoding(size.num_heads, self.mlp_width, self.kernel_size)

@@ -16,10 +16,10 @@ from lengthwise.encodings.scaled_rotary import check_original_length, check_scal
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
     """Rotary with base ``base * (factor * n / original_length - (factor - 1))^(d_head / (d_head - 2))``.
 
-    n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base, also
-    for its keys, so a full pass equals cached decoding and no query depends on later tokens. In other libraries, all
-    queries of a pass share the base of the last query, and cached keys keep the base of their step. Both methods give
-    the same result for the last query of a full pass.
+    n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base, which
+    also applies to its keys. Therefore, a full pass equals cached decoding, and no query depends on later tokens. In
+    other libraries, all queries of a pass share the base of the last query, and cached keys keep the base of their
+    step. Both methods give the same result for the last query of a full pass.
     """
 
     def __init__(self, settings: "DynamicNTK") -> None:
@@ -42,9 +42,10 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicNTK(EncodingSettings):
-    """Rotary that scales its base once visible IDs reach ``original_length``, the number of IDs in training.
+    """Rotary with a base that grows when visible IDs reach ``original_length``, the number of IDs in training.
 
-    Use it after training with plain rotary. Scaling is active at evaluation, with ``in_training=True`` in training too.
+    Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
+    ``in_training`` is True.
     """
 
     factor: float = 8.0
@@ -54,7 +55,7 @@ class DynamicNTK(EncodingSettings):
     in_training: bool = False
 
     name: ClassVar[str] = "rotary_dynamic_ntk"
-    summary: ClassVar[str] = "rotary with a base that grows with the IDs a query sees (dynamic NTK)"
+    summary: ClassVar[str] = "rotary with a base that grows with the largest visible ID (dynamic NTK)"
     paper: ClassVar[str] = "emozilla 2023, in Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     reads_order: ClassVar[bool] = True
@@ -65,6 +66,6 @@ class DynamicNTK(EncodingSettings):
         check_original_length(self.original_length)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` has two pairs."""
+        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
         check_two_pairs(size.d_head)
         return DynamicNTKEncoding(self)

@@ -1,4 +1,4 @@
-"""Contract of an encoding: the only way position IDs enter the decoder."""
+"""Interface of encodings, which add position IDs to the computations of the decoder."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSize:
-    """Sizes of the decoder of an encoding: decoder width, number of heads, head width."""
+    """Decoder sizes that an encoding needs: decoder width, number of heads and head width."""
 
     d_model: int
     num_heads: int
@@ -22,7 +22,7 @@ HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
 
 
 class Encoding(nn.Module):
-    """Identity encoding; a subclass overrides one or more hooks, which compute their results from the IDs.
+    """Base class of encodings, without any effect on the decoder. A subclass overrides one or more hooks.
 
     ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the encoding
     computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
@@ -32,17 +32,17 @@ class Encoding(nn.Module):
     has_scores: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise ``SettingError`` if a hook is overridden but its flag is False, so that attention would not call it."""
+        """Raise ``SettingError`` if a subclass overrides a hook but does not set the flag of this hook."""
         super().__init_subclass__(**kwargs)
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
                 raise SettingError(
-                    f"{cls.__name__} overrides {hook}, which is never called; set {flag} = True in the class"
+                    f"{cls.__name__} overrides {hook} but {flag} is False; set {flag} = True in the class"
                 )
 
     @property
     def reads_ids(self) -> bool:
-        """True if any hook is overridden; the identity encoding does not read the IDs."""
+        """True if the class overrides any hook; without hooks, the encoding does not use the IDs."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
     def embed(
@@ -60,7 +60,7 @@ class Encoding(nn.Module):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return additive attention scores for one chunk of queries; called only with ``has_bias``."""
+        """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not implement bias")
 
     def scores(
@@ -70,9 +70,9 @@ class Encoding(nn.Module):
         query_ids: Real[Tensor, "batch query"],
         key_ids: Real[Tensor, "batch key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return unscaled scores of one chunk of rotated queries and keys; called only with ``has_scores``.
+        """Return unscaled scores of one chunk of rotated queries and keys; called only if ``has_scores`` is True.
 
-        The last key and the last query belong to the same token, so query i of n does not see the last n - 1 - i keys.
+        The last key and the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
         """
         return query @ key.mT
 
@@ -83,13 +83,13 @@ class Encoding(nn.Module):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return adjusted attention scores, which depend only on visible pairs; called only with ``has_scores``."""
+        """Return adjusted attention scores. They depend only on visible pairs. Requires ``has_scores = True``."""
         return scores
 
 
 @runtime_checkable
 class EncodingSettings(Protocol):
-    """Frozen settings of an encoding, which build its module.
+    """Frozen settings of an encoding; the method ``build`` returns the module.
 
     A subclass must set ``name``, and the other class variables if they differ from these defaults.
     ``real_valued``: IDs may be real numbers. ``shift_invariant``: a constant added to all IDs has no effect

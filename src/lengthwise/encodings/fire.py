@@ -14,8 +14,8 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 WIDTH = 32
 EPS = 1e-6
-# Number of copies of each line, which spread the gradients of the pairs over several entries.
-COPIES = 8
+# Number of copies of each table entry. The copies distribute the gradients of all pairs over more entries.
+NUM_COPIES = 8
 
 
 class FIREEncoding(Encoding):
@@ -39,7 +39,7 @@ class FIREEncoding(Encoding):
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return the network's output for the distance divided by the query's ID, or by L if L is larger."""
         threshold = (self.stretch * self.threshold).abs()
-        # If no ID exceeds the threshold, the bias depends only on the distance. This test would synchronize a GPU.
+        # If no ID exceeds the threshold, the bias depends only on the distance. On a GPU, this check would synchronize.
         if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
             return bias_by_distance(
                 lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPS)), query_ids, key_ids
@@ -50,23 +50,23 @@ class FIREEncoding(Encoding):
     def _psi(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return x.sign() * torch.log1p(self.rate.abs() * x.abs())
 
-    def _mlp(self, share: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """Evaluate the ReLU network as a piecewise linear function: each pair looks up one line."""
+    def _mlp(self, x: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
+        """Evaluate the ReLU network as a piecewise linear function, with one table lookup per pair."""
         weight, bias = self.widen.weight[:, 0], self.widen.bias
         with torch.no_grad():
-            # For a weight of 0, the kink is infinite or NaN, and any finite value is correct instead.
+            # A weight of 0 gives an infinite or NaN kink, and any finite value can replace it.
             kinks = (-bias / weight).nan_to_num().sort().values
             midpoints = torch.cat([kinks[:1] - 1, (kinks[:-1] + kinks[1:]) / 2, kinks[-1:] + 1])
-            active = midpoints[:, None] * weight + bias > 0  # lines width
-            copy = torch.arange(share.shape[-1], device=share.device) % COPIES
-            entry = (torch.bucketize(share, kinks) * COPIES + copy).flatten()
-        slopes = (self.narrow.weight * weight)[:, None].where(active, 0.0).sum(dim=-1)
-        heights = (self.narrow.weight * bias)[:, None].where(active, 0.0).sum(dim=-1) + self.narrow.bias[:, None]
-        slope, height = (
-            line.repeat_interleave(COPIES, dim=1).index_select(1, entry).view(len(line), *share.shape)
-            for line in (slopes, heights)
+            is_active = midpoints[:, None] * weight + bias > 0  # segments width
+            copy_index = torch.arange(x.shape[-1], device=x.device) % NUM_COPIES
+            table_index = (torch.bucketize(x, kinks) * NUM_COPIES + copy_index).flatten()
+        slopes = (self.narrow.weight * weight)[:, None].where(is_active, 0.0).sum(dim=-1)
+        intercepts = (self.narrow.weight * bias)[:, None].where(is_active, 0.0).sum(dim=-1) + self.narrow.bias[:, None]
+        slope, intercept = (
+            table.repeat_interleave(NUM_COPIES, dim=1).index_select(1, table_index).view(len(table), *x.shape)
+            for table in (slopes, intercepts)
         )
-        return slope * share + height
+        return slope * x + intercept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class FIRE(EncodingSettings):
     threshold: float = 512.0
 
     name: ClassVar[str] = "fire"
-    summary: ClassVar[str] = "a small network computes a bias from the ID distance as a share of the query's ID"
+    summary: ClassVar[str] = "a small network maps the ID distance, relative to the query's ID, to a bias"
     paper: ClassVar[str] = "Li et al. 2024 (arXiv 2310.04418)"
     real_valued: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Hard-ALiBi (Jelassi et al. 2024): some heads see only keys with nearby IDs."""
+"""Hard-ALiBi (Jelassi et al. 2024): some heads attend only to keys with nearby IDs."""
 
 import math
 from dataclasses import dataclass
@@ -29,22 +29,22 @@ class HardALiBiEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return 0 or minus infinity; a query always sees its own token, at distance 0."""
+        """Return 0 for keys within the window and minus infinity for other keys; the query's own token is visible."""
         distance = distances(query_ids, key_ids).abs().float()[:, None]
         return torch.where(distance < self.windows[:, None, None], 0.0, -math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardALiBi(EncodingSettings):
-    """Windows of 1, 2, ... IDs for the first ``num_masked_heads`` heads (None: half of the heads).
+    """Windows of 1, 2, ... IDs for the first ``num_masked_heads`` heads; None masks half of the heads.
 
-    The first window contains only the query's own ID, so at least two masked heads are needed to see an earlier token.
+    The first window contains only the query's own ID. A masked head sees earlier tokens from the second window on.
     """
 
     num_masked_heads: int | None = None
 
     name: ClassVar[str] = "hard_alibi"
-    summary: ClassVar[str] = "some heads see only keys with nearby IDs, the others see all keys"
+    summary: ClassVar[str] = "some heads attend only to keys with nearby IDs, other heads to all keys"
     paper: ClassVar[str] = "Jelassi et al. 2024 (arXiv 2402.01032)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
@@ -56,10 +56,10 @@ class HardALiBi(EncodingSettings):
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module with one window per head; raise ``SettingError`` for too many masked heads."""
-        masked = size.num_heads // 2 if self.num_masked_heads is None else self.num_masked_heads
-        if not 1 <= masked <= size.num_heads:
+        num_masked = size.num_heads // 2 if self.num_masked_heads is None else self.num_masked_heads
+        if not 1 <= num_masked <= size.num_heads:
             raise SettingError(
-                f"hard_alibi cannot mask {masked} of {size.num_heads} heads; "
-                "use at least 2 heads, and at most num_heads for num_masked_heads"
+                f"hard_alibi cannot mask {num_masked} of {size.num_heads} heads; "
+                "use at least 2 heads, and set num_masked_heads to at most num_heads"
             )
-        return HardALiBiEncoding(size.num_heads, masked)
+        return HardALiBiEncoding(size.num_heads, num_masked)

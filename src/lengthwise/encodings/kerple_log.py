@@ -36,10 +36,10 @@ class KERPLELogEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KERPLELog(EncodingSettings):
-    """KERPLE with the logarithmic kernel, two parameters per head."""
+    """KERPLE with the logarithmic kernel and two learned parameters per head."""
 
     name: ClassVar[str] = "kerple_log"
-    summary: ClassVar[str] = "scores fall with the log of the ID distance, at learned rates"
+    summary: ClassVar[str] = "scores decrease with the logarithm of the ID distance, at learned rates"
     paper: ClassVar[str] = "Chi et al. 2022 (arXiv 2205.09921)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

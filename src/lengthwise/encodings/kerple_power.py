@@ -37,10 +37,10 @@ class KERPLEPowerEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KERPLEPower(EncodingSettings):
-    """KERPLE with the power kernel, two parameters per head."""
+    """KERPLE with the power kernel and two learned parameters per head."""
 
     name: ClassVar[str] = "kerple_power"
-    summary: ClassVar[str] = "scores fall with a learned power of the ID distance"
+    summary: ClassVar[str] = "scores decrease with a learned power of the ID distance"
     paper: ClassVar[str] = "Chi et al. 2022 (arXiv 2205.09921)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

@@ -22,7 +22,7 @@ class LearnedEncoding(Encoding):
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the embeddings with the vectors of their IDs added."""
+        """Return the sum of the token embeddings and the vectors of their IDs."""
         return x + nn.functional.embedding(position_ids, self.vectors)
 
 
@@ -42,5 +42,5 @@ class Learned(EncodingSettings):
             raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module with normally distributed vectors."""
+        """Return the module with normally distributed initial vectors."""
         return LearnedEncoding(self.num_position_ids, size.d_model)

@@ -14,16 +14,16 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 class LevelEncoding(nn.Module):
     """Encoding for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
 
-    The embeddings, biases and scores of all levels are added. For rotation, each level has an equal part of a head's
-    components. Score adjustments are applied level by level.
+    Embeddings, biases and scores are sums over all levels. Each level rotates an equal part of a head's components.
+    Levels adjust the scores one after another.
     """
 
     def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
         super().__init__()
         if size.d_head % num_levels:
-            raise SettingError(f"d_head {size.d_head} cannot be divided by {num_levels} levels; choose a multiple")
-        part = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
-        self.levels = nn.ModuleList(_build_level(settings, part) for _ in range(num_levels))
+            raise SettingError(f"d_head {size.d_head} is not a multiple of {num_levels} levels; change d_model")
+        level_size = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
+        self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
         self.has_scores = any(level.has_scores for level in self._encodings())
@@ -39,7 +39,7 @@ class LevelEncoding(nn.Module):
     def rotate(
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "level batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """Return queries or keys; each level rotates its part of the components."""
+        """Return rotated queries or keys; each level rotates its part of the components."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate(x, position_ids[0])
         parts = x.chunk(len(self.levels), dim=-1)
@@ -84,7 +84,7 @@ def _build_level(settings: EncodingSettings, size: EncodingSize) -> Encoding:
     encoding: object = settings.build(size)
     if not isinstance(encoding, Encoding):
         raise SettingError(
-            f"encoding {settings.name} built an object of type {type(encoding).__name__}; "
+            f"build of encoding {settings.name} returned an object of type {type(encoding).__name__}; "
             "return an instance of a subclass of Encoding"
         )
     return encoding

@@ -1,4 +1,4 @@
-"""Linear position interpolation (Chen et al. 2023): rotary with all IDs divided by one factor."""
+"""Linear position interpolation (Chen et al. 2023): rotary that divides all IDs by one factor."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,11 +12,11 @@ from lengthwise.encodings.scaled_rotary import ScaledRotary
 class LinearInterpolation(ScaledRotary):
     """Rotary that rotates pair i by ``(p / factor) * fastest * base^(-2i / d_head)`` radians at ID p.
 
-    The paper fine-tunes models with the scaling; ``in_training=True`` does the same.
+    The paper fine-tunes models with this scaling; use ``in_training=True`` to do the same.
     """
 
     name: ClassVar[str] = "rotary_linear"
-    summary: ClassVar[str] = "rotary with IDs divided by a factor (position interpolation)"
+    summary: ClassVar[str] = "rotary that divides IDs by a factor (position interpolation)"
     paper: ClassVar[str] = "Chen et al. 2023 (arXiv 2306.15595)"
 
     def build(self, size: EncodingSize) -> Encoding:

@@ -11,7 +11,7 @@ class NoPE(EncodingSettings):
     """No encoding: embeddings, queries, keys and scores do not depend on the IDs."""
 
     name: ClassVar[str] = "nope"
-    summary: ClassVar[str] = "no encoding; only the causal mask gives the order"
+    summary: ClassVar[str] = "no encoding; only the causal mask depends on the token order"
     paper: ClassVar[str] = "Kazemnejad et al. 2023 (arXiv 2305.19466)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""NTK-aware scaling (bloc97 2023): rotary with a larger base, which slows only the slower pairs."""
+"""NTK-aware scaling (bloc97 2023): rotary with a larger base, which slows all pairs except the fastest."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,14 +9,14 @@ from lengthwise.encodings.scaled_rotary import ScaledRotary, check_two_pairs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTK(ScaledRotary):
-    """Rotary with base ``base * factor^(d_head / (d_head - 2))``: the slowest pair rotates ``factor`` times slower."""
+    """Rotary with base ``base * factor^(d_head / (d_head - 2))``. The slowest pair rotates ``factor`` times slower."""
 
     name: ClassVar[str] = "rotary_ntk"
-    summary: ClassVar[str] = "rotary with a base enlarged for longer sequences (NTK-aware)"
+    summary: ClassVar[str] = "rotary with a larger base for longer sequences (NTK-aware)"
     paper: ClassVar[str] = "bloc97 2023, in Peng et al. 2024 (arXiv 2309.00071)"
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` has two pairs."""
+        """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
         check_two_pairs(size.d_head)
         base = self.base * self.factor ** (size.d_head / (size.d_head - 2))
         return self.build_scaled(size.d_head, base=base, fastest=self.fastest)

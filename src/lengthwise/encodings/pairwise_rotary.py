@@ -1,4 +1,4 @@
-"""Rotary scores with one angle per pair of query and key, which separate rotations of both cannot produce."""
+"""Rotary scores with one angle per query and key, for encodings that cannot rotate each of them separately."""
 
 import math
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from lengthwise.encodings.rotary import rotary_frequencies, rotate_pairs
 
 
 class PairwiseRotaryEncoding(Encoding):
-    """Plain rotary, computed in the scores; a subclass overrides ``distances`` or ``frequencies``.
+    """Rotary that applies the rotation in the scores; a subclass overrides ``distances`` or ``frequencies``.
 
-    Keys are never rotated, not even in a cache. Training uses the scores of plain rotary, unless ``in_training``
+    The keys, also in a cache, have no rotation. Training uses the scores of plain rotary, unless ``in_training``
     is True.
     """
 
@@ -61,7 +61,7 @@ class PairwiseRotaryEncoding(Encoding):
 class _PairwiseScores(torch.autograd.Function):
     """Scores ``Re(q conj(k) exp(i * distance * frequency))``, summed over pairs of components in a loop.
 
-    The backward pass recomputes the angles, which would need ``d_head / 2`` times the memory of the scores.
+    The backward pass recomputes the angles, because their storage would need ``d_head / 2`` times as much memory.
     """
 
     @staticmethod
@@ -78,26 +78,26 @@ class _PairwiseScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the gradients of query and key; the scores are linear in each."""
+        """Return the gradients of query and key, using that the scores are linear in both."""
         query, key, distances, frequencies = ctx.saved_tensors
         d_query, d_key = torch.empty_like(query), torch.empty_like(key)
         for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
             part = slice(2 * pair, 2 * pair + 2)
             q, k = query[..., part], key[..., part]
-            straight, crossed = gradients[0] * cos, gradients[0] * sin
-            d_query[..., part] = straight @ k - crossed @ _times_i(k)
-            d_key[..., part] = straight.mT @ q + crossed.mT @ _times_i(q)
+            d_cos, d_sin = gradients[0] * cos, gradients[0] * sin
+            d_query[..., part] = d_cos @ k - d_sin @ _multiply_by_i(k)
+            d_key[..., part] = d_cos.mT @ q + d_sin.mT @ _multiply_by_i(q)
         return d_query, d_key, None, None
 
 
 def _cosines_and_sines(distances: Tensor, frequencies: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield cosine and sine of the angles for every pair of components; shape (batch, 1, query, key)."""
+    """Yield the cosine and sine of the angles for every pair of components, of shape (batch, 1, query, key)."""
     for frequency in frequencies:
         turns = distances * (frequency / (2 * math.pi))  # batch query key
         angle = (turns - turns.round()).float()[:, None] * (2 * math.pi)
         yield angle.cos(), angle.sin()
 
 
-def _times_i(x: Tensor) -> Tensor:
+def _multiply_by_i(x: Tensor) -> Tensor:
     """Multiply pairs of components by the imaginary unit."""
     return torch.stack([-x[..., 1], x[..., 0]], dim=-1)

@@ -1,4 +1,4 @@
-"""Partial rotary encoding (Black et al. 2022): only the first components of a head are rotated."""
+"""Partial rotary encoding (Black et al. 2022): rotation of only the first components of each head."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,14 +33,14 @@ class PartialRotaryEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRotary(EncodingSettings):
-    """RoPE on the first ``share`` of each head's components, with the frequencies of a head of this smaller size."""
+    """RoPE on the first ``share * d_head`` components of each head, with the frequencies of a head of this size."""
 
     share: float = 0.25
     base: float = 10_000.0
     fastest: float = 1.0
 
     name: ClassVar[str] = "partial_rotary"
-    summary: ClassVar[str] = "rotary on the first components of each head; the others have no positions"
+    summary: ClassVar[str] = "rotary on the first components of each head; the other components do not change"
     paper: ClassVar[str] = "Black et al. 2022 (arXiv 2204.06745)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
@@ -52,12 +52,12 @@ class PartialRotary(EncodingSettings):
             raise SettingError(f"share {self.share} is out of range; use a number above 0 and at most 1")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module, without parameters; raise ``SettingError`` unless the share has whole pairs."""
-        components = self.share * size.d_head
-        num_rotated = round(components)
-        if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - components) > 1e-6:
+        """Return the module, without parameters; raise ``SettingError`` unless ``share * d_head`` is even."""
+        num_components = self.share * size.d_head
+        num_rotated = round(num_components)
+        if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - num_components) > 1e-6:
             raise SettingError(
-                f"share {self.share} of d_head {size.d_head} is {components:g} components but rotary needs pairs; "
+                f"share {self.share} of d_head {size.d_head} is {num_components:g} components but rotary needs pairs; "
                 "choose a share so that share * d_head is even and at least 2"
             )
         return PartialRotaryEncoding(num_rotated, self.base, self.fastest)

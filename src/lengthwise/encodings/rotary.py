@@ -1,4 +1,4 @@
-"""Rotary encoding (RoPE, Su et al. 2021): queries and keys rotated by angles proportional to the ID."""
+"""Rotary encoding (RoPE, Su et al. 2021): rotation of queries and keys by angles proportional to the ID."""
 
 import math
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ def rotate_pairs(
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
-    factors = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
+    rotations = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * factors).flatten(-2).to(x.dtype)
+    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
 
 
 def check_rotary_base(base: float, fastest: float) -> None:
@@ -39,7 +39,7 @@ def check_rotary_base(base: float, fastest: float) -> None:
 
 
 def check_even_width(d_head: int) -> None:
-    """Raise ``SettingError`` for an odd head width, whose components do not form pairs."""
+    """Raise ``SettingError`` for an odd head width, because rotary needs pairs of components."""
     if d_head % 2:
         raise SettingError(f"d_head {d_head} is odd but rotary needs pairs; make d_model / num_heads even")
 
@@ -61,16 +61,16 @@ class RotaryEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary(EncodingSettings):
-    """RoPE with angles from ``fastest`` radians per ID down to about ``fastest / base``.
+    """RoPE with frequencies from ``fastest`` radians per ID down to about ``fastest / base``.
 
-    The paper uses ``fastest=1``. Faster angles and a smaller base separate adjacent IDs more sharply.
+    The paper uses ``fastest=1``. A larger ``fastest`` and a smaller ``base`` separate adjacent IDs more sharply.
     """
 
     base: float = 10_000.0
     fastest: float = 1.0
 
     name: ClassVar[str] = "rotary"
-    summary: ClassVar[str] = "queries and keys rotated in proportion to the ID (RoPE)"
+    summary: ClassVar[str] = "rotation of queries and keys in proportion to the ID (RoPE)"
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Shared parts of the rotary scalings, which change the angles of a trained model for longer sequences."""
+"""Base classes and checks of scaled rotary encodings, which adapt a trained model to longer sequences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
 
 
 class ScaledRotaryEncoding(Encoding):
-    """Rotary with ``scaled`` frequencies and factor ``gain`` at evaluation, and ``plain`` frequencies in training.
+    """Rotary with ``plain`` frequencies in training, and ``scaled`` frequencies and the factor ``gain`` at evaluation.
 
-    If ``in_training`` is True, training also uses the scaling, for fine-tuning.
+    For fine-tuning, ``in_training=True`` applies the scaling in training too.
     """
 
     def __init__(self, plain: Frequencies, scaled: Frequencies, *, in_training: bool, gain: float = 1.0) -> None:
@@ -54,10 +54,10 @@ def check_original_length(original_length: int) -> None:
 
 
 def check_two_pairs(d_head: int) -> None:
-    """Raise ``SettingError`` unless a head has at least two pairs, so that its slowest pair is not its fastest pair."""
+    """Raise ``SettingError`` unless a head has at least two pairs of components, and therefore two frequencies."""
     if d_head % 2 or d_head < 4:
         raise SettingError(
-            f"d_head {d_head} does not give at least two pairs, which a scaled base needs; "
+            f"d_head {d_head} is odd or too small, because a scaled base needs at least two pairs; "
             "make d_model / num_heads even and at least 4"
         )
 
@@ -82,7 +82,7 @@ class ScaledRotary(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
 
     def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
-        """Return a module without parameters that changes plain rotary to the given ``base`` and ``fastest``."""
+        """Return a module that uses ``base`` and ``fastest`` at evaluation, and plain rotary in training."""
         plain = partial(rotary_frequencies, d_head, self.base, self.fastest)
         scaled = partial(rotary_frequencies, d_head, base, fastest)
         return ScaledRotaryEncoding(plain, scaled, in_training=self.in_training)

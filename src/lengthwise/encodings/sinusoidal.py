@@ -19,7 +19,7 @@ class SinusoidalEncoding(Encoding):
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Add scaled waves to the embeddings; the paper multiplies the embeddings by ``sqrt(d_model)`` instead."""
+        """Add scaled sinusoids to the embeddings; the paper multiplies the embeddings by ``sqrt(d_model)`` instead."""
         d_model = x.shape[-1]
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=x.device) / d_model
         # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
@@ -30,7 +30,7 @@ class SinusoidalEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sinusoidal(EncodingSettings):
-    """Sinusoids with wavelengths from 2 pi to about ``2 pi * BASE`` IDs; no parameters."""
+    """Sinusoids with wavelengths from 2 pi to about ``2 pi * BASE`` IDs, and no parameters."""
 
     name: ClassVar[str] = "sinusoidal"
     summary: ClassVar[str] = "sines and cosines of the ID, added to the embedding"

@@ -17,8 +17,8 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 class T5BiasEncoding(Encoding):
     """Scores ``score + B[head, bucket(p_query - p_key)]`` with a learned table B.
 
-    Each bucket of the first half has one distance. The other buckets grow logarithmically up to ``max_distance``; the
-    last bucket also has all larger distances. Negative distances have separate buckets of the same sizes.
+    Each bucket of the first half contains one distance. The other buckets grow logarithmically up to ``max_distance``.
+    The last bucket also contains all larger distances. Negative distances have separate buckets of the same sizes.
     """
 
     has_bias = True
@@ -27,7 +27,7 @@ class T5BiasEncoding(Encoding):
         super().__init__()
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        # Negative distances need one bucket less, because 0 is not negative.
+        # Negative distances need one bucket fewer, because 0 is not negative.
         self.weights = nn.Parameter(0.02 * torch.randn(num_heads, 2 * num_buckets - 1))
 
     def bias(
@@ -39,17 +39,17 @@ class T5BiasEncoding(Encoding):
         )
 
     def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-        """Return bucket indexes: first the T5 buckets for distances from 0 on, then buckets for negative distances."""
-        exact = self.num_buckets // 2
-        large = distance.abs().clamp(min=exact)
-        growing = torch.log(large / exact) / math.log(self.max_distance / exact) * (self.num_buckets - exact)
-        unsigned = torch.where(distance.abs() < exact, distance.abs().long(), exact + growing.long())
-        return unsigned.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (distance < 0)
+        """Return bucket indexes. The T5 buckets for distances of at least 0 precede those for negative distances."""
+        num_exact = self.num_buckets // 2
+        ratio = distance.abs().clamp(min=num_exact) / num_exact
+        log_bucket = torch.log(ratio) / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
+        bucket = torch.where(distance.abs() < num_exact, distance.abs().long(), num_exact + log_bucket.long())
+        return bucket.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (distance < 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Bias(EncodingSettings):
-    """T5 bias with ``num_buckets`` buckets per head and sign; all distances from ``max_distance`` on share a bucket."""
+    """T5 bias with ``num_buckets`` buckets per head and sign. Distances from ``max_distance`` on share one bucket."""
 
     num_buckets: int = 32
     max_distance: int = 128

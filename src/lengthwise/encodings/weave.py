@@ -1,4 +1,4 @@
-"""Weave (Stair PE, Ma et al. 2024): rotary with distances that grow in stairs beyond a window."""
+"""Weave (Stair PE, Ma et al. 2024): rotary with distances that increase in steps beyond a window."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,21 +27,21 @@ class WeaveEncoding(PairwiseRotaryEncoding):
     def distances(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "batch query key"]:
-        """Return the distances; distances beyond the window grow in stairs."""
+        """Return the distances, which increase in steps beyond the window."""
         distance = super().distances(query_ids, key_ids)
-        size = distance.abs()
-        stairs = ((size - self.window).clamp(min=0) / self.width).ceil()
-        return distance.sign() * (size.clamp(max=self.window) + stairs)
+        magnitude = distance.abs()
+        num_steps = ((magnitude - self.window).clamp(min=0) / self.width).ceil()
+        return distance.sign() * (magnitude.clamp(max=self.window) + num_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weave(EncodingSettings):
-    """Stair PE, the position part of Mesa-Extrapolation; the ``window`` and the ``width`` of a stair are in IDs.
+    """Stair PE, the position encoding of Mesa-Extrapolation; the ``window`` and the ``width`` of a step are in IDs.
 
     If ``width`` exceeds every distance, the result is ReRoPE: integer distances are at most ``window + 1``. The
-    paper's triangular chunks, which save memory but hide some keys, are not implemented.
+    triangular chunks of the paper, which save memory but hide some keys, are not implemented.
 
-    Use it after training with plain rotary. Stairs are active at evaluation, with ``in_training=True`` in training too.
+    Use it for a model trained with plain rotary. Steps apply at evaluation; ``in_training=True`` adds training.
     """
 
     window: int = 512
@@ -51,7 +51,7 @@ class Weave(EncodingSettings):
     in_training: bool = False
 
     name: ClassVar[str] = "weave"
-    summary: ClassVar[str] = "rotary with large distances that grow in stairs (Stair PE)"
+    summary: ClassVar[str] = "rotary with large distances that increase in steps (Stair PE)"
     paper: ClassVar[str] = "Ma et al. 2024 (arXiv 2410.15859)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
 
-# Minimum width of the ramp, which avoids a division by 0.
+# Minimum width of the ramp, to avoid a division by 0.
 MIN_RAMP_WIDTH = 0.001
 
 
@@ -24,8 +24,8 @@ class YaRN(EncodingSettings):
     """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``; f_i is the plain frequency.
 
     The ramp r rises from 0 at the pair with ``beta_fast`` full turns in ``original_length`` IDs to 1 at the pair with
-    ``beta_slow``; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code and transformers.
-    In the paper's text, it is linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
+    ``beta_slow`` turns; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code. The text of
+    the paper makes it linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
 
     Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
     ``in_training`` is True, as in the paper's fine-tuning.
@@ -69,12 +69,12 @@ class YaRN(EncodingSettings):
 def yarn_frequencies(settings: YaRN, d_head: int, device: torch.device) -> Float[Tensor, " pair"]:
     """Return the radians per ID of every pair of components, in double precision."""
 
-    def pair_with(turns: float) -> float:
-        total_turns = settings.original_length * settings.fastest / (2 * math.pi)
-        return d_head * math.log(total_turns / turns) / (2 * math.log(settings.base))
+    def pair_index(num_turns: float) -> float:
+        max_turns = settings.original_length * settings.fastest / (2 * math.pi)
+        return d_head * math.log(max_turns / num_turns) / (2 * math.log(settings.base))
 
-    start = max(math.floor(pair_with(settings.beta_fast)), 0)
-    end = min(math.ceil(pair_with(settings.beta_slow)), d_head - 1)
+    start = max(math.floor(pair_index(settings.beta_fast)), 0)
+    end = min(math.ceil(pair_index(settings.beta_slow)), d_head - 1)
     pairs = torch.arange(d_head // 2, dtype=torch.float64, device=device)
     ramp = ((pairs - start) / max(end - start, MIN_RAMP_WIDTH)).clamp(0, 1)
     plain = rotary_frequencies(d_head, settings.base, settings.fastest, device)
