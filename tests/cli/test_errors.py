@@ -479,7 +479,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: MultiAddition(operands=(3, 2)),
         SettingError,
-        r"invalid range operands 3 to 2; use two increasing numbers from 2 on",
+        r"invalid operands \(3, 2\); use increasing numbers of at least 2",
     ),
     (lambda: Multiplication(digits=0), SettingError, r"digits 0 is too small; use at least 1, or None for the length"),
     *(

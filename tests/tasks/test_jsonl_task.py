@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.cli.test_cli import error_of, output_of
 from tests.support.cases import words
-from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
+from tests.support.small_runs import facts, equal_tensors, small_experiment, stop_after, tree, weights
 
 from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length, iter_examples
@@ -250,7 +250,7 @@ MALFORMED = {
     '{"prompt": "a", "response": "  "}': r"the response is empty",
     '{"prompt": "", "response": "a"}': r"the prompt is empty",
     '{"prompt": "a", "response": "b", "couplng": [1, 1]}': r"unknown key 'couplng'; did you mean 'coupling'\? known: ",
-    '{"prompt": "a", "response": "b"}': r"the record has no coupling, unlike the records before it; add it to all",
+    '{"prompt": "a", "response": "b"}': r"the record has no coupling, unlike the records before it; add a coupling to",
     '{"prompt": "a", "response": "b", "coupling": 1}': r"invalid coupling 1; use a list of integers",
     '{"prompt": "a", "response": "b", "coupling": [1, 2, 3]}': (
         r"the coupling has 3 numbers; write 2, one for each token of the prompt \(1\) and of the response \(1\)"
@@ -280,7 +280,7 @@ def test_a_malformed_record_raises_an_error_with_its_line(line, text, tmp_path, 
 def test_a_coupling_only_in_later_records_raises_an_error_with_the_line(tmp_path):
     path = write_records(tmp_path / "bad.jsonl", ['{"prompt": "a", "response": "b"}', GOOD])
     with pytest.raises(
-        TaskFileError, match=r"line 2: the record has a coupling, unlike the records before it; add it to"
+        TaskFileError, match=r"line 2: the record has a coupling, unlike the records before it; add a coupling to"
     ):
         _ = JSONLTask(file=str(path)).vocabulary
 
@@ -336,12 +336,12 @@ def test_a_run_on_a_task_file_loads_and_evaluates_on_another_file(scheme, file, 
     run = train(experiment, tmp_path / "run", device="cpu")
     loaded = load_run(tmp_path / "run", device="cpu")
     assert loaded.experiment == experiment
-    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    assert equal_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     # The letters appear in another order, and their token IDs stay those of the run. All lengths are new.
     test = JSONLTask(file=str(write_records(tmp_path / "test.jsonl", reversals([6, 9], letters="ca"))))
     run_on_test = load_run(tmp_path / "run", overrides={"task": test}, device="cpu")
     assert run_on_test.experiment.task.vocabulary == experiment.task.vocabulary != test.vocabulary
-    assert same_tensors(run_on_test.decoder.state_dict(), run.decoder.state_dict())
+    assert equal_tensors(run_on_test.decoder.state_dict(), run.decoder.state_dict())
     rows = evaluate(run_on_test, replace(experiment.evaluation, lengths=(6, 9)))
     assert [(row["length"], row["task"]) for row in rows] == [(6, "rows"), (9, "rows")]
     # A result row contains the file.
@@ -426,7 +426,7 @@ def test_a_stopped_run_on_a_task_file_resumes_to_the_same_weights(file, tmp_path
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
     train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
-    assert same_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    assert equal_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
     assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
 
 

@@ -1,4 +1,4 @@
-"""Tasks, which define sequences and their coupling: one file per task, and the table ``TASKS``."""
+"""Tasks, which define sequences and their coupling, and the table ``TASKS`` of all tasks."""
 
 from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy_reverse import Copy, Reverse

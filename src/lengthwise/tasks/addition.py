@@ -22,11 +22,11 @@ PLUS, EQUALS, END = 10, 11, 12
 class Addition:
     """Layout ``a + b = s end``; ``length`` is the number of digits of the longer operand.
 
-    ``order="least"`` writes all numbers with the least significant digit first, ``"most"`` with the most significant
-    digit first. ``"reversed_sum"`` writes only the sum with the least significant digit first.
+    ``order="least"`` writes all numbers with the least significant digit first. ``"most"`` writes them with the most
+    significant digit first. ``"reversed_sum"`` reverses only the sum: its least significant digit comes first.
     ``zero_padding`` writes all three numbers with ``length + 1`` digits, so that every carry has a place.
-    ``scratchpad="carry"`` writes each digit and its carry as one symbol, such as ``3c``: k = 3. The plain format also
-    depends on the two preceding digits: k = 5. For ``order="most"``, the support is unbounded.
+    ``scratchpad="carry"`` writes each digit and its carry as one symbol, such as ``3c``. Each answer then depends on
+    k = 3 tokens, or on k = 5 without a scratchpad. For ``order="most"``, the support is unbounded.
     ``long_carry_share`` is the share of examples with a carry chain of random length. ``long_carry_from`` is the
     minimum length of the chain as a share of the digits. ``unequal`` samples the length of the shorter operand.
 
@@ -59,14 +59,14 @@ class Addition:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Digits, signs, end token and, with a scratchpad, digits with a carry."""
+        """Digits, signs, the end token, and digits with a carry if there is a scratchpad."""
         digits = tuple(str(digit) for digit in range(10))
         with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
         return (*digits, "+", "=", "end", *with_carry)
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs between first operand, second operand and sum."""
+        """Signs that end the first and the second operand."""
         return ("+", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -99,18 +99,19 @@ class Addition:
     def _plant_carries(
         self, digits: Int[np.ndarray, "2 batch length"], has_chain: Bool[np.ndarray, " batch"], rng: np.random.Generator
     ) -> None:
-        """Rewrite the second operand so that a carry starts at a random digit and runs through a chain of nines."""
+        """Rewrite the operands so that a carry starts at a random digit and runs through digit pairs with sum nine."""
         _, size, length = digits.shape
-        min_chain = max(1, int(np.ceil(self.long_carry_from * length)))
-        chain = rng.integers(min_chain, length + 1, size=size)
-        first = (rng.random(size) * (length - chain + 1)).astype(np.int64)
+        min_chain_length = max(1, int(np.ceil(self.long_carry_from * length)))
+        chain_length = rng.integers(min_chain_length, length + 1, size=size)
+        chain_start = (rng.random(size) * (length - chain_length + 1)).astype(np.int64)
         significance = np.arange(length)
-        starts = has_chain[:, None] & (significance == first[:, None])
-        runs = has_chain[:, None] & (significance > first[:, None]) & (significance < (first + chain)[:, None])
+        first, end = chain_start[:, None], (chain_start + chain_length)[:, None]
+        is_start = has_chain[:, None] & (significance == first)
+        is_nine = has_chain[:, None] & (significance > first) & (significance < end)
         a, b = digits
-        a[starts] = np.maximum(a[starts], 1)
-        b[starts] = 10 - a[starts] + (rng.random(int(starts.sum())) * a[starts]).astype(np.int64)
-        b[runs] = 9 - a[runs]
+        a[is_start] = np.maximum(a[is_start], 1)
+        b[is_start] = 10 - a[is_start] + (rng.random(int(is_start.sum())) * a[is_start]).astype(np.int64)
+        b[is_nine] = 9 - a[is_nine]
 
     def _lay_out(self, digits: Int[np.ndarray, "2 batch length"]) -> Examples:
         length = digits.shape[2]
@@ -130,7 +131,7 @@ class Addition:
             tokens=tokens,
             prompt_length=prompt_length[:, 0],
             is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end),
-            coupling=layout.groups()[None],
+            coupling=layout.coupling()[None],
             places=layout.places(),
             support=layout.support(),
         )
@@ -146,9 +147,9 @@ def _add(
     carries = np.zeros((size, length + 1), dtype=np.bool_)
     carry = np.zeros(size, dtype=np.int64)
     for place in range(length + 1):
-        step = numbers[0, :, place] + numbers[1, :, place] + carry
-        carry = step // 10
-        numbers[2, :, place] = step - 10 * carry
+        total = numbers[0, :, place] + numbers[1, :, place] + carry
+        carry = total // 10
+        numbers[2, :, place] = total - 10 * carry
         carries[:, place] = carry
     return numbers, carries
 
@@ -159,64 +160,64 @@ class _Layout:
     def __init__(self, task: Addition, numbers: Int[np.ndarray, "3 batch width"], length: int) -> None:
         self.task = task
         if task.zero_padding:
-            counts = np.full((3, numbers.shape[1], 1), length + 1)
+            num_digits = np.full((3, numbers.shape[1], 1), length + 1)
         else:
             # Count the digits without leading zeros, but keep a single zero.
             last = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
-            counts = np.where((numbers != 0).any(axis=2), last, 1)[:, :, None]
-        self.counts = counts
-        self.plus = counts[0]
-        self.equals = self.plus + 1 + counts[1]
-        self.end = self.equals + 1 + counts[2]
+            num_digits = np.where((numbers != 0).any(axis=2), last, 1)[:, :, None]
+        self.num_digits = num_digits
+        self.plus = num_digits[0]
+        self.equals = self.plus + 1 + num_digits[1]
+        self.end = self.equals + 1 + num_digits[2]
         self.starts = (np.zeros_like(self.plus), self.plus + 1, self.equals + 1)
-        self.longest = np.maximum(counts[0], counts[1])
+        self.max_digits = np.maximum(num_digits[0], num_digits[1])
         self.index = np.arange(int(self.end.max()) + 1)[None]
         self.shape = (len(self.plus), self.index.shape[1])
 
     def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
         """Return the significance of each token, from 1, and a mask of the digits of the number."""
         place = self.index - self.starts[number]
-        count = self.counts[number]
-        most_first = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
-        return (count - place if most_first else place + 1), (place >= 0) & (place < count)
+        count = self.num_digits[number]
+        is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
+        return (count - place if is_descending else place + 1), (place >= 0) & (place < count)
 
     def places(self) -> Int[np.ndarray, "batch seq"]:
         """Return the place of each digit in its number in writing order, from 1, or 0 outside numbers."""
         places = np.zeros(self.shape, dtype=np.int64)
-        for start, count in zip(self.starts, self.counts, strict=True):
+        for start, count in zip(self.starts, self.num_digits, strict=True):
             place = self.index - start + 1
             places += np.where((place >= 1) & (place <= count), place, 0)
         return places
 
-    def groups(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the coupling: the significance in operands, and the significance of the next step in the sum."""
-        falling = self.task.order == "most"
-        plus = np.zeros_like(self.longest) if falling else self.longest + 1
-        groups = np.where(self.index == self.plus, plus, self.longest + 2)
-        groups = np.where(self.index == self.equals, self.longest if falling else 1, groups)
+    def coupling(self) -> Int[np.ndarray, "batch seq"]:
+        """Return the coupling: the significance of an operand digit, or of the next digit for a token of the sum."""
+        is_descending = self.task.order == "most"
+        plus = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
+        groups = np.where(self.index == self.plus, plus, self.max_digits + 2)
+        groups = np.where(self.index == self.equals, self.max_digits if is_descending else 1, groups)
         for number in range(3):
             group, is_digit = self.significance(number)
             if number == 2:
-                group = group - 1 if falling else np.minimum(group + 1, self.longest + 1)
+                group = group - 1 if is_descending else np.minimum(group + 1, self.max_digits + 1)
             groups = np.where(is_digit, group, groups)
         return groups
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
-        """Return the digits of this step, the preceding symbol and, in the plain format, the preceding digits."""
+        """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
         if self.task.order == "most":
             return None
         significance = self.index - self.equals
         is_answer = (significance >= 1) & (self.index <= self.end)
         digits = [self._digit(number, significance) for number in range(2)]
         # The end of the sum depends on the plus, which follows the last digit.
-        digits[0] = np.where(significance > self.longest, self.plus, digits[0])
+        digits[0] = np.where(significance > self.max_digits, self.plus, digits[0])
         previous_digits = [self._digit(number, significance - 1) for number in range(2)]
         previous = np.where(significance > 1, self.index - 1, -1)
         parts = [*digits, previous] if self.task.scratchpad == "carry" else [*digits, *previous_digits, previous]
         return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*parts), axis=-1), -1)
 
     def _digit(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
-        """Return the token index of the digit with this significance, or -1."""
-        count = self.counts[number]
+        """Return the token index of the digit with this significance, or -1 if the number has no such digit."""
+        count = self.num_digits[number]
         place = significance - 1 if self.task.order == "least" else count - significance
         return np.where((significance >= 1) & (significance <= count), self.starts[number] + place, -1)

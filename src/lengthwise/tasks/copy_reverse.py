@@ -1,4 +1,4 @@
-"""Copy and reverse: repeat a string of symbols in the same or the opposite order."""
+"""Copy and reverse: repeat a string of symbols in the same order or in reverse order."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SymbolString:
-    """Sequence of a prompt with symbols and ``=``, the start token ``>``, and a response with the same symbols.
+    """Base class of tasks that repeat the symbols of the prompt in the response.
 
-    Each response token has the ID of the next symbol. The last response token has the ID of ``=``. Each answer
+    The ID of each response token is the ID of the next symbol. The last response token has the ID of ``=``. Each answer
     depends on one token: k = 1.
     """
 
@@ -41,7 +41,7 @@ class _SymbolString:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Start token, which precedes the response."""
+        """Start token ``>``, which precedes the response."""
         return (">",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -53,8 +53,8 @@ class _SymbolString:
         """Parse symbols such as ``3 1 4``; spaces between one-digit symbols are optional."""
         text = prompt.replace("=", " ").replace(">", " ")
         symbols = text.split() if " " in text.strip() or self.num_symbols > 10 else list(text.strip())
-        form = f"symbols from 0 to {self.num_symbols - 1} such as 0 0 0"
-        return self._lay_out(parse_symbols(symbols, self.vocabulary[:-3], self.name, form)[None])
+        expected_format = f"symbols from 0 to {self.num_symbols - 1} such as 0 0 0"
+        return self._lay_out(parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)[None])
 
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""

@@ -8,10 +8,10 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Batch of sequences with the properties that the task declares.
+    """Batch of sequences with their coupling, places and support, if the task declares them.
 
-    ``tokens`` has prompt, response and end token. Responses may have different lengths; padding after the end token is
-    never scored. ``is_answer`` marks the response tokens, including the end token. ``coupling`` has one array per
+    ``tokens`` has prompt, response and end token. Responses may have different lengths; the loss ignores padding after
+    the end token. ``is_answer`` marks the response tokens, including the end token. ``coupling`` has one array per
     level, with equal numbers for tokens that are computed together. ``places`` numbers the tokens of each number or
     string from 1, and is 0 elsewhere. ``support`` has the token indexes that each answer depends on, padded with -1.
     """
@@ -54,8 +54,8 @@ class Examples:
         seq = self.tokens.shape[1]
         return seq - 1 - self.is_answer[:, ::-1].argmax(axis=1)
 
-    def select(self, indices: Int[np.ndarray, " selected"]) -> "Examples":
-        """Return the sequences at these indices of the batch."""
+    def select(self, indices: Int[np.ndarray, " subset"]) -> "Examples":
+        """Return the sequences of the batch with these indices."""
         return Examples(
             tokens=self.tokens[indices],
             prompt_length=self.prompt_length[indices],

@@ -19,11 +19,11 @@ from lengthwise.tasks.task_inputs import check_sizes
 class IndexHints:
     """Sequences of ``task`` with the hint ``#(start + p - 1)`` before every token with place p.
 
-    Prompt and response share ``start``. It is uniform over all values with enough hints, so training on short
-    sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt has no
-    hints and ``start`` is 0. Hints count in writing order, so they match if prompt and response have the same order.
-    A hint depends on the previous hint. The first hint of the response depends on the first hint of the prompt and the
-    preceding token. Other tokens have the support of ``task``, so k is the k of ``task`` but at least 2.
+    Prompt and response share ``start``. It is uniform over all values for which ``num_hints`` suffices, so training on
+    short sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt
+    has no hints and ``start`` is 0. Hints follow the order of the tokens, so they match if prompt and response have the
+    same order. A hint depends on the previous hint. The first hint of the response depends on the first hint of the
+    prompt and on the preceding token. Other tokens have the support of ``task``, so k is at least 2.
     """
 
     task: Task = field(default_factory=Parity)
@@ -46,7 +46,7 @@ class IndexHints:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Separators of ``task``, without changes."""
+        """Separators of ``task``, which have no hints."""
         return self.task.separators
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -88,10 +88,10 @@ class IndexHints:
         response_end = new_index[batch, examples.response_end]
         index = np.arange(response_end.max() + 1)
         tokens = np.full((len(examples), len(index)), self.task.vocabulary.index("end"))
-        item, old = np.nonzero(new_index <= response_end[:, None])
-        tokens[item, new_index[item, old]] = examples.tokens[item, old]
-        item, old = np.nonzero(has_hint)
-        tokens[item, new_index[item, old] - 1] = len(self.task.vocabulary) + starts[item] + places[item, old] - 1
+        row, token = np.nonzero(new_index <= response_end[:, None])
+        tokens[row, new_index[row, token]] = examples.tokens[row, token]
+        row, token = np.nonzero(has_hint)
+        tokens[row, new_index[row, token] - 1] = len(self.task.vocabulary) + starts[row] + places[row, token] - 1
         is_answer = (index >= prompt_length[:, None]) & (index <= response_end[:, None])
         support = None if examples.support is None else _support(examples.support, new_index, has_hint, is_answer)
         return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, support=support)
@@ -105,15 +105,15 @@ def _support(
 ) -> Int[np.ndarray, "batch new_seq new_k"]:
     """Return the support of ``task`` at the new token indexes, and the support of the hints."""
     width = support.shape[2]
-    new = np.full((*is_answer.shape, max(2, width)), -1)
-    item, old = np.nonzero(new_index < is_answer.shape[1])
-    sources = support[item, old]
-    new[item, new_index[item, old], :width] = np.where(sources < 0, -1, new_index[item[:, None], sources.clip(0)])
-    item, old = np.nonzero(has_hint)
-    previous = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[item, old - 1]
-    first = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][item] - 1
-    is_later, hint = is_answer[item, previous], new_index[item, old] - 1
-    new[item, hint, 0] = np.where(is_later, previous, first)
+    result = np.full((*is_answer.shape, max(2, width)), -1)
+    row, token = np.nonzero(new_index < is_answer.shape[1])
+    sources = support[row, token]
+    result[row, new_index[row, token], :width] = np.where(sources < 0, -1, new_index[row[:, None], sources.clip(0)])
+    row, token = np.nonzero(has_hint)
+    previous_hint = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, token - 1]
+    first_hint = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
+    is_later_hint, hint_index = is_answer[row, previous_hint], new_index[row, token] - 1
+    result[row, hint_index, 0] = np.where(is_later_hint, previous_hint, first_hint)
     # The preceding token shows that the next hint is the first hint of the response.
-    new[item, hint, 1] = np.where(is_later, -1, hint - 1)
-    return np.where(is_answer[..., None], new, -1)
+    result[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
+    return np.where(is_answer[..., None], result, -1)

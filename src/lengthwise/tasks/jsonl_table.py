@@ -1,4 +1,4 @@
-"""Parser of task files: one JSON object with prompt and response per line, stored in flat arrays."""
+"""Parser of task files, which have one JSON object with a prompt and a response per line."""
 
 import json
 from array import array
@@ -16,18 +16,18 @@ from lengthwise.core.json_parsing import parse_json
 
 SUFFIX = ".jsonl"
 # Tokens that the task adds after each prompt and response; records must not contain them.
-MARK, START, END = RESERVED = ("<mark>", "<start>", "end")
-KEYS = ("prompt", "response", "coupling", "length")
-EXAMPLE = '{"prompt": "a b", "response": "b a"}'
-# Upper limit of coupling numbers and lengths, below the integer limit by the numbers of the added tokens.
+MARK, START, END = RESERVED_TOKENS = ("<mark>", "<start>", "end")
+RECORD_KEYS = ("prompt", "response", "coupling", "length")
+EXAMPLE_RECORD = '{"prompt": "a b", "response": "b a"}'
+# Upper limit of coupling numbers and lengths, with room for the coupling numbers of the added tokens.
 NUMBER_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class JSONLTable:
-    """Records of a task file; record i is ``tokens[starts[i] : starts[i + 1]]``, which has its prompt and its response.
+    """Records of a task file; ``tokens[starts[i] : starts[i + 1]]`` has the prompt and the response of record i.
 
-    ``symbols`` are the names of the tokens. ``coupling`` has a number for each token, or is None.
+    ``symbols`` has the names of the tokens. ``coupling`` has one number per token; it is None without a coupling.
     """
 
     symbols: tuple[str, ...]
@@ -45,7 +45,7 @@ class JSONLTable:
         return dict(zip(lengths.tolist(), np.split(order, first[1:]), strict=True))
 
     @cached_property
-    def distinct(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
+    def unique_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length without repeated pairs of prompt and response."""
         first: dict[tuple[int, int, bytes], int] = {}
         for record, (start, end) in enumerate(pairwise(self.starts.tolist())):
@@ -56,7 +56,7 @@ class JSONLTable:
 
     @cached_property
     def is_descending(self) -> bool:
-        """True if the last response token has the smallest coupling number in every record."""
+        """True if the last response token of every record has the smallest coupling number of the record."""
         if self.coupling is None:
             return False
         last, first = self.coupling[self.starts[1:] - 1], self.starts[:-1]
@@ -72,23 +72,24 @@ class JSONLTable:
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Tokens are numbered in order of appearance, or as in ``symbols``, the tokens of a run; unknown tokens raise errors.
+    Token IDs follow the order of appearance. With ``symbols``, the tokens of a run, they follow ``symbols``, and other
+    tokens raise an error.
     """
-    reader = _Reader(symbols)
+    builder = _TableBuilder(symbols)
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
         try:
-            reader.add(line)
+            builder.add_record(line)
         except _RecordError as error:
             raise TaskFileError(f"{name} line {number}: {error}") from None
-    if not reader.lengths:
-        raise TaskFileError(f"{name} has no records; write one per line, such as {EXAMPLE}")
-    return reader.table()
+    if not builder.lengths:
+        raise TaskFileError(f"{name} has no records; write one per line, such as {EXAMPLE_RECORD}")
+    return builder.build()
 
 
 def is_record(text: str) -> bool:
-    """Return True if a text is a JSON object and not a list of tokens."""
+    """Return True if a prompt is a JSON object instead of a list of tokens."""
     try:
         parse_json(text)
     except ValueError:
@@ -97,54 +98,54 @@ def is_record(text: str) -> bool:
 
 
 class _RecordError(Exception):
-    """Error for an invalid record; the message contains a solution."""
+    """Error for an invalid record of a task file."""
 
 
-class _Reader:
-    """Parser that collects records in growing arrays."""
+class _TableBuilder:
+    """Builder that parses records and appends them to arrays."""
 
     def __init__(self, symbols: Sequence[str] | None) -> None:
         self.has_fixed_symbols = symbols is not None
-        self.numbers = {symbol: number for number, symbol in enumerate(() if symbols is None else symbols)}
+        self.token_ids = {symbol: token for token, symbol in enumerate(() if symbols is None else symbols)}
         self.tokens, self.coupling = array("i"), array("i")
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
         self.has_coupling: bool | None = None
 
-    def add(self, line: bytes) -> None:
+    def add_record(self, line: bytes) -> None:
         record = _parse_record(line)
-        prompt, response = _words(record, "prompt"), _words(record, "response")
-        coupling = _coupling(record, len(prompt), len(response))
+        prompt, response = _parse_tokens(record, "prompt"), _parse_tokens(record, "response")
+        coupling = _parse_coupling(record, len(prompt), len(response))
         if self.has_coupling is None:
             self.has_coupling = coupling is not None
         elif self.has_coupling != (coupling is not None):
-            problem = "no coupling, unlike" if self.has_coupling else "a coupling, unlike"
-            raise _RecordError(f"the record has {problem} the records before it; add it to all records or to none")
+            problem = f"the record has {'no' if self.has_coupling else 'a'} coupling, unlike the records before it"
+            raise _RecordError(f"{problem}; add a coupling to all records or remove it from all")
         length = record.get("length", len(prompt))
         if type(length) is not int or not 1 <= length < NUMBER_LIMIT:
             raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave it out")
-        self.tokens.extend([self._number(word) for word in (*prompt, *response)])
+        self.tokens.extend([self._token_id(word) for word in (*prompt, *response)])
         self.coupling.extend(coupling or ())
         self.starts.append(len(self.tokens))
         self.prompt_lengths.append(len(prompt))
         self.lengths.append(length)
 
-    def _number(self, word: str) -> int:
-        number = self.numbers.get(word)
-        if number is None:
-            if word in RESERVED:
+    def _token_id(self, word: str) -> int:
+        token = self.token_ids.get(word)
+        if token is None:
+            if word in RESERVED_TOKENS:
                 part = "response" if word == END else "prompt"
                 raise _RecordError(f"the task adds the token '{word}' to every {part}; remove it or rename it")
             if self.has_fixed_symbols:
                 raise _RecordError(
-                    f"the token '{word}' is not one of the {len(self.numbers)} tokens of the run; "
+                    f"the token '{word}' is not one of the {len(self.token_ids)} tokens of the run; "
                     "remove the record, or train on a file with this token"
                 )
-            number = self.numbers[word] = len(self.numbers)
-        return number
+            token = self.token_ids[word] = len(self.token_ids)
+        return token
 
-    def table(self) -> JSONLTable:
+    def build(self) -> JSONLTable:
         return JSONLTable(
-            symbols=tuple(self.numbers),
+            symbols=tuple(self.token_ids),
             tokens=np.array(self.tokens),
             starts=np.array(self.starts, dtype=np.int64),
             prompt_lengths=np.array(self.prompt_lengths),
@@ -157,16 +158,16 @@ def _parse_record(line: bytes) -> dict[str, Any]:
     try:
         record: dict[str, Any] = parse_json(line)
     except ValueError as error:
-        raise _RecordError(f"invalid record ({error}); write one JSON object such as {EXAMPLE}") from None
+        raise _RecordError(f"invalid record ({error}); write one JSON object such as {EXAMPLE_RECORD}") from None
     for key in record:
-        if key not in KEYS:
-            raise _RecordError(f"{unknown_name('key', key, KEYS)}; remove it")
+        if key not in RECORD_KEYS:
+            raise _RecordError(f"{unknown_name('key', key, RECORD_KEYS)}; remove it")
     return record
 
 
-def _words(record: Mapping[str, Any], key: str) -> list[str]:
+def _parse_tokens(record: Mapping[str, Any], key: str) -> list[str]:
     if key not in record:
-        raise _RecordError(f'the record has no "{key}"; write one object such as {EXAMPLE}')
+        raise _RecordError(f'the record has no "{key}"; write one object such as {EXAMPLE_RECORD}')
     words = record[key]
     if isinstance(words, str):
         words = words.split()
@@ -180,7 +181,7 @@ def _words(record: Mapping[str, Any], key: str) -> list[str]:
     return words
 
 
-def _coupling(record: Mapping[str, Any], prompt: int, response: int) -> list[int] | None:
+def _parse_coupling(record: Mapping[str, Any], num_prompt: int, num_response: int) -> list[int] | None:
     coupling = record.get("coupling")
     if coupling is None:
         return None
@@ -189,10 +190,10 @@ def _coupling(record: Mapping[str, Any], prompt: int, response: int) -> list[int
     for number in coupling:
         if type(number) is not int or not 0 <= number < NUMBER_LIMIT:
             raise _RecordError(f"invalid coupling number {_excerpt(number)}; use integers from 0 on")
-    if len(coupling) != prompt + response:
+    if len(coupling) != num_prompt + num_response:
         raise _RecordError(
-            f"the coupling has {len(coupling)} numbers; write {prompt + response}, one for each token of the prompt "
-            f"({prompt}) and of the response ({response})"
+            f"the coupling has {len(coupling)} numbers; write {num_prompt + num_response}, one for each token of the "
+            f"prompt ({num_prompt}) and of the response ({num_response})"
         )
     return coupling
 

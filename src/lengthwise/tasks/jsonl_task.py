@@ -1,4 +1,4 @@
-"""Task from a JSONL file with one prompt and its response per line."""
+"""Task from a JSONL file with one prompt and response per line."""
 
 import hashlib
 import json
@@ -17,13 +17,22 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_table import MARK, NUMBER_LIMIT, RESERVED, START, SUFFIX, JSONLTable, is_record, read_table
+from lengthwise.tasks.jsonl_table import (
+    MARK,
+    NUMBER_LIMIT,
+    RESERVED_TOKENS,
+    START,
+    SUFFIX,
+    JSONLTable,
+    is_record,
+    read_table,
+)
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
-# File in the run folder with the token names.
+# Name of the file with the token names in the run folder.
 RUN_FILE = "rows.json"
-# Maximum number of response tokens for an unknown prompt, minus the length of the prompt.
+# Number of response tokens for an unknown prompt, in addition to the length of the prompt.
 RESPONSE_ROOM = 64
 BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdefgh"
 
@@ -34,7 +43,7 @@ class JSONLTask:
 
     All records of a length have equal probability. The length is the number of prompt tokens, unless the record sets a
     ``length``. Without a file, the task has built-in records with letters to reverse. ``digest`` is the SHA-256 of the
-    file when the task was created. ``run_folder``, never saved, is the run whose stored token names are used.
+    file at the creation of the task. ``run_folder`` is a run with token names that the task uses; it is never saved.
 
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
@@ -61,13 +70,13 @@ class JSONLTask:
             object.__setattr__(self, "digest", _digest(self.file))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Omit the cached table, because another process reads the file itself.
+        # Omit the cached table, because a worker process reads the file again.
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Tokens of all records in order of appearance, then the added tokens."""
-        return (*self._symbols, *RESERVED)
+        return (*self._symbols, *RESERVED_TOKENS)
 
     @property
     def separators(self) -> tuple[str, ...]:
@@ -82,28 +91,28 @@ class JSONLTask:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
-        records = self._records(length, self._table.by_length)
+        records = self._select_records(length, self._table.by_length)
         return self._lay_out(self._table, records[rng.integers(0, len(records), size=size)])
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
-        return len(self._records(length, self._table.distinct))
+        return len(self._select_records(length, self._table.unique_by_length))
 
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indexes in file order."""
-        return self._lay_out(self._table, self._records(length, self._table.distinct)[indices])
+        return self._lay_out(self._table, self._select_records(length, self._table.unique_by_length)[indices])
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse tokens with spaces between them, or a record in the format of the file.
 
-        If only tokens are given, the record with this prompt has the answer and the coupling, or they are unknown.
+        For tokens, the first record with this prompt provides the answer and the coupling; otherwise they are unknown.
         """
         if is_record(prompt):
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
         tokens = parse_symbols(words, self._symbols, self.name, "tokens of its file with spaces between them")
-        # A run does not need the file.
+        # A run can be used without the file.
         if self.file is None or Path(self.file).exists():
             records = self._table.with_prompt(tokens)
             if len(records):
@@ -119,7 +128,7 @@ class JSONLTask:
         return {}
 
     def placeholder_example(self) -> Examples:
-        """Return a record with one prompt token and one response token, with a coupling if the run has a coupling."""
+        """Return a record with one prompt token and one response token, and a coupling if the run has a coupling."""
         table = JSONLTable(
             symbols=self._symbols,
             tokens=np.zeros(2, dtype=np.int64),
@@ -131,7 +140,7 @@ class JSONLTask:
         return self._lay_out(table, np.array([0]))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """Return a file with the token names, and with the presence and direction of a coupling."""
+        """Return a file with the token names, the presence of a coupling and the direction of the coupling."""
         return {RUN_FILE: json.dumps(self._facts).encode() + b"\n"}
 
     def source(self) -> Mapping[str, str]:
@@ -139,7 +148,7 @@ class JSONLTask:
         return {} if self.file is None or self.digest is None else {"file": self.file, "file_sha256": self.digest}
 
     def from_run_folder(self, folder: Path) -> "JSONLTask":
-        """Return the same task with the token IDs of a run."""
+        """Return a copy of the task with the token IDs of a run."""
         if not (folder / RUN_FILE).is_file():
             raise TaskFileError(f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the run's task")
         task = replace(self, run_folder=str(folder))
@@ -160,12 +169,12 @@ class JSONLTask:
         path = Path(self.run_folder) / RUN_FILE
         try:
             facts = parse_json(path.read_bytes())
-            symbols, coupled, falls = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
+            symbols, is_coupled, is_descending = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
-        if not all(isinstance(symbol, str) for symbol in symbols) or {type(coupled), type(falls)} != {bool}:
+        if not all(isinstance(symbol, str) for symbol in symbols) or {type(is_coupled), type(is_descending)} != {bool}:
             raise TaskFileError(f"{path} cannot be read (its token names are invalid); train the run again")
-        return {"symbols": symbols, "coupled": coupled, "falls": falls}
+        return {"symbols": symbols, "coupled": is_coupled, "falls": is_descending}
 
     @property
     def _symbols(self) -> tuple[str, ...]:
@@ -182,7 +191,7 @@ class JSONLTask:
         with open(self.file, "rb") as lines:
             return read_table(lines, self._label, symbols)
 
-    def _records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
+    def _select_records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
         records: np.ndarray | None = by_length.get(length)
         if records is None:
             raise SettingError(f"{self._label} has no records of length {length}; use one of {self._length_ranges}")
@@ -214,10 +223,10 @@ class JSONLTask:
             tokens=tokens,
             prompt_length=prompt[:, 0].astype(np.int64) + 2,
             is_answer=in_response | (index == last + 1),
-            coupling=None if table.coupling is None else self._groups(table.coupling, first, mark, last, index)[None],
+            coupling=None if table.coupling is None else self._coupling(table.coupling, first, mark, last, index)[None],
         )
 
-    def _groups(
+    def _coupling(
         self,
         coupling: Int[np.ndarray, " tokens"],
         first: Int[np.ndarray, "batch 1"],
@@ -231,11 +240,11 @@ class JSONLTask:
         groups = np.zeros(has_number.shape, dtype=np.int64)
         # Increase the numbers by one, so that the mark can have a smaller number.
         groups[has_number] = coupling[place] + 1
-        above = groups.max(axis=1, keepdims=True) + 1
-        below = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
-        # The mark has the number that follows the last prompt token in reading order.
-        mark_group = below if self._facts["falls"] else above
-        return np.where(has_number, groups, np.where(index > last, above + 1, mark_group))
+        next_number = groups.max(axis=1, keepdims=True) + 1
+        previous_number = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
+        # The number of the mark follows the number of the last prompt token in reading order.
+        mark_group = previous_number if self._facts["falls"] else next_number
+        return np.where(has_number, groups, np.where(index > last, next_number + 1, mark_group))
 
 
 def is_task_file(name: str) -> bool:
@@ -252,7 +261,7 @@ def _digest(file: str) -> str:
 
 
 def _built_in_lines() -> Iterator[bytes]:
-    """Generate records of letters to reverse."""
+    """Yield the built-in records, in which the response is the prompt in reverse order."""
     rng = stream(0, "own rows")
     for length in BUILT_IN_LENGTHS:
         for _ in range(BUILT_IN_RECORDS):

@@ -14,8 +14,8 @@ from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 PLUS, EQUALS, NEXT, END, DIGIT_WITH_CARRY, NO_CARRY = 10, 11, 12, 13, 14, 24
-# Numbers of operands in the variants.
-COUNTS = (2, 5, 10, 15, 20)
+# Numbers of operands, one per variant.
+OPERAND_COUNTS = (2, 5, 10, 15, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class MultiAddition:
     the carry again (``.`` or ``c``). Numbers have the least significant digit first and the width of the longest
     possible sum. The number of operands is sampled from the range ``operands``, once per batch.
 
-    The two coupling levels (after Cho et al. 2025) are digit and row. A digit has the IDs of the step that reads it; a
+    The two coupling levels (after Cho et al. 2025) are digit and row. A digit has the IDs of the step that adds it. A
     carry and a ``>`` have the IDs of the digits of the next step. Both digits of a step are at ID distance 0 on both
-    levels, for any gaps between IDs. An answer depends on at most two digits and the preceding token: k = 3.
+    levels, for all gaps between IDs. An answer depends on at most two digits and the preceding token: k = 3.
     """
 
     operands: tuple[int, int] = (2, 5)
@@ -42,7 +42,7 @@ class MultiAddition:
         check_types(self)
         fewest, most = self.operands
         if not 2 <= fewest <= most:
-            raise SettingError(f"invalid range operands {fewest} to {most}; use two increasing numbers from 2 on")
+            raise SettingError(f"invalid operands ({fewest}, {most}); use increasing numbers of at least 2")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class MultiAddition:
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample the number of operands, then digits uniformly."""
+        """Sample the number of operands, then the digits uniformly."""
         check_sizes(self.name, length, size)
         count = int(rng.integers(self.operands[0], self.operands[1] + 1))
         digits = rng.integers(0, 10, size=(size, count, length))
@@ -69,7 +69,7 @@ class MultiAddition:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of operands."""
-        return {f"{count} operands": replace(self, operands=(count, count)) for count in COUNTS}
+        return {f"{count} operands": replace(self, operands=(count, count)) for count in OPERAND_COUNTS}
 
 
 def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
@@ -87,35 +87,35 @@ def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
     return Examples.with_prompt_length(
         tokens,
         prompt.shape[1] + 1,
-        coupling=_groups(count, width)[:, None],
+        coupling=_coupling(count, width)[:, None],
         places=_places(count, width)[None],
         support=_support(count, width)[None],
     )
 
 
 def _steps(padded: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "batch row two_width"]:
-    """Return the partial sums as pairs of tokens: a digit, marked if it carries, then the carry."""
+    """Return the partial sums as pairs of tokens: a digit with its carry, then the carry."""
     size, count, width = padded.shape
     steps = np.zeros((size, count - 1, width, 2), dtype=np.int64)
     total = padded[:, 0].copy()
     for row in range(count - 1):
         carry = np.zeros(size, dtype=np.int64)
         for place in range(width):
-            step = total[:, place] + padded[:, row + 1, place] + carry
-            carry = step // 10
-            total[:, place] = step - 10 * carry
+            digit_sum = total[:, place] + padded[:, row + 1, place] + carry
+            carry = digit_sum // 10
+            total[:, place] = digit_sum - 10 * carry
             steps[:, row, place, 0] = total[:, place] + np.where(carry > 0, DIGIT_WITH_CARRY, 0)
             steps[:, row, place, 1] = NO_CARRY + carry
     return steps.reshape(size, count - 1, 2 * width)
 
 
-def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
+def _coupling(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the digit and the row of each token, from 1; the first two operands belong to the first row."""
     digit = range(1, width + 1)
     pairs = []
     for operand in range(count):
         row = max(operand, 1)
-        # The first sign does not end a row. It has the number of the last row, which no step reads.
+        # The first sign does not end a row. It has the number of the last row, which no step uses.
         pairs += [(place, row) for place in digit] + [(width + 1, row if operand > 0 else count)]
     pairs.append((1, 1))
     for row in range(1, count):

@@ -17,9 +17,9 @@ TIMES, EQUALS, NEXT, END, PRODUCT = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
 MAX_PRODUCT, MAX_SUM = 90, 99
 SUM = PRODUCT + MAX_PRODUCT + 1
-# Numbers of digits of the second factor in the variants.
-COUNTS = (1, 2, 3, 5, 10)
-FORM = "a product such as 57x68"
+# Numbers of digits of the second factor, one per variant.
+DIGIT_COUNTS = (1, 2, 3, 5, 10)
+EXPECTED_FORMAT = "a product such as 57x68"
 DIGITS = tuple(str(digit) for digit in range(10))
 
 
@@ -28,17 +28,17 @@ class Multiplication:
     """Layout ``a x b = > row_1 > row_2 > .. row_m > end``; ``length`` is the number of digits of ``a``.
 
     ``digits`` is the number of digits of ``b``; None means the same number as ``a``. ``b`` has the most significant
-    digit first, which is the order of the rows. ``a`` and the rows have the least significant digit first. Row r is ten
+    digit first, in the order of the rows. ``a`` and the rows have the least significant digit first. Row r is ten
     times the previous row plus ``a`` times the r-th digit of ``b`` (Horner's rule), so the last row is the product. All
     rows and ``a`` are padded to the width of the longest possible product.
 
     Each step of a row has two symbols. The first symbol (``56``) is a digit of ``a`` times a digit of ``b`` plus the
     carry of the previous step. The second symbol (``6c5``: digit 6, carry 5) adds the digit one place lower in the
-    previous row. They depend on at most three and on two tokens: k = 3 for all lengths.
+    previous row. The first depends on up to three tokens and the second on two tokens: k = 3 for all lengths.
 
     The coupling levels are place and row. A sum has the place of the digit of ``a`` and the row of the digit of ``b``
-    in the next multiplication. The next row reads the sum at these IDs, and a product has the IDs of the sum that it
-    is added to. A ``>`` has the IDs of the first place and of its row.
+    in the next multiplication. A product has the IDs of the sum in the previous row to which it is added. A ``>`` has
+    the IDs of the first place and of its row.
     """
 
     digits: int | None = 2
@@ -55,18 +55,18 @@ class Multiplication:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Digits, signs, products plus carry, and sums as digit and carry."""
+        """Digits, signs, products that include a carry, and sums as a digit and a carry."""
         products = (f"{product:02}" for product in range(MAX_PRODUCT + 1))
         sums = (f"{total % 10}c{total // 10}" for total in range(MAX_SUM + 1))
         return (*DIGITS, "x", "=", ">", "end", *products, *sums)
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs between first factor, second factor and rows."""
+        """Signs that end the first and the second factor."""
         return ("x", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample digits uniformly; numbers of several digits have no leading zero."""
+        """Sample digits uniformly, without leading zeros in numbers with several digits."""
         check_sizes(self.name, length, size)
         counts = (length, length if self.digits is None else self.digits)
         factors = [rng.integers(0, 10, size=(size, count)) for count in counts]
@@ -78,12 +78,12 @@ class Multiplication:
         """Parse a product such as ``57x68`` or ``57*68``, most significant digit first."""
         parts = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
         if len(parts) != 2 or "" in parts:
-            raise PromptError(f"invalid product '{prompt}' of two numbers; write {FORM}")
-        return _lay_out(*(parse_symbols(list(part), DIGITS, self.name, FORM)[None, ::-1] for part in parts))
+            raise PromptError(f"invalid product '{prompt}' of two numbers; write {EXPECTED_FORMAT}")
+        return _lay_out(*(parse_symbols(list(part), DIGITS, self.name, EXPECTED_FORMAT)[None, ::-1] for part in parts))
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of digits of the second factor."""
-        return {f"{count} digits": replace(self, digits=count) for count in COUNTS}
+        return {f"{count} digits": replace(self, digits=count) for count in DIGIT_COUNTS}
 
 
 def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digits"]) -> Examples:
@@ -91,14 +91,14 @@ def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digit
     (size, length), count = a.shape, b.shape[1]
     width = length + count
     padded = np.pad(a, ((0, 0), (0, count)))
-    most_first = b[:, ::-1]
+    reversed_b = b[:, ::-1]
     times, equals, start, end = (np.full((size, 1), sign) for sign in (TIMES, EQUALS, NEXT, END))
     ends = np.full((size, count, 1), NEXT)
-    rows = np.concatenate([_steps(padded, most_first), ends], axis=2).reshape(size, -1)
+    rows = np.concatenate([_steps(padded, reversed_b), ends], axis=2).reshape(size, -1)
     return Examples.with_prompt_length(
-        np.concatenate([padded, times, most_first, equals, start, rows, end], axis=1),
+        np.concatenate([padded, times, reversed_b, equals, start, rows, end], axis=1),
         width + count + 3,
-        coupling=_groups(count, width)[:, None],
+        coupling=_coupling(count, width)[:, None],
         places=_places(count, width)[None],
         support=_support(count, width)[None],
     )
@@ -121,8 +121,8 @@ def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]
     return steps.reshape(size, b.shape[1], 2 * width)
 
 
-def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
-    """Return the place and the row of each token, from 1, or 0 for a token without a place or row."""
+def _coupling(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
+    """Return the place and the row of each token, from 1; tokens without a place or a row have 0."""
     place, row = np.arange(1, width + 1), np.arange(1, count + 1)
     prompt = np.concatenate(
         [
@@ -141,7 +141,7 @@ def _groups(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
 
 
 def _places(count: int, width: int) -> Int[np.ndarray, " seq"]:
-    """Return the place of each digit in its number; the digit of a step is its sum."""
+    """Return the place of each digit in its number; in a step, only the sum has a place."""
     place = np.arange(1, width + 1)
     row = np.append(np.stack([np.zeros_like(place), place], axis=1).flatten(), 0)
     return np.concatenate([place, [0], place[:count], [0, 0], np.tile(row, count), [0]])

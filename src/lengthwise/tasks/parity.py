@@ -20,8 +20,8 @@ COUPLINGS = ("next", "same", "none")
 class Parity:
     """Layout ``b_1 .. b_n = 0 s_1 .. s_n end`` with ``s_i = b_1 xor .. xor b_i``; the prompt ends with the ``0``.
 
-    With ``coupling="next"``, ``s_i`` has the ID of ``b_{i+1}``. The next step needs this bit, which is then at ID
-    distance 0 for any gaps. With ``"same"``, ``s_i`` has the ID of ``b_i`` (Cho et al. 2024, arXiv 2405.20671). With
+    With ``coupling="next"``, ``s_i`` has the ID of ``b_{i+1}``. The next step needs this bit, so the ID distance is 0
+    for all gaps between IDs. With ``"same"``, ``s_i`` has the ID of ``b_i`` (Cho et al. 2024, arXiv 2405.20671). With
     ``"none"``, the task declares no coupling. Each answer depends on one bit and one running parity: k = 2.
     """
 
@@ -67,7 +67,7 @@ class Parity:
         tokens = np.concatenate([bits, zero + 2, zero, np.bitwise_xor.accumulate(bits, axis=1), zero + 3], axis=1)
         place = np.arange(1, length + 1)
         shift = 1 if self.coupling == "next" else 0
-        # The start token acts as s_0; the ID of the end token is never read.
+        # The start token acts as s_0. No token uses the ID of the end token.
         groups = np.concatenate([place, [length + 1], np.arange(length + 1) + shift, [length + 2]])
         answers = np.arange(length + 2, 2 * length + 2)
         support = np.full((2 * length + 3, 2), -1)

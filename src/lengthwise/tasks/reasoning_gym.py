@@ -1,4 +1,4 @@
-"""Conversion of reasoning-gym items, or similar ones, to records of a task file."""
+"""Conversion of reasoning-gym items to records of a task file."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,23 +20,23 @@ def reasoning_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record per item: ``question`` as ``prompt``, ``answer`` as ``response``, and ``length``.
 
-    ``length`` is the metadata key of the length, such as ``"num_terms"``, or a function of the item. By default, it is
-    the only difficulty in the metadata, or the number of prompt tokens if there are no difficulties. If a difficulty is
-    a range, the length is the metadata value with the same key. ``tokens`` splits a text, by default into words. The
-    first invalid item raises ``TaskFileError``.
+    ``length`` is a metadata key, such as ``"num_terms"``, or a function that returns the length of an item. The default
+    is the only difficulty in the metadata, or the number of prompt tokens if there are no difficulties. If a difficulty
+    is a range, the length is the metadata value with the same key. ``tokens`` splits a text into tokens; the default
+    splits at whitespace. The first invalid item raises ``TaskFileError``.
     """
     for number, item in enumerate(items, start=1):
         try:
             record = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
-            size = length(item) if callable(length) else _length(item.get("metadata", {}), length)
+            item_length = length(item) if callable(length) else _length(item.get("metadata", {}), length)
         except _ItemError as error:
             raise TaskFileError(f"item {number} {error}") from None
         except (KeyError, TypeError, AttributeError) as error:
             raise TaskFileError(
-                f"invalid item {number} ({error!r}); use items with question, answer and metadata, such as those of "
-                "reasoning_gym.create_dataset"
+                f"invalid item {number} ({error!r}); use items with question, answer and metadata, such as the "
+                "items of reasoning_gym.create_dataset"
             ) from None
-        yield record if size is None else {**record, "length": size}
+        yield record if item_length is None else {**record, "length": item_length}
 
 
 @check_arguments
@@ -47,12 +47,12 @@ def write_reasoning_records(
     length: Length | None = None,
     tokens: Callable[[str], Sequence[str]] = str.split,
 ) -> Path:
-    """Write the records of ``reasoning_records`` to a task file, unless one of them is invalid."""
+    """Write the records of ``reasoning_records`` to a task file; raise ``TaskFileError`` if a record is invalid."""
     file = Path(file)
     if file.suffix != SUFFIX:
         raise TaskFileError(f"{file} does not end in {SUFFIX}; use a name for --task FILE{SUFFIX}")
     lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
-    # Raise the errors of the task before the file is written.
+    # Parse the records first, so that an invalid record does not leave an unusable file.
     read_table(lines, f"the content of {file}")
     write_atomically(file, b"".join(lines))
     return file
@@ -70,14 +70,14 @@ def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
         if not difficulty:
             return None
         (name,) = difficulty
-    values = {**{key: _value(value) for key, value in difficulty.items()}, **metadata}
+    values = {**{key: _single_value(value) for key, value in difficulty.items()}, **metadata}
     value = values.get(name)
     if type(value) is not int:
         raise _ItemError(f"has no integer '{name}' in its metadata; use another key, or length=lambda item: ...")
     return value
 
 
-def _value(difficulty: Any) -> Any:
-    """Return the only value of a range with a single value."""
+def _single_value(difficulty: Any) -> Any:
+    """Return the value of a range that has only one value; return other difficulties unchanged."""
     is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
     return difficulty[0] if is_single else difficulty

@@ -11,7 +11,7 @@ from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_distinct
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Recall:
     haystack. An answer depends on its query, the key and the value: k = 3.
 
     A key and its value share an ID. The token before an answer has the ID of the query. The last answer has the ID of
-    ``=``. The IDs do not show the model where the value is.
+    ``=``. The IDs do not reveal the place of the value.
     """
 
     num_pairs: int = 4
@@ -33,7 +33,7 @@ class Recall:
     num_fillers: int = 8
 
     name: ClassVar[str] = "recall"
-    summary: ClassVar[str] = "the values of keys that stand somewhere in a text"
+    summary: ClassVar[str] = "find the values of queried keys in a text"
     paper: ClassVar[str] = "Arora et al. 2024 (arXiv 2312.04927)"
     version: ClassVar[int] = 1
 
@@ -59,34 +59,34 @@ class Recall:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs between text, queries and answers."""
+        """Signs that end the text and the queries."""
         return ("=", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample places, keys, values, fillers and queries uniformly."""
         check_sizes(self.name, length, size)
         pairs = min(self.num_pairs, length)
-        items = np.sort(sample_distinct(pairs, length, size, rng), axis=1)
+        items = np.sort(sample_integers(pairs, length, size, rng), axis=1)
         # Each preceding pair shifts an item by one token.
-        first = items + np.arange(pairs)
+        key_indexes = items + np.arange(pairs)
         text = self.num_keys + self.num_values + rng.integers(0, self.num_fillers, size=(size, length + pairs))
-        np.put_along_axis(text, first, sample_distinct(pairs, self.num_keys, size, rng), axis=1)
+        np.put_along_axis(text, key_indexes, sample_integers(pairs, self.num_keys, size, rng), axis=1)
         values = self.num_keys + rng.integers(0, self.num_values, size=(size, pairs))
-        np.put_along_axis(text, first + 1, values, axis=1)
-        queries = sample_distinct(min(self.num_queries, pairs), pairs, size, rng)
-        return self._lay_out(text, np.take_along_axis(first, queries, axis=1))
+        np.put_along_axis(text, key_indexes + 1, values, axis=1)
+        queries = sample_integers(min(self.num_queries, pairs), pairs, size, rng)
+        return self._lay_out(text, np.take_along_axis(key_indexes, queries, axis=1))
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse a text and queries such as ``f0 k3 v1 f2 = k3``."""
-        form = "a text and its queries such as 'f0 k3 v1 f2 = k3'"
+        expected_format = "a text and its queries such as 'f0 k3 v1 f2 = k3'"
         parts = [part.split() for part in prompt.removesuffix(">").split("=")]
         if len(parts) != 2:
-            raise PromptError(f"'{prompt}' has no query or no text; write {form}")
-        text = parse_symbols(parts[0], self.vocabulary[:-3], self.name, form)
-        queries = parse_symbols(parts[1], self.vocabulary[: self.num_keys], self.name, form)
+            raise PromptError(f"'{prompt}' has no query or no text; write {expected_format}")
+        text = parse_symbols(parts[0], self.vocabulary[:-3], self.name, expected_format)
+        queries = parse_symbols(parts[1], self.vocabulary[: self.num_keys], self.name, expected_format)
         is_key, is_value = text < self.num_keys, (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         if is_key[-1] or not np.array_equal(np.append(False, is_key[:-1]), is_value):
-            raise PromptError(f"'{prompt}' has a key without a value or a value without a key; write {form}")
+            raise PromptError(f"'{prompt}' has a key without a value or a value without a key; write {expected_format}")
         places = [np.flatnonzero(text == query) for query in queries]
         for query, matches in zip(parts[1], places, strict=True):
             if len(matches) != 1:
@@ -97,22 +97,22 @@ class Recall:
         """Return an empty mapping: this task has no variants."""
         return {}
 
-    def _lay_out(self, text: Int[np.ndarray, "batch text"], key: Int[np.ndarray, "batch queries"]) -> Examples:
-        """Build examples; ``key`` holds the token indexes of the queried keys."""
-        (size, length), num_queries = text.shape, key.shape[1]
+    def _lay_out(self, text: Int[np.ndarray, "batch text"], key_indexes: Int[np.ndarray, "batch queries"]) -> Examples:
+        """Build examples; ``key_indexes`` contains the token indexes of the queried keys."""
+        (size, length), num_queries = text.shape, key_indexes.shape[1]
         equals = np.full((size, 1), len(self.vocabulary) - 3)
-        queries, answers = np.take_along_axis(text, key, axis=1), np.take_along_axis(text, key + 1, axis=1)
+        queries, answers = (np.take_along_axis(text, key_indexes + offset, axis=1) for offset in (0, 1))
         tokens = np.concatenate([text, equals, queries, equals + 1, answers, equals + 2], axis=1)
         prompt_length, index = length + num_queries + 2, np.arange(num_queries)
         # Every token except a value starts a group.
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         groups = np.cumsum(~is_value, axis=1)
-        after = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + index] * 2, [0, num_queries + 1]])
+        later_groups = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + index] * 2, [0, num_queries + 1]])
         support = np.full((*tokens.shape, 3), -1)
         support[:, prompt_length:-1, 0] = length + 1 + index
-        support[:, prompt_length:-1, 1] = key
-        support[:, prompt_length:-1, 2] = key + 1
+        support[:, prompt_length:-1, 1] = key_indexes
+        support[:, prompt_length:-1, 2] = key_indexes + 1
         # The end token depends on the separator, which shares its ID with the last answer.
         support[:, -1, 0] = length
-        coupling = np.concatenate([groups, after], axis=1)[None]
+        coupling = np.concatenate([groups, later_groups], axis=1)[None]
         return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)

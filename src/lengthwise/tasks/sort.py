@@ -18,20 +18,20 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 class Sort:
     """Layout ``x_1 .. x_n = > y_1 .. y_n end`` over ``num_values`` values; the prompt ends with the ``=``.
 
-    ``repeats`` allows equal items; then, position heads that read only tokens cannot determine which equal item is
+    ``repeats`` allows equal items. Position heads that read only tokens cannot determine which of the equal items is
     next. Without repeats, a list has at most ``num_values`` items.
 
     The ID of an item is its place in the list. Each token from ``>`` on has the ID of the next item of the response;
-    equal items keep the order of the list. The last item has the ID of ``=``. Only the response IDs contain the sorted
-    order: a decoder that receives them only has to copy. The next item depends on all items, so the task declares no
-    support.
+    equal items keep the order of the list. The last item has the ID of ``=``. The response IDs contain the sorted
+    order, so a decoder that receives them only has to copy items. The next item depends on all items, so the task
+    declares no support.
     """
 
     num_values: int = 64
     repeats: bool = False
 
     name: ClassVar[str] = "sort"
-    summary: ClassVar[str] = "the items of a list in ascending order"
+    summary: ClassVar[str] = "write the items of a list in ascending order"
     paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling by lengthwise"
     version: ClassVar[int] = 1
 
@@ -65,8 +65,8 @@ class Sort:
     def from_prompt(self, prompt: str) -> Examples:
         """Parse values such as ``17 4 33``."""
         symbols = prompt.replace("=", " ").replace(">", " ").split()
-        form = f"values from 0 to {self.num_values - 1} such as 2 0 1"
-        items = parse_symbols(symbols, self.vocabulary[:-3], self.name, form)
+        expected_format = f"values from 0 to {self.num_values - 1} such as 2 0 1"
+        items = parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)
         counts = np.bincount(items)
         if not self.repeats and counts.max() > 1:
             raise PromptError(f"the list has {counts.max()} items '{counts.argmax()}'; write each once or set repeats")

@@ -25,7 +25,7 @@ class SparseParity:
     With ``coding="flags"``, each x is a bit, and ``0*`` and ``1*`` are flagged bits. With ``coding="letters"``, flagged
     bits are ``0`` and ``1``, and other tokens are one of ``num_letters`` letters. The number of flagged bits is uniform
     from ``fewest`` to ``most``, but at most the length. Their places are uniform, or within a random window of
-    ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` has a number per variant.
+    ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` has one number per variant.
     """
 
     fewest: int = 1
@@ -55,9 +55,9 @@ class SparseParity:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Bits, which are also the answers, flagged bits or letters, separator and end token."""
-        others = ("0*", "1*") if self.coding == "flags" else tuple(ascii_lowercase[: self.num_letters])
-        return ("0", "1", *others, "=", "end")
+        """Bits (also used as answers), flagged bits or letters, separator and end token."""
+        extra_symbols = ("0*", "1*") if self.coding == "flags" else tuple(ascii_lowercase[: self.num_letters])
+        return ("0", "1", *extra_symbols, "=", "end")
 
     @property
     def separators(self) -> tuple[str, ...]:
@@ -67,55 +67,55 @@ class SparseParity:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the flagged places, then all bits and letters, uniformly."""
         check_sizes(self.name, length, size)
-        flagged = self._sample_flags(length, size, rng)
+        is_flagged = self._sample_flags(length, size, rng)
         bits = rng.integers(0, 2, size=(size, length))
         if self.coding == "flags":
-            return self._lay_out(bits + 2 * flagged)
+            return self._lay_out(bits + 2 * is_flagged)
         letters = rng.integers(0, self.num_letters, size=(size, length))
-        return self._lay_out(np.where(flagged, bits, 2 + letters))
+        return self._lay_out(np.where(is_flagged, bits, 2 + letters))
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse bits such as ``01*10*1``, or with letters ``ab1ca0``."""
-        form = "bits such as 01*10*1" if self.coding == "flags" else "bits and letters such as ab1ba0"
+        expected_format = "bits such as 01*10*1" if self.coding == "flags" else "bits and letters such as ab1ba0"
         symbols = re.findall(r".\*?", prompt.replace(" ", "").removesuffix("="))
-        tokens = parse_symbols(symbols, self.vocabulary[:-2], self.name, form)[None]
+        tokens = parse_symbols(symbols, self.vocabulary[:-2], self.name, expected_format)[None]
         if not self._is_flagged(tokens).any():
-            raise PromptError(f"'{prompt}' has no flagged bit; write {form}")
+            raise PromptError(f"'{prompt}' has no flagged bit; write {expected_format}")
         return self._lay_out(tokens)
 
     def stages(self) -> Sequence[Task]:
-        """Return tasks whose largest number of flagged bits grows from ``fewest`` to ``most``."""
+        """Return tasks with increasing maximum numbers of flagged bits, from ``fewest`` to ``most``."""
         return [replace(self, most=most) for most in range(self.fewest, self.most + 1)]
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of flagged bits in ``tested``."""
-        return {f"flagged-{number}": self._with_flagged(number) for number in self.tested}
+        return {f"flagged-{number}": self._with_num_flagged(number) for number in self.tested}
 
-    def _with_flagged(self, number: int) -> Task:
-        window = None if self.window is None else max(self.window, number)
-        return replace(self, fewest=number, most=number, window=window, tested=())
+    def _with_num_flagged(self, num_flagged: int) -> Task:
+        window = None if self.window is None else max(self.window, num_flagged)
+        return replace(self, fewest=num_flagged, most=num_flagged, window=window, tested=())
 
     def _sample_flags(self, length: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
         width = length if self.window is None else min(self.window, length)
-        number = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=size)
+        num_flagged = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=size)
         start = rng.integers(0, length - width + 1, size=size)[:, None]
         index = np.arange(length)
         # Places outside the window are never flagged.
         order = rng.random((size, length)) + ((index < start) | (index >= start + width))
-        return order.argsort(axis=1).argsort(axis=1) < number[:, None]
+        return order.argsort(axis=1).argsort(axis=1) < num_flagged[:, None]
 
     def _is_flagged(self, tokens: Int[np.ndarray, "batch length"]) -> Bool[np.ndarray, "batch length"]:
         return tokens >= 2 if self.coding == "flags" else tokens < 2
 
     def _lay_out(self, tokens: Int[np.ndarray, "batch length"]) -> Examples:
         size, length = tokens.shape
-        flagged = self._is_flagged(tokens)
-        parity = (flagged & (tokens % 2 == 1)).sum(axis=1, keepdims=True) % 2
+        is_flagged = self._is_flagged(tokens)
+        parity = (is_flagged & (tokens % 2 == 1)).sum(axis=1, keepdims=True) % 2
         equals = np.full((size, 1), len(self.vocabulary) - 2)
-        support = np.full((size, length + 3, max(self.most, int(flagged.sum(axis=1).max()))), -1)
-        row, place = flagged.nonzero()
-        support[row, length + 1, flagged.cumsum(axis=1)[row, place] - 1] = place
+        support = np.full((size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
+        row, place = is_flagged.nonzero()
+        support[row, length + 1, is_flagged.cumsum(axis=1)[row, place] - 1] = place
         # The end token depends on the separator, two tokens before it.
         support[:, length + 2, 0] = length
-        whole = np.concatenate([tokens, equals, parity, equals + 1], axis=1)
-        return Examples.with_prompt_length(whole, length + 1, support=support)
+        sequences = np.concatenate([tokens, equals, parity, equals + 1], axis=1)
+        return Examples.with_prompt_length(sequences, length + 1, support=support)

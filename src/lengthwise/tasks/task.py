@@ -1,4 +1,4 @@
-"""Protocols of tasks, which define sequences and their coupling, and the facts and lengths of a task."""
+"""Protocols for tasks, which define sequences and their coupling, and functions for task facts and lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class HasStages(Protocol):
-    """Task with easier versions for a curriculum."""
+    """Protocol for a task with easier versions for a curriculum."""
 
     def stages(self) -> Sequence[Task]:
         """Return tasks of increasing difficulty that end with the task itself and share its vocabulary."""
@@ -70,31 +70,31 @@ class TokenizedDocument:
 
 @runtime_checkable
 class GradedByLoss(Protocol):
-    """Task with several valid answers, which is evaluated by its loss instead of exact match."""
+    """Protocol for a task with several valid answers, which is evaluated by its loss instead of exact match."""
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
         """Return the number of bytes of text per token."""
         ...
 
     def held_out(self) -> Sequence[TokenizedDocument]:
-        """Return documents that are never used in training."""
+        """Return documents that training never uses."""
         ...
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Return examples from these document tokens."""
+        """Return examples whose tokens are these document tokens."""
         ...
 
 
 @runtime_checkable
 class HasRunFiles(Protocol):
-    """Task that reads files and stores in the run folder the facts that a trained run needs."""
+    """Protocol for a task that reads files and stores the facts that a run needs in the run folder."""
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return names and contents of the files to store in the run folder."""
         ...
 
     def from_run_folder(self, folder: Path) -> Task:
-        """Return the same task, which reads the stored files of this run folder."""
+        """Return a copy of the task that reads the stored files of this run folder."""
         ...
 
     def placeholder_example(self) -> Examples:
@@ -104,21 +104,21 @@ class HasRunFiles(Protocol):
 
 @runtime_checkable
 class HasSource(Protocol):
-    """Task with examples from user files."""
+    """Protocol for a task with examples from user files."""
 
     def source(self) -> Mapping[str, str]:
-        """Return the path and the SHA-256 of the source, or an empty mapping if there is no source."""
+        """Return the path and the SHA-256 digest of the source, or an empty mapping without a source."""
         ...
 
 
 def task_facts(task: Task) -> dict[str, str]:
-    """Return the task fields of a result row: the name and, for a task that reads files, their path and digest."""
+    """Return the task fields of a result row: the name, and the path and digest of the source if the task has one."""
     return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
 
 
 @runtime_checkable
 class HasLengths(Protocol):
-    """Task that has examples only at certain lengths."""
+    """Protocol for a task that has examples only at certain lengths."""
 
     @property
     def available_lengths(self) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class HasLengths(Protocol):
 
 @runtime_checkable
 class HasRecords(HasLengths, Protocol):
-    """Task with a finite list of examples per length; evaluation uses each example at most once."""
+    """Protocol for a task with a finite list of examples per length; evaluation uses each example at most once."""
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; raise ``SettingError`` for a length without records."""
@@ -168,14 +168,14 @@ def default_lengths(task: HasLengths) -> tuple[int, ...]:
 
 
 def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
-    """Return all task lengths from ``first`` to ``last``, or only ``first``, for which ``sample`` raises an error."""
+    """Return all task lengths from ``first`` to ``last``, or ``[first]`` if the task has no length in this range."""
     if not isinstance(task, HasLengths):
         return range(first, last + 1)
     return [length for length in task.available_lengths if first <= length <= last] or [first]
 
 
 def nearest_length(task: Task, length: int) -> int:
-    """Return the longest length of the task up to ``length``, or its shortest length."""
+    """Return the largest task length up to ``length``, or the smallest task length if all are larger."""
     if not isinstance(task, HasLengths):
         return length
-    return max((other for other in task.available_lengths if other <= length), default=task.available_lengths[0])
+    return max((each for each in task.available_lengths if each <= length), default=task.available_lengths[0])

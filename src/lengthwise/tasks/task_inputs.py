@@ -1,4 +1,4 @@
-"""Size checks, parsing of prompts, and sampling without replacement, shared by the tasks."""
+"""Checks of sizes, parsing of prompts, and sampling without replacement for all tasks."""
 
 import numpy as np
 from jaxtyping import Int
@@ -6,7 +6,7 @@ from jaxtyping import Int
 from lengthwise.core.devices import check_memory
 from lengthwise.core.errors import PromptError, SettingError
 
-# Minimum memory per token of an example: tokens, coupling and intermediate arrays.
+# Minimum memory per token of an example in bytes: tokens, coupling and intermediate arrays.
 TOKEN_BYTES = 32
 
 
@@ -17,36 +17,40 @@ def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
     if size < 1:
         raise SettingError(f"size {size} is too small; use at least 1")
     change = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
-    check_memory(size * length * TOKEN_BYTES, f"{task}: sampling {size:,} of length {length:,}", change)
+    check_memory(size * length * TOKEN_BYTES, f"{task}: sampling {size:,} examples of length {length:,}", change)
 
 
-def sample_distinct(number: int, among: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size number"]:
-    """Return ``size`` random samples of ``number`` different integers below ``among``, each in random order."""
-    keys = rng.random((size, among))
-    if number == among:
-        return keys.argsort(axis=1)
-    smallest = keys.argpartition(number - 1, axis=1)[:, :number]
-    return np.take_along_axis(smallest, np.take_along_axis(keys, smallest, axis=1).argsort(axis=1), axis=1)
+def sample_integers(count: int, limit: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size count"]:
+    """Return ``size`` random samples, each with ``count`` different integers below ``limit`` in random order."""
+    scores = rng.random((size, limit))
+    if count == limit:
+        return scores.argsort(axis=1)
+    smallest = scores.argpartition(count - 1, axis=1)[:, :count]
+    return np.take_along_axis(smallest, np.take_along_axis(scores, smallest, axis=1).argsort(axis=1), axis=1)
 
 
-def parse_symbols(symbols: list[str], allowed: tuple[str, ...], task: str, form: str) -> Int[np.ndarray, " seq"]:
-    """Return the index of each symbol in ``allowed``; raise ``PromptError`` for the first unknown symbol."""
+def parse_symbols(
+    symbols: list[str], alphabet: tuple[str, ...], task: str, expected_format: str
+) -> Int[np.ndarray, " seq"]:
+    """Return the index of each symbol in ``alphabet``; raise ``PromptError`` for the first unknown symbol."""
     for symbol in symbols:
-        if symbol not in allowed:
-            raise PromptError(f"invalid symbol '{symbol}' in a prompt of {task}; write {form}")
+        if symbol not in alphabet:
+            raise PromptError(f"invalid symbol '{symbol}' in a prompt of {task}; write {expected_format}")
     if not symbols:
-        raise PromptError(f"the prompt is empty; {task} needs {form}")
-    return np.array([allowed.index(symbol) for symbol in symbols])
+        raise PromptError(f"the prompt is empty; {task} needs {expected_format}")
+    return np.array([alphabet.index(symbol) for symbol in symbols])
 
 
-def parse_summands(prompt: str, task: str, form: str) -> Int[np.ndarray, "summand digits"]:
+def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarray, "summand digits"]:
     """Return the digits of each number in a sum, least significant first, padded with zeros."""
     parts = prompt.replace(" ", "").removesuffix("=").split("+")
     if len(parts) < 2:
-        raise PromptError(f"invalid sum '{prompt}'; write a sum such as {form}")
+        raise PromptError(f"invalid sum '{prompt}'; write a sum such as {expected_format}")
     if "" in parts:
-        raise PromptError(f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {form}")
-    allowed = tuple(str(digit) for digit in range(10))
-    numbers = [parse_symbols(list(part), allowed, task, f"a sum such as {form}")[::-1] for part in parts]
+        raise PromptError(
+            f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {expected_format}"
+        )
+    alphabet = tuple(str(digit) for digit in range(10))
+    numbers = [parse_symbols(list(part), alphabet, task, f"a sum such as {expected_format}")[::-1] for part in parts]
     width = max(map(len, numbers))
     return np.array([np.pad(number, (0, width - len(number))) for number in numbers])

@@ -12,18 +12,18 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import GradedByLoss, Task
 
 END = "end"
-# Default number of shots, the solved examples before each prompt.
+# Default number of shots, which are solved examples before each prompt.
 SHOTS = 4
-# Maximum number of batches that are sampled for shots before an error.
-TRIES = 16
+# Maximum number of batches to sample for shots before raising an error.
+MAX_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample:
-    """Example such as the prompt ``0 1 0 = 0`` and the response `` 0 1 1`` with a newline.
+    """Example as text, such as the prompt ``0 1 0 = 0`` and the response `` 0 1 1`` with a newline.
 
-    A space separates adjacent symbols, a separator ends the prompt, and the end token is a newline. Prompt and response
-    do not share a symbol without a space between them, and each example is one line.
+    A space separates adjacent symbols, a separator ends the prompt, and the end token is a newline. A response starts
+    with a space, so prompt and response can be concatenated. Each example is one line.
     """
 
     prompt: str
@@ -36,18 +36,18 @@ class TextExample:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Start and end character of each symbol in ``prompt + response``, including the end token."""
+        """Start and end index of the characters of each symbol in ``prompt + response``, including the end token."""
         return [match.span() for match in re.finditer(r"[^ \n]+|\n", self.prompt + self.response)]
 
     @property
     def symbols(self) -> list[str]:
         """Task symbols of the prompt and the response."""
         text = self.prompt + self.response
-        return [END if text[first:last] == "\n" else text[first:last] for first, last in self.spans]
+        return [END if text[start:end] == "\n" else text[start:end] for start, end in self.spans]
 
 
 def format_examples(task: Task, examples: Examples) -> list[TextExample]:
-    """Return each sequence as text; raise ``SettingError`` if the task is graded by loss or a symbol has a space."""
+    """Return each sequence as text; raise ``SettingError`` for tasks graded by loss and for symbols with a space."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no prompts; use a task with one correct answer")
     vocabulary = task.vocabulary
@@ -60,19 +60,19 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
 
 
 def sample_shots(
-    task: Task, length: int, number: int, rng: np.random.Generator, *, excluded: Collection[str]
+    task: Task, length: int, num_shots: int, rng: np.random.Generator, *, excluded: Collection[str]
 ) -> list[TextExample]:
     """Sample examples without the excluded prompts; raise ``SettingError`` if the length has no other prompts."""
     shots: list[TextExample] = []
-    for _ in range(TRIES if number else 0):
-        texts = format_examples(task, task.sample(length=length, size=number, rng=rng))
+    for _ in range(MAX_BATCHES if num_shots else 0):
+        texts = format_examples(task, task.sample(length=length, size=num_shots, rng=rng))
         shots += [text for text in texts if text.prompt not in excluded]
-        if len(shots) >= number:
-            return shots[:number]
-    if number:
+        if len(shots) >= num_shots:
+            return shots[:num_shots]
+    if num_shots:
         raise SettingError(
-            f"length {length} of {task.name} has too few prompts for {number} shots that differ from the tested ones; "
-            "use a longer length, fewer examples, or --shots 0"
+            f"length {length} of {task.name} has too few prompts for {num_shots} shots that differ from the "
+            "test prompts; use a longer length, fewer examples, or --shots 0"
         )
     return []
 

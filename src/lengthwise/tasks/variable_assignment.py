@@ -12,7 +12,7 @@ from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_distinct
+from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
 
 SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
@@ -78,12 +78,12 @@ class VariableAssignment:
                 f"use at least {length}, or a shorter length"
             )
         depth = self._depths(length, size, rng)
-        names = sample_distinct(length, self.num_names, size, rng)
+        names = sample_integers(length, self.num_names, size, rng)
         values = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
         # In chain order, each variable leads to the next variable or to a value.
         successors = np.append(names[:, 1:], names[:, :1], axis=1)
         values[:, :, 0] = np.where(self._is_last(depth, length, rng), values[:, :, 0], successors)
-        order = sample_distinct(length, length, size, rng)
+        order = sample_integers(length, length, size, rng)
         batch = np.arange(size)[:, None]
         variables, operands = np.empty_like(names), np.empty_like(values)
         variables[batch, order], operands[batch, order] = names, values
