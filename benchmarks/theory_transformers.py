@@ -180,7 +180,7 @@ def _measure_batch(run: Run, examples: Examples, length: int, rng: np.random.Gen
 
 
 def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
-    """Yield measured and predicted leakage; symbols with a leakage of at least 0.5 at the training length are omitted."""
+    """Yield measured and predicted leakage; omit symbols with a leakage of 0.5 or more at length 32."""
     task = planted_law(Local(shapes=((0,),), weights=(1.0,)), marked=True)
     run = train("leakage", replace(experiment(task, NoPE(), Sequential(), layers=1, steps=400), seed=seed))
     short = [measure_first_layer(run, length) for length in SHORT]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tests.support.small_runs import facts, same_tensors, tree, weights
+from tests.support.small_runs import equal_tensors, facts, tree, weights
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.terminal import ProgressLine
@@ -265,7 +265,7 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
     named = [] if task == "copy" else ["--task", task]
     assert command.split() == ["train", "--resume", "--out", "stopped", *named, *custom]
     output_of([*command.split(), "--device", "cpu"], capsys)
-    assert same_tensors(weights(runs / "stopped"), weights(runs / "whole"))
+    assert equal_tensors(weights(runs / "stopped"), weights(runs / "whole"))
     # Without the custom classes, the error names them.
     assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
 
@@ -287,7 +287,7 @@ def test_resuming_a_finished_run_changes_nothing(runs, capsys):
 
 def test_resuming_an_unfinished_run_finishes_it(runs, capsys):
     output_of(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
-    assert same_tensors(weights(runs / "unfinished"), weights(runs / "run"))
+    assert equal_tensors(weights(runs / "unfinished"), weights(runs / "run"))
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-200], lambda content: b""], ids=["truncated", "emptied"])
@@ -297,7 +297,7 @@ def test_resuming_a_run_with_a_damaged_model_restores_it(damage, runs, capsys):
     model.write_bytes(damage(model.read_bytes()))
     assert "--resume" in error_of(["evaluate", "run"], capsys)
     output_of(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
-    assert same_tensors(weights(runs / "run"), whole)
+    assert equal_tensors(weights(runs / "run"), whole)
     assert facts(runs / "run") == saved_facts
 
 

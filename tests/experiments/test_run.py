@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests.support.cases import randomize
-from tests.support.small_runs import facts, same_tensors, small_experiment, stop_after, tree, weights
+from tests.support.small_runs import equal_tensors, facts, small_experiment, stop_after, tree, weights
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.terminal import ProgressLine
@@ -64,7 +64,7 @@ def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_loaded_run_has_the_weights_facts_and_results_of_the_trained_run(tmp_path):
     run = trained(tmp_path)
     loaded = load_run(tmp_path, device="cpu")
-    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    assert equal_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     assert loaded.experiment == run.experiment
     assert loaded.facts == run.facts
     assert untimed(evaluate(loaded, SETTINGS)) == untimed(evaluate(run, SETTINGS))
@@ -408,7 +408,7 @@ def test_a_run_on_two_levels_can_be_loaded_evaluated_and_prompted(tmp_path):
     run = trained(tmp_path, task=task, steps=4)
     loaded = load_run(tmp_path, device="cpu")
     assert loaded.experiment.task == task
-    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    assert equal_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     forced, free = (untimed(evaluate(run, replace(SETTINGS, decode=decode))) for decode in ("forced", "free"))
     assert [row["exact_match"] for row in forced] == [row["exact_match"] for row in free]
     assert generate_from_prompt(loaded, "12+7") == generate_from_prompt(run, "12+7")
@@ -461,7 +461,7 @@ def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, m
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
     cli.main([*shlex.split(printed.err.splitlines()[-1].split("lengthwise ")[1]), "--device", "cpu"])
-    assert same_tensors(weights(stopped), weights(tmp_path / "whole"))
+    assert equal_tensors(weights(stopped), weights(tmp_path / "whole"))
     assert facts(stopped) == facts(tmp_path / "whole")
     assert (stopped / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from tests.support.small_runs import same_tensors, small_experiment, tree, weights
+from tests.support.small_runs import equal_tensors, small_experiment, tree, weights
 from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError
@@ -401,7 +401,7 @@ class Zero(EncodingSettings):
 def test_custom_classes_train_the_same_weights_as_equal_built_in_classes(tmp_path):
     train(small_experiment(scheme=TokenIndex(), encoding=Zero()), tmp_path / "custom", device="cpu")
     train(small_experiment(scheme=Sequential(), encoding=NoPE()), tmp_path / "built_in", device="cpu")
-    assert same_tensors(weights(tmp_path / "custom"), weights(tmp_path / "built_in"))
+    assert equal_tensors(weights(tmp_path / "custom"), weights(tmp_path / "built_in"))
 
 
 @dataclass(frozen=True)

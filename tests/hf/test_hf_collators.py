@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from tests.support.cases import small_scheme
-from tests.support.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE, causal_model
 from tokenizers import Tokenizer, models
 from transformers import BloomConfig, PreTrainedTokenizerFast
 
 from lengthwise.core.errors import FeatureError, LengthwiseError, ModelError, PositionRangeError, SettingError
-from lengthwise.hf.collators import PositionCollator, first_fit
+from lengthwise.hf.collators import PositionCollator, pack_first_fit
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.positions import SCHEMES, Coupled, PositionScheme, Randomized, Sequential, Skipwise
 
@@ -127,7 +127,7 @@ def test_packs_respect_the_width_and_contain_each_example_once():
     assert batch["input_ids"].shape[1] <= 20
     assert len(batch["input_ids"]) == 3
     assert pieces(batch, "input_ids") == {row["input_ids"][0]: row["input_ids"] for row in features()}
-    assert first_fit([3, 9, 5, 10, 1], 10) == [[3], [1, 4], [2, 0]]
+    assert pack_first_fit([3, 9, 5, 10, 1], 10) == [[3], [1, 4], [2, 0]]
 
 
 @over_attention
@@ -315,14 +315,18 @@ class TwoIDs(Sequential):
 
 
 SETTINGS = [
-    (small_scheme("random_floats"), {}, r"random_floats gives real-valued IDs, .*; use randomized instead"),
-    (support_scheme(), {}, r"mine needs support, which no column provides; columns: coupling, places"),
+    (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use randomized instead"),
+    (support_scheme(), {}, r"mine needs support, which no column provides; supported columns: coupling, places"),
     (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),
     (Sequential(), {"pack_to": 0}, r"invalid pack_to 0; use at least 1, or None"),
     (Sequential(), {"pad_to_multiple_of": -8}, r"invalid pad_to_multiple_of -8; use at least 1"),
     (Sequential(), {"pack_to": 12, "pad_to_multiple_of": 8}, r"pack_to 12 is not a multiple of .* 8, .*; use"),
-    (Skipwise(num_position_ids=80), {"num_position_ids": 79}, r"skipwise gives IDs below 80, but .* 79; .* at most 79"),
-    (TwoIDs(), {}, r"two gives 2 IDs per token, .*; use a scheme with one level"),
+    (
+        Skipwise(num_position_ids=80),
+        {"num_position_ids": 79},
+        r"skipwise assigns IDs below 80, but .* 79; .* at most 79",
+    ),
+    (TwoIDs(), {}, r"two assigns 2 IDs per token, .*; use a scheme with one level"),
 ]
 
 
@@ -343,40 +347,40 @@ def tokenizer():
 def test_for_model_takes_settings_from_the_model_and_tokenizer(kind, tokenizer):
     model = causal_model(CONFIGS["llama"]()).to(torch.bfloat16)
     source = model if kind == "model" else model.config
-    collator = PositionCollator.for_model(source, Skipwise(num_position_ids=POSITIONS), tokenizer, pack_to=64)
-    assert (collator.pad_token_id, collator.padding_side, collator.num_position_ids) == (1, "left", POSITIONS)
+    collator = PositionCollator.for_model(source, Skipwise(num_position_ids=MAX_POSITIONS), tokenizer, pack_to=64)
+    assert (collator.pad_token_id, collator.padding_side, collator.num_position_ids) == (1, "left", MAX_POSITIONS)
     assert collator.pack_to == 64
     assert kind == "config" or collator.dtype == torch.bfloat16
     beyond = PositionCollator.for_model(
         source, Skipwise(num_position_ids=500), tokenizer, beyond_trained=True, pad_to_multiple_of=4
     )
     assert (beyond.num_position_ids, beyond.pad_to_multiple_of) == (None, 4)
-    assert beyond(features())["position_ids"].max() >= POSITIONS
+    assert beyond(features())["position_ids"].max() >= MAX_POSITIONS
     # IDs stay within a table of positions.
     table = PositionCollator.for_model(CONFIGS["gpt2"](), Sequential(), tokenizer)
-    assert table.num_position_ids == POSITIONS
+    assert table.num_position_ids == MAX_POSITIONS
 
 
 def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
     llama, flash, mistral = (CONFIGS[name]() for name in ("llama", "llama", "mistral"))
     mistral.sliding_window, flash._attn_implementation = 16, "flash_attention_2"
     make, beyond = PositionCollator.for_model, Skipwise(num_position_ids=97)
-    with pytest.raises(PositionRangeError, match=r"^skipwise gives IDs below 97, but llama supports .* 96; .*=True$"):
+    with pytest.raises(PositionRangeError, match=r"^skipwise assigns IDs below 97, but llama supports .* 96; .*=True$"):
         make(llama, beyond, tokenizer)
     with pytest.raises(SettingError, match=r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .* 16$"):
         make(mistral, Sequential(), tokenizer, pack_to=17)
     for model, message in (
         (flash, r'^llama uses the attention flash_attention_2, .*; call model.set_attn_implementation\("sdpa"\)$'),
         (BloomConfig(), r"^bloom has no max_position_embeddings, so"),
-        (torch.nn.Linear(1, 1), r"^Linear is not a transformers model; pass one, or its configuration$"),
+        (torch.nn.Linear(1, 1), r"^Linear is not a transformers model; pass a model or its configuration$"),
     ):
         with pytest.raises(ModelError, match=message):
             make(model, Sequential(), tokenizer)
     tokenizer.pad_token = None
-    with pytest.raises(ModelError, match=r"^the tokenizer has no pad token; set one, as in tokenizer.pad_token = tok"):
+    with pytest.raises(ModelError, match=r"^the tokenizer has no pad token; set it, for example tokenizer.pad_token"):
         make(llama, Sequential(), tokenizer)
     tokenizer.pad_token = tokenizer.eos_token
-    assert make(llama, Sequential(), tokenizer, pack_to=4 * POSITIONS).pack_to == 4 * POSITIONS
+    assert make(llama, Sequential(), tokenizer, pack_to=4 * MAX_POSITIONS).pack_to == 4 * MAX_POSITIONS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -384,7 +388,7 @@ def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
 def test_a_token_attends_to_itself_and_earlier_tokens_of_its_sequence(past, dtype):
     is_token = torch.rand(4, 9) < 0.7
     sequence_ids = torch.randint(0, 3, (4, 9))
-    mask = causal_mask(is_token, sequence_ids=sequence_ids, past=past, dtype=dtype)
+    mask = causal_mask(is_token, sequence_ids=sequence_ids, num_cached=past, dtype=dtype)
     assert mask.shape == (4, 1, 9 - past, 9)
     assert mask.dtype == dtype
     for row in range(4):
@@ -399,7 +403,7 @@ def test_a_token_attends_to_itself_and_earlier_tokens_of_its_sequence(past, dtyp
 def test_padding_changes_no_logits_and_causes_no_nan(attention):
     model = causal_model(CONFIGS["llama"]())
     model.set_attn_implementation(attention)
-    tokens = torch.randint(3, VOCABULARY, (1, 10))
+    tokens = torch.randint(3, VOCABULARY_SIZE, (1, 10))
     ids = torch.tensor([[1, 2, 3, 30, 31, 2, 2, 40, 41, 9]])
     alone = model(input_ids=tokens, position_ids=ids, attention_mask=causal_mask(torch.ones(1, 10, dtype=torch.bool)))
     is_token = torch.arange(13)[None] >= 3

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.support.cases import ANSWERED, serves, small_scheme, smallest_length
+from tests.support.cases import EXACT_MATCH_TASKS, small_scheme, smallest_length, supports_examples
 
 from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
@@ -23,7 +23,7 @@ def lengths_of(task):
 @over_answered
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
-    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     data = to_dataset(task, lengths=lengths_of(task), size=6, seed=1, scheme=small_scheme(scheme))
     for item in data:
@@ -40,7 +40,7 @@ def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
     assert {(item["task"], item["seed"]) for item in data} == {(task.name, 1)}
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()])
 def test_a_larger_data_set_begins_with_the_smaller_one(task):
     lengths = lengths_of(task)
     small, large = (to_dataset(task, lengths=lengths, size=size, seed=2) for size in (4, 9))

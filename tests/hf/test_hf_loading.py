@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.support.causal_models import CONFIGS, VOCABULARY, causal_model
+from tests.support.causal_models import CONFIGS, VOCABULARY_SIZE, causal_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lengthwise.core.errors import ModelError, UnknownNameError
@@ -46,7 +46,7 @@ def test_a_loaded_model_has_the_predictions_of_the_saved_one(folders):
     with torch.no_grad():
         expected = model(tokens, attention_mask=torch.ones_like(tokens)).logits[:, -1].log_softmax(dim=-1)
     torch.testing.assert_close(loaded.log_probs(tokens, torch.arange(4)[None]), expected)
-    assert (loaded.vocabulary_size, loaded.name) == (VOCABULARY, str(folders / "llama"))
+    assert (loaded.vocabulary_size, loaded.name) == (VOCABULARY_SIZE, str(folders / "llama"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_generate, shared_model, wrap_model
-from tests.support.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE, causal_model
 from transformers.utils import hub
 
 from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, UnreachableIDsWarning
@@ -21,7 +21,7 @@ from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity, VariableAssignment
 
-TINY = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.mark.parametrize("scaling", ["none", "log"])
@@ -80,12 +80,16 @@ def test_a_4d_mask_without_ids_raises_an_error():
 
 
 def test_ids_beyond_the_limit_raise_an_error():
-    model, far = shared_model("llama"), IDS + POSITIONS
-    with pytest.raises(SettingError, match=rf"to {int(far.max())}, but only 0 to {POSITIONS - 1} are allowed; change"):
+    model, far = shared_model("llama"), IDS + MAX_POSITIONS
+    with pytest.raises(
+        SettingError, match=rf"to {int(far.max())}, but only 0 to {MAX_POSITIONS - 1} are allowed; change"
+    ):
         model(TOKENS, None, far)
     counting = wrap_model("gpt2", head=None)
-    last = torch.arange(POSITIONS - 9, POSITIONS).expand(3, -1)
-    with pytest.raises(SettingError, match=rf"to {POSITIONS}, but only 0 to {POSITIONS - 1} are allowed; change them"):
+    last = torch.arange(MAX_POSITIONS - 9, MAX_POSITIONS).expand(3, -1)
+    with pytest.raises(
+        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change them"
+    ):
         run_generate(counting, attention_mask=None, position_ids=last)
 
 
@@ -93,18 +97,22 @@ def test_padding_after_the_end_is_not_checked():
     model = wrap_model("gpt2", head=None)
     model.generation_config.pad_token_id = 0
     ids = torch.arange(9).repeat(3, 1)
-    ids[0] += POSITIONS - 9
+    ids[0] += MAX_POSITIONS - 9
     read = model(TOKENS, None, ids, use_cache=True).past_key_values
-    assert model.next_position_ids(read, torch.tensor([[0], [5], [5]])).tolist() == [[POSITIONS - 1], [9], [9]]
-    with pytest.raises(SettingError, match=rf"to {POSITIONS}, but only 0 to {POSITIONS - 1} are allowed; change them"):
+    assert model.next_position_ids(read, torch.tensor([[0], [5], [5]])).tolist() == [[MAX_POSITIONS - 1], [9], [9]]
+    with pytest.raises(
+        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change them"
+    ):
         model.next_position_ids(read, torch.tensor([[5], [0], [5]]))
 
 
 def test_ids_beyond_a_table_of_angles_raise_an_error():
     config = transformers.GPTJConfig(
-        vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=32, n_layer=2, n_head=4, rotary_dim=8
+        vocab_size=VOCABULARY_SIZE, n_positions=MAX_POSITIONS, n_embd=32, n_layer=2, n_head=4, rotary_dim=8
     )
-    with pytest.raises(SettingError, match=f"num_position_ids 200 exceeds the model's table of {POSITIONS} positions"):
+    with pytest.raises(
+        SettingError, match=f"num_position_ids 200 exceeds the model's table of {MAX_POSITIONS} positions"
+    ):
         PredictivePositionModel.wrap(causal_model(config), num_position_ids=200)
 
 
@@ -175,7 +183,7 @@ def test_wrapping_keeps_the_attention_of_a_model():
 UNSUPPORTED = {
     "GPT-Neo": (
         transformers.GPTNeoConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=VOCABULARY_SIZE,
             hidden_size=32,
             num_layers=2,
             num_heads=4,
@@ -221,13 +229,13 @@ def test_a_model_that_fails_in_a_call_raises_a_one_line_error(monkeypatch):
         raise ZeroDivisionError("division by zero\nand more")
 
     monkeypatch.setattr(model.model, "forward", broken)
-    with pytest.raises(ModelError, match=r"called with tokens alone \(ZeroDivisionError: division by zero\); fix"):
+    with pytest.raises(ModelError, match=r"called with only input_ids \(ZeroDivisionError: division by zero\); fix"):
         PredictivePositionModel.wrap(model)
     assert model.config._attn_implementation == "eager"
 
 
 def test_log_scaling_without_effect_raises_an_error():
-    falcon = transformers.FalconConfig(**TINY, alibi=False, max_position_embeddings=POSITIONS)
+    falcon = transformers.FalconConfig(**TINY, alibi=False, max_position_embeddings=MAX_POSITIONS)
     with pytest.raises(SettingError, match="length_scaling='log' has no effect in falcon, which has its own"):
         PredictivePositionModel.wrap(model := causal_model(falcon), length_scaling="log")
     assert model.config._attn_implementation == "sdpa"
@@ -236,7 +244,7 @@ def test_log_scaling_without_effect_raises_an_error():
 def test_a_collator_for_an_unsupported_model_raises_an_error():
     tokenizer = symbol_tokenizer(Parity().vocabulary)
     falcon = transformers.FalconConfig(
-        **TINY, alibi=True, max_position_embeddings=POSITIONS, hidden_dropout=0.5, attention_dropout=0.5
+        **TINY, alibi=True, max_position_embeddings=MAX_POSITIONS, hidden_dropout=0.5, attention_dropout=0.5
     )
     # In training mode, dropout changes every call.
     model, rng_state = causal_model(falcon).train(), torch.get_rng_state()

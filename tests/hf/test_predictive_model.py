@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tests.support.causal_models import CONFIGS, POSITIONS, SUPPORTED, UNSUPPORTED, VOCABULARY, causal_model
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, SUPPORTED, UNSUPPORTED, VOCABULARY_SIZE, causal_model
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError, UnreachableIDsWarning
 from lengthwise.hf.position_cache import PositionCache
@@ -27,7 +27,7 @@ def random_integers(*shape: int, below: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, below, shape, generator=torch.Generator().manual_seed(seed))
 
 
-TOKENS = random_integers(ROWS, PROMPT, below=VOCABULARY)
+TOKENS = random_integers(ROWS, PROMPT, below=VOCABULARY_SIZE)
 # IDs that repeat, jump and decrease.
 IDS = random_integers(ROWS, PROMPT, below=40, seed=1)
 IDS[:, 5] = IDS[:, 4]
@@ -97,7 +97,7 @@ def test_every_head_predicts_valid_ids(head):
     output, again = run_generate(model), run_generate(model, use_cache=False)
     assert torch.equal(output.sequences, again.sequences)
     ids = output.position_ids[:, PROMPT:-1]
-    assert bool(((ids >= 0) & (ids < POSITIONS)).all())
+    assert bool(((ids >= 0) & (ids < MAX_POSITIONS)).all())
 
 
 def replay_ids(model, row: int, tokens: torch.Tensor) -> torch.Tensor:
@@ -187,7 +187,7 @@ def test_a_prompt_in_two_calls_equals_a_prompt_in_one_call():
         model.next_position_ids(parts, TOKENS[:, 5:6])
         prompt = torch.ones(ROWS, 4, dtype=torch.bool)
         model(TOKENS[:, 5:], MASK, IDS[:, 5:], past_key_values=parts, prompt_mask=prompt)
-    tokens = random_integers(ROWS, 1, below=VOCABULARY, seed=6)
+    tokens = random_integers(ROWS, 1, below=VOCABULARY_SIZE, seed=6)
     assert torch.equal(model.next_position_ids(parts, tokens), model.next_position_ids(whole, tokens))
 
 
@@ -245,7 +245,7 @@ def test_a_cache_without_a_last_hidden_state_raises_an_error():
 
 def make_batch() -> dict[str, torch.Tensor]:
     """Return a batch of prompts of several lengths with responses."""
-    tokens, ids = random_integers(ROWS, 12, below=VOCABULARY, seed=4), random_integers(ROWS, 12, below=40, seed=5)
+    tokens, ids = random_integers(ROWS, 12, below=VOCABULARY_SIZE, seed=4), random_integers(ROWS, 12, below=40, seed=5)
     # Response IDs occur in the prompt, so that the head can point to them.
     ids[:, 7:] = ids[:, 1:6]
     labels, position_labels = tokens.clone(), ids.clone()
@@ -317,7 +317,7 @@ def test_wrapping_keeps_the_precision_of_a_model(head):
 
 def test_wrapping_does_not_change_weights():
     model = causal_model(CONFIGS["llama"]())
-    model.lm_head = torch.nn.Linear(32, VOCABULARY, bias=False)
+    model.lm_head = torch.nn.Linear(32, VOCABULARY_SIZE, bias=False)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     wrapper = PredictivePositionModel.wrap(model)
     assert all(torch.equal(weight, before[name]) for name, weight in wrapper.model.named_parameters())
@@ -388,11 +388,11 @@ def test_a_copy_uses_its_own_hidden_states():
     [
         (CONFIGS["mistral"], "attends to the last 4096 tokens by token index, whatever their IDs; use full attention"),
         (CONFIGS["gemma3"], "attends to the last 4096 tokens by token index"),
-        (UNSUPPORTED["mamba"], "has layers of type .*|does not take position_ids"),
-        (UNSUPPORTED["bloom"], "does not take position_ids; use a model that does, such as Llama"),
+        (UNSUPPORTED["mamba"], "has layers of type .*|does not accept position_ids"),
+        (UNSUPPORTED["bloom"], "does not accept position_ids; use a model that accepts them, such as Llama"),
         (
             lambda: transformers.FalconConfig(
-                vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
+                vocab_size=VOCABULARY_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
             ),
             "accepts position_ids but ignores them|cannot be measured exactly|cannot be called with",
         ),
@@ -420,7 +420,9 @@ def test_invalid_options_raise_an_error(options, error, message):
 
 def test_ids_beyond_learned_positions_raise_an_error():
     gpt2, llama = (causal_model(CONFIGS[name]()) for name in ("gpt2", "llama"))
-    with pytest.raises(SettingError, match=f"num_position_ids 200 exceeds the model's table of {POSITIONS} positions"):
+    with pytest.raises(
+        SettingError, match=f"num_position_ids 200 exceeds the model's table of {MAX_POSITIONS} positions"
+    ):
         PredictivePositionModel.wrap(gpt2, num_position_ids=200)
     assert PredictivePositionModel.wrap(llama, num_position_ids=200).config.num_position_ids == 200
 
@@ -452,7 +454,7 @@ def test_invalid_inputs_raise_an_error():
         model(TOKENS, None, IDS[:, :3], labels=TOKENS)
     with pytest.raises(SettingError, match=r"attention_mask has 4 tokens, but the call and its cache have 9"):
         model(TOKENS, MASK[:, :4], IDS)
-    with pytest.raises(SettingError, match=r"position_ids has 4 IDs for 9 prompt tokens; pass one per token"):
+    with pytest.raises(SettingError, match=r"position_ids has 4 IDs for 9 prompt tokens; pass one ID per token"):
         run_generate(model, position_ids=IDS[:, :4])
     with pytest.raises(SettingError, match=r"assisted decoding cannot .* leave out prompt_lookup_num_tokens"):
         run_generate(model, prompt_lookup_num_tokens=2)
@@ -461,7 +463,7 @@ def test_invalid_inputs_raise_an_error():
         model(TOKENS, None, IDS, past_key_values=cache, sequence_ids=torch.zeros_like(TOKENS))
     with pytest.raises(SettingError, match=r"position_ids have the shape \(2, 9\) for a batch of 3"):
         model(TOKENS, None, IDS[:2])
-    with pytest.raises(SettingError, match=r"inputs_embeds has no tokens, .*; pass input_ids"):
+    with pytest.raises(SettingError, match=r"inputs_embeds is not supported, .*; pass input_ids"):
         model.generate(inputs_embeds=torch.zeros(1, 2, 32))
     with pytest.raises(SettingError, match="DataParallel is not supported, because its copies share state"):
         model._replicate_for_data_parallel()(TOKENS, None, IDS)

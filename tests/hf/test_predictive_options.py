@@ -6,7 +6,7 @@ import inspect
 import pytest
 import torch
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_generate, shared_model, wrap_model
-from tests.support.causal_models import CONFIGS, POSITIONS, causal_model
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, causal_model
 from transformers import AutoModelForCausalLM
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError
@@ -108,7 +108,7 @@ def untyped_wrap(model, **options) -> PredictivePositionModel:
         ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^log_length_from 0 has no effect"),
         ({"head": None, "id_weight": 2.0}, SettingError, r"^head=None predicts no IDs, so id_weight and cond"),
         ({"head": None, "condition_on_token": False}, SettingError, r"^head=None predicts no IDs"),
-        ({"count_prompt_from": POSITIONS}, SettingError, rf"from {POSITIONS}; use 0 to {POSITIONS - 1}$"),
+        ({"count_prompt_from": MAX_POSITIONS}, SettingError, rf"from {MAX_POSITIONS}; use 0 to {MAX_POSITIONS - 1}$"),
         ({"count_prompt_from": -1}, SettingError, r"^invalid count_prompt_from -1"),
     ],
 )
@@ -147,7 +147,7 @@ def test_loading_with_other_options_raises_an_error(tmp_path):
 def test_another_attention_of_the_wrapped_model_raises_an_error():
     model = wrap_model("llama", length_scaling="log")
     model.model.set_attn_implementation("sdpa")
-    text = r"the wrapped model was set to the attention sdpa, which disables length_scaling='log'; call"
+    text = r"the wrapped model uses the attention sdpa, which disables length_scaling='log'; call"
     with pytest.raises(SettingError, match=text):
         run_generate(model)
     # Wrapping the inner model again also changes its attention.

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.planted_model import VOCABULARY, PlantedModel, additive
+from tests.support.planted_model import VOCABULARY, PlantedModel, additive_log_prob
 from torch import Tensor
 
 from lengthwise.influence.report.study_report import report_study
@@ -45,7 +45,7 @@ class Votes(PlantedModel):
     """Model in which the tokens at some far indexes, and the last token, raise their own logits for the next token."""
 
     def __init__(self, indexes: tuple[int, ...], weight: float = 1.0) -> None:
-        super().__init__(additive({}), FAR)
+        super().__init__(additive_log_prob({}), FAR)
         self.indexes, self.weight = indexes, weight
 
     def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
@@ -57,9 +57,9 @@ class Votes(PlantedModel):
             logits.scatter_add_(1, tokens, votes)
         return logits.log_softmax(dim=-1)
 
-    def prefill(self, tokens: Tensor, position_ids: Tensor, num_read: int) -> Tensor:
+    def prefill(self, tokens: Tensor, position_ids: Tensor, num_prefix: int) -> Tensor:
         """Return tokens and IDs as states."""
-        return torch.stack([tokens, position_ids])[:, :num_read]
+        return torch.stack([tokens, position_ids])[:, :num_prefix]
 
     def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Prepend the prefix to every row."""

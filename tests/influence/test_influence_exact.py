@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.support.causal_models import CALL_DEPENDENT, CONFIGS, KEY_COUNTING, UNSUPPORTED, VOCABULARY, causal_model
+from tests.support.causal_models import (
+    CALL_DEPENDENT,
+    CONFIGS,
+    KEY_COUNTING,
+    UNSUPPORTED,
+    VOCABULARY_SIZE,
+    causal_model,
+)
 
 from lengthwise.core.errors import ModelError
 from lengthwise.hf import causal_lm, model_inputs
@@ -32,10 +39,10 @@ def model_of(architecture: str) -> CausalLM:
 def window_of(start: int = 0, seed: int = 0) -> Window:
     rng = np.random.default_rng(seed)
     return Window(
-        start=rng.integers(3, VOCABULARY, start),
-        far=rng.integers(3, VOCABULARY, FAR),
-        near=rng.integers(3, VOCABULARY, NEAR),
-        target=int(rng.integers(3, VOCABULARY)),
+        start=rng.integers(3, VOCABULARY_SIZE, start),
+        far=rng.integers(3, VOCABULARY_SIZE, FAR),
+        near=rng.integers(3, VOCABULARY_SIZE, NEAR),
+        target=int(rng.integers(3, VOCABULARY_SIZE)),
     )
 
 
@@ -82,7 +89,7 @@ def batched(model: CausalLM, window: Window, mode: str, visible: np.ndarray) -> 
 
 
 def in_order(predictions, number: int) -> torch.Tensor:
-    log_probs = torch.empty(number, VOCABULARY)
+    log_probs = torch.empty(number, VOCABULARY_SIZE)
     for queries, batch in predictions:
         log_probs[queries] = batch
     return log_probs
@@ -160,7 +167,7 @@ def test_batches_are_split_in_halves_when_out_of_memory():
 
 @pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 def test_supported_models_pass_the_check(architecture):
-    check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
+    check_study(model_of(architecture), window_of(), with_masks=True, with_gates=True, with_attention=True)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +175,7 @@ def test_supported_models_pass_the_check(architecture):
     [
         (
             "llama4",
-            r"hidden tokens change the prediction \(0\.\d+ nats; rounding explains 0\.001\); choose another model",
+            r"hidden tokens change the prediction \(0\.\d+ nats; rounding can cause 0\.001\); choose another model",
         ),
         (
             "doge",
@@ -179,13 +186,13 @@ def test_supported_models_pass_the_check(architecture):
 )
 def test_models_that_count_keys_raise_a_one_line_error(architecture, message):
     with pytest.raises(ModelError, match=message) as caught:
-        check_study(model_of(architecture), window_of(), masked=True, gated=True, attended=True)
+        check_study(model_of(architecture), window_of(), with_masks=True, with_gates=True, with_attention=True)
     assert "\n" not in str(caught.value)
 
 
 def test_bfloat16_tolerance_covers_rounding_only():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
-    check_study(model, window_of(), masked=True)
+    check_study(model, window_of(), with_masks=True)
     assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
     plain = model.plain_log_probs
     model.plain_log_probs = lambda tokens, mask=None: plain(tokens.roll(1), mask)
@@ -195,7 +202,7 @@ def test_bfloat16_tolerance_covers_rounding_only():
 
 def test_model_that_needs_more_than_tokens_raises_a_one_line_error():
     config = transformers.XmodConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCABULARY_SIZE,
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -203,7 +210,7 @@ def test_model_that_needs_more_than_tokens_raises_a_one_line_error():
         is_decoder=True,
     )
     with pytest.raises(
-        ModelError, match=r"^xmod cannot be called with tokens alone \(ValueError: Input language unknown"
+        ModelError, match=r"^xmod fails if it is called with only input_ids \(ValueError: Input language unknown"
     ) as caught:
         CausalLM(causal_model(config), "xmod")
     assert "\n" not in str(caught.value)
@@ -218,17 +225,17 @@ def test_check_packs_masked_queries_like_a_study(monkeypatch):
     with pytest.raises(
         ModelError, match=r"predictions after cached far tokens differ from one pass .*; use --mode strict"
     ):
-        check_study(model, window_of(), masked=True)
+        check_study(model, window_of(), with_masks=True)
 
 
 def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
     model = CausalLM(causal_model(CALL_DEPENDENT["phi3_longrope"]()), "short")
     prefill = model.prefill
     monkeypatch.setattr(
-        model, "prefill", lambda tokens, ids, num_read: prefill(tokens[:num_read], ids[:num_read], num_read)
+        model, "prefill", lambda tokens, ids, num_prefix: prefill(tokens[:num_prefix], ids[:num_prefix], num_prefix)
     )
     with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
-        check_study(model, window_of(), masked=True)
+        check_study(model, window_of(), with_masks=True)
 
 
 @over_architectures
@@ -284,8 +291,8 @@ def test_greedy_selects_the_best_next_token_of_all_runs(architecture, mode, obje
 @over_starts
 def test_gate_gradient_equals_finite_differences_of_the_scores(architecture, start):
     model, window = model_of(architecture), window_of(start)
-    for around, level in (("all", 0.0), ("none", -np.log(FAR))):
-        slopes = scorer_of(model, window, "masked", "target").gradient(around=around)
+    for context, level in (("all", 0.0), ("none", -np.log(FAR))):
+        slopes = scorer_of(model, window, "masked", "target").gradient(context=context)
         for place in (0, 5, FAR - 1):
             ends = []
             for move in (-0.02, 0.02):
@@ -353,7 +360,7 @@ def test_screened_measure_scores_only_candidates_with_the_largest_gradients():
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_unsupported_models_raise_an_error_with_the_reason(name):
-    reasons = {"mamba": "layers of type linear_attention", "bloom": "does not take position_ids"}
+    reasons = {"mamba": "layers of type linear_attention", "bloom": "does not accept position_ids"}
     with pytest.raises(ModelError, match=f"{name} .*{reasons[name]}"):
         CausalLM(causal_model(UNSUPPORTED[name]()), name)
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.planted_model import TARGET, PlantedModel, additive, copies, exclusive_or
+from tests.support.planted_model import (
+    TARGET,
+    PlantedModel,
+    additive_log_prob,
+    conjunction_log_prob,
+    redundant_log_prob,
+)
 
 from lengthwise.core.errors import SettingError
 from lengthwise.influence.measures import (
@@ -44,26 +50,28 @@ def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "targe
 @over_objectives
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
 def test_exact_measures_recover_the_support_of_an_additive_model(measure, objective, mode):
-    ranking = measure.select(scorer_of(PlantedModel(additive(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG)
+    ranking = measure.select(
+        scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG
+    )
     assert set(ranking.indices) == set(WEIGHTS)
 
 
 @over_modes
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
 def test_gains_in_an_additive_model_are_its_weights_in_decreasing_order(measure, mode):
-    ranking = measure.select(scorer_of(PlantedModel(additive(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
+    ranking = measure.select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
     assert ranking.indices == (3, 39, 17, 18)
     assert ranking.gains == pytest.approx([0.9, 0.7, 0.5, 0.3], abs=1e-5)
 
 
 def test_gradient_recovers_the_support_of_an_additive_model():
-    ranking = Gradient().select(scorer_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG)
+    ranking = Gradient().select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
     assert ranking.indices == (3, 39, 17, 18)
 
 
 @over_modes
 def test_only_leave_one_out_finds_tokens_that_count_jointly(mode):
-    scorer = scorer_of(PlantedModel(exclusive_or(5, 23), FAR), mode)
+    scorer = scorer_of(PlantedModel(conjunction_log_prob(5, 23), FAR), mode)
     for measure in (AddOneIn(), Greedy()):
         assert measure.select(scorer, 1, RNG).gains == pytest.approx([0.0], abs=1e-5)
     ranking = LeaveOneOut().select(scorer, 2, RNG)
@@ -73,7 +81,7 @@ def test_only_leave_one_out_finds_tokens_that_count_jointly(mode):
 
 @over_modes
 def test_leave_one_out_misses_copies_and_greedy_selects_one_of_them(mode):
-    scorer = scorer_of(PlantedModel(copies(5, 23), FAR), mode)
+    scorer = scorer_of(PlantedModel(redundant_log_prob(5, 23), FAR), mode)
     assert LeaveOneOut().select(scorer, 2, RNG).gains == pytest.approx([0.0, 0.0], abs=1e-5)
     assert set(AddOneIn().select(scorer, 2, RNG).indices) == {5, 23}
     ranking = Greedy().select(scorer, 2, RNG)
@@ -82,12 +90,12 @@ def test_leave_one_out_misses_copies_and_greedy_selects_one_of_them(mode):
 
 
 def test_attention_weights_ignore_the_effect_of_a_token():
-    ranking = AttentionWeight().select(scorer_of(PlantedModel(additive(WEIGHTS), FAR)), 4, RNG)
+    ranking = AttentionWeight().select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
     assert ranking.indices == (0, 1, 2, 3)
 
 
 def test_random_selection_runs_no_query_and_repeats_no_token():
-    model = PlantedModel(additive(WEIGHTS), FAR)
+    model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
     scorer = scorer_of(model)
     before = model.num_queries
     ranking = RandomChoice().select(scorer, FAR, np.random.default_rng(1))
@@ -96,7 +104,7 @@ def test_random_selection_runs_no_query_and_repeats_no_token():
 
 
 def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
-    model = PlantedModel(additive(WEIGHTS), FAR)
+    model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
     scorer = scorer_of(model)
     counts = []
     for measure in (LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1)):
@@ -109,7 +117,7 @@ def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 def test_measures_select_k_distinct_candidates(measure):
     candidates = np.array([4, 8, 15, 16, 23])
-    scorer = scorer_of(PlantedModel(additive(WEIGHTS), FAR)).restrict(candidates)
+    scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)).restrict(candidates)
     ranking = measure().select(scorer, 3, np.random.default_rng(0))
     assert len(ranking.indices) == len(ranking.gains) == len(set(ranking.indices)) == 3
     assert set(ranking.indices) <= set(candidates.tolist())

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.causal_models import CONFIGS, POSITIONS, VOCABULARY, causal_model
-from tests.support.planted_model import PlantedModel, additive
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE, causal_model
+from tests.support.planted_model import PlantedModel, additive_log_prob
 
 from lengthwise.core.errors import (
     LengthwiseError,
@@ -24,7 +24,7 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence.duration_estimate import estimate_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Greedy, LeaveOneOut, RandomChoice, Screened
 from lengthwise.influence.placebo import PlaceboSampler
-from lengthwise.influence.probing.model_wrapping import BACKWARD, TokenCounter
+from lengthwise.influence.probing.model_wrapping import BACKWARD_COST, TokenCounter
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.short_context import short_context_losses
@@ -69,7 +69,7 @@ class Letters:
 def documents(number: int = 4, length: int = 40) -> list[TokenizedDocument]:
     rng = np.random.default_rng(0)
     texts = [Document(name=f"text {i}", text="".join(rng.choice(list(WORDS), length))) for i in range(number)]
-    return list(tokenize_documents(Letters(), texts, VOCABULARY))
+    return list(tokenize_documents(Letters(), texts, VOCABULARY_SIZE))
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +186,12 @@ def test_estimate_counts_the_tokens_that_the_model_reads(model, measure, mode, m
     evaluator = TargetEvaluator(
         model=model, texts=study.texts, settings=settings, token_text=study.codec.token_text, start=study.codec.start
     )
-    targets = sample_targets(study.texts, context=settings.context, number=4, seed=0)
+    targets = sample_targets(study.texts, context=settings.context, num_targets=4, seed=0)
     counter = TokenCounter(model)
     count = sum(replace(evaluator, model=counter.model).count_tokens(targets[0], counter))
     sizes.clear()
     evaluator.count_tokens(targets[0], counter)
-    gradients = BACKWARD * 4 if isinstance(measure, Gradient | Screened) else 0
+    gradients = BACKWARD_COST * 4 if isinstance(measure, Gradient | Screened) else 0
     gradients += 4 if isinstance(measure, AttentionWeight) else 0
     # Selections of own tokens, and of tokens of another text.
     selections = 2 * len(settings.objectives)
@@ -300,9 +300,9 @@ def test_report_writes_summary_figures_and_page(model, whole):
 
 def test_targets_have_a_full_context_and_are_distinct():
     texts = [TokenizedDocument(name=str(n), tokens=np.arange(n)) for n in (3, 14, 15, 30)]
-    every = sample_targets(texts, context=14, number=None, seed=0)
+    every = sample_targets(texts, context=14, num_targets=None, seed=0)
     assert [(target.text.name, target.place) for target in every] == [("15", 14), *(("30", i) for i in range(14, 30))]
-    some = sample_targets(texts, context=14, number=5, seed=0)
+    some = sample_targets(texts, context=14, num_targets=5, seed=0)
     places = [(target.text.name, target.place) for target in some]
     assert len(set(places)) == 5
     assert set(places) <= {(target.text.name, target.place) for target in every}
@@ -320,14 +320,14 @@ def test_far_tokens_of_other_texts_are_sampled_uniformly(rng):
         TokenizedDocument(name="c", tokens=np.arange(9)),
     ]
     placebo = PlaceboSampler(texts, near=4, far=10)
-    (target, *_) = sample_targets(texts[2:3], context=14, number=None, seed=0)
+    (target, *_) = sample_targets(texts[2:3], context=14, num_targets=None, seed=0)
     samples = [placebo.sample_other(target, rng) for _ in range(600)]
     assert all((np.diff(far) == 1).all() and len(far) == 10 for far in samples)
     firsts, counts = np.unique([int(far[0]) for far in samples], return_counts=True)
     # Eleven start indexes in the first piece, one in the second; the third text is too short.
     assert firsts.tolist() == [*range(100, 111), 120]
     assert counts.min() > 25
-    (target, *_) = sample_targets(texts, context=14, number=None, seed=0)
+    (target, *_) = sample_targets(texts, context=14, num_targets=None, seed=0)
     assert {int(placebo.sample_other(target, rng)[0]) for _ in range(200)} == set(range(200, 207))
 
 
@@ -339,13 +339,13 @@ def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
     placebo = PlaceboSampler(texts, near=4, far=10)
     target = next(
         each
-        for each in sample_targets(texts, context=14, number=None, seed=0)
+        for each in sample_targets(texts, context=14, num_targets=None, seed=0)
         if (each.text.name, each.place) == ("a", 35)
     )
     # The context begins at 21, the target is 35; the second piece begins at 60.
     firsts = {int(placebo.sample_elsewhere(target, rng)[0]) for _ in range(2000)}
     assert firsts == {*range(12), *range(36, 51), *range(60, 91)}
-    short = sample_targets(texts[:1], context=14, number=None, seed=0)
+    short = sample_targets(texts[:1], context=14, num_targets=None, seed=0)
     assert all(placebo.sample_elsewhere(each, rng) is None for each in short)
 
 
@@ -380,7 +380,7 @@ class OutOfVocabulary(Letters):
 
     def encode(self, text: str) -> list[int]:
         """Return tokens outside the vocabulary."""
-        return [VOCABULARY + 3 for _ in text]
+        return [VOCABULARY_SIZE + 3 for _ in text]
 
 
 INVALID = {
@@ -423,14 +423,14 @@ def test_texts_that_are_too_short_raise(model, tmp_path):
 
 def test_context_longer_than_the_positions_of_the_model_raises(model):
     with pytest.raises(
-        SettingError, match=rf"need 105 positions, but tiny llama has {POSITIONS}; use at most 91 far tokens"
+        SettingError, match=rf"need 105 positions, but tiny llama has {MAX_POSITIONS}; use at most 91 far tokens"
     ):
         study_of(model, replace(SMALL, far=100))
 
 
 def test_single_text_raises_for_lack_of_another_text(model, tmp_path):
     message = error_of(study_of(model, texts=documents(number=1)), tmp_path / "out")
-    assert "no text except text 0 has 10 tokens, and a study compares with the far tokens of another text" in message
+    assert "no text except text 0 has 10 tokens, but a study needs far tokens of another text" in message
     # Another piece of the text does not count.
     pieces = study_of(model, replace(SMALL, max_document_tokens=20), texts=documents(number=1))
     assert "no text except text 0 has 10 tokens" in error_of(pieces, tmp_path / "pieces")
@@ -450,7 +450,7 @@ def test_token_indexes_of_pieces_count_from_the_start_of_the_text(model, tmp_pat
 
 
 def test_duplicate_text_names_raise(model):
-    with pytest.raises(SettingError, match=r"^duplicate text name text 1; give each text its own name$"):
+    with pytest.raises(SettingError, match=r"^duplicate text name text 1; use a different name for each text$"):
         study_of(model, texts=[*documents(), documents()[1]])
 
 
@@ -462,13 +462,14 @@ def test_copies_of_texts_raise_and_can_be_removed(model):
     ):
         study_of(model, texts=[first, second, copy])
     with pytest.warns(
-        SkippedTextWarning, match=r"^removed 1 text\(s\) that are copies of others, such as copied of text 0$"
+        SkippedTextWarning,
+        match=r"^removed 1 text\(s\) that are copies of other texts; for example, copied is a copy of text 0$",
     ):
         assert without_copies([first, second, copy]) == [first, second]
 
 
 def test_contexts_beyond_the_training_distances_warn():
-    planted = PlantedModel(additive({2: 1.5}), 10)
+    planted = PlantedModel(additive_log_prob({2: 1.5}), 10)
     planted.trained_distance = 14
     codec = type("Plain", (Letters,), {"start": ()})()
     InfluenceStudy(model=planted, codec=codec, texts=documents(), settings=replace(SMALL, far=11))
@@ -480,7 +481,7 @@ def test_contexts_beyond_the_training_distances_warn():
 
 def test_tokenizer_with_a_larger_vocabulary_raises():
     with pytest.raises(ModelError, match=r"tokenizer letters produces token 100, but the model has 97 tokens; use"):
-        list(tokenize_documents(OutOfVocabulary(), [Document(name="a", text="abc")], VOCABULARY))
+        list(tokenize_documents(OutOfVocabulary(), [Document(name="a", text="abc")], VOCABULARY_SIZE))
 
 
 @pytest.mark.slow
@@ -569,7 +570,7 @@ def test_study_resumes_with_the_same_weights_only(model, whole, tmp_path):
 def test_study_recovers_a_planted_dependence(tmp_path):
     far, near = 10, 4
     # The model identifies far tokens by their IDs, which count from 0 without a start token.
-    planted = PlantedModel(additive({2: 1.5, 6: 0.8}), far)
+    planted = PlantedModel(additive_log_prob({2: 1.5, 6: 0.8}), far)
     codec = type("Plain", (Letters,), {"start": ()})()
     texts = [TokenizedDocument(name=str(n), tokens=np.full(30 + n, 7)) for n in range(3)]
     settings = replace(

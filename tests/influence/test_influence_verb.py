@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.influence.test_influence_study import Letters
-from tests.support.planted_model import PlantedModel, additive
+from tests.support.planted_model import PlantedModel, additive_log_prob
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.commands import influence
@@ -72,7 +72,7 @@ def test_invalid_input_gives_one_line_and_status_2(arguments, message, tmp_path,
 
 @pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (70, 16), (40, 16)])
 def test_default_far_fits_the_positions_of_the_model(positions, far):
-    planted = PlantedModel(additive({}), 10)
+    planted = PlantedModel(additive_log_prob({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
     assert influence._within_positions(InfluenceSettings(), loaded).far == far

@@ -6,7 +6,14 @@ from itertools import product
 
 import pytest
 import torch
-from tests.support.cases import randomize, serves, small_decoder, small_encoding, small_scheme, smallest_length
+from tests.support.cases import (
+    randomize,
+    small_decoder,
+    small_encoding,
+    small_scheme,
+    smallest_length,
+    supports_examples,
+)
 
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
@@ -44,7 +51,7 @@ over_tasks = pytest.mark.parametrize(("task", "length"), [PLAIN, TWO_LEVELS], id
 def batch_of(scheme: str, task: Task, length: int) -> Batch | None:
     """Return two sequences with training IDs and the same two with evaluation IDs; None if not supported."""
     examples = task.sample(length=length, size=2, rng=stream(0, "examples"))
-    if not serves(scheme, examples):
+    if not supports_examples(scheme, examples):
         with pytest.raises(UnsupportedTaskError, match=r"; use the scheme "):
             small_scheme(scheme).assign(examples, stream(0, "positions"), training=True)
         return None

@@ -6,7 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from tests.support.cases import NUM_POSITION_IDS, SETTINGS, serves, small_scheme, smallest_length, words
+from tests.support.cases import NUM_POSITION_IDS, TASK_VARIANTS, small_scheme, smallest_length, supports_examples, words
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
@@ -28,7 +28,7 @@ from lengthwise.tasks.examples import Examples
 # Enough IDs for the longest of the tasks below.
 RANGE = 512
 # One example of every task, to read what it declares.
-EXAMPLES = {name: task.sample(length=4, size=1, rng=np.random.default_rng(0)) for name, task in SETTINGS.items()}
+EXAMPLES = {name: task.sample(length=4, size=1, rng=np.random.default_rng(0)) for name, task in TASK_VARIANTS.items()}
 
 
 def pairs(*, supported: bool, random: bool = True) -> list:
@@ -37,10 +37,11 @@ def pairs(*, supported: bool, random: bool = True) -> list:
     Without ``random``, schemes with random evaluation IDs are left out.
     """
     return [
-        pytest.param(scheme, SETTINGS[name], id=f"{scheme}-{name}")
+        pytest.param(scheme, TASK_VARIANTS[name], id=f"{scheme}-{name}")
         for scheme in SCHEMES
-        for name in SETTINGS
-        if serves(scheme, EXAMPLES[name]) == supported and (random or not SCHEMES[scheme].random_at_evaluation)
+        for name in TASK_VARIANTS
+        if supports_examples(scheme, EXAMPLES[name]) == supported
+        and (random or not SCHEMES[scheme].random_at_evaluation)
     ]
 
 
@@ -309,7 +310,9 @@ def test_abacus_ids_are_the_digits_places_in_writing_order(order):
     assert ids.tolist() == [1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 0]
 
 
-@pytest.mark.parametrize("task", [pytest.param(SETTINGS[n], id=n) for n in SETTINGS if EXAMPLES[n].places is not None])
+@pytest.mark.parametrize(
+    "task", [pytest.param(TASK_VARIANTS[n], id=n) for n in TASK_VARIANTS if EXAMPLES[n].places is not None]
+)
 @pytest.mark.parametrize("length", [1, 6])
 def test_places_number_the_symbols_of_every_number_and_string_from_1(length, task, rng):
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
@@ -327,4 +330,4 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
 
 def test_tasks_without_numbers_and_strings_declare_no_places():
     without = IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
-    assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in SETTINGS.items())
+    assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())

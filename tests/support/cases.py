@@ -1,4 +1,4 @@
-"""Small tasks, schemes and decoders that several test modules run over."""
+"""Small tasks, schemes, encodings and decoders for the parameters of tests."""
 
 from dataclasses import fields, replace
 from itertools import product
@@ -28,7 +28,7 @@ from lengthwise.tasks.examples import Examples
 
 NUM_POSITION_IDS = 256
 
-ADDITIONS = {
+ADDITION_VARIANTS = {
     f"addition-{order}-{scratchpad}-{'padded' if padded else 'bare'}{'-unequal' if unequal else ''}": Addition(
         order=order, scratchpad=scratchpad, zero_padding=padded, unequal=unequal
     )
@@ -38,7 +38,7 @@ ADDITIONS = {
     if (order, scratchpad) != ("most", "carry")
 }
 
-SETTINGS: dict[str, Task] = {
+TASK_VARIANTS: dict[str, Task] = {
     **{name: task() for name, task in TASKS.items()},
     **{f"{name}-{variant}": task for name in TASKS for variant, task in TASKS[name]().variants().items()},
     "parity-same": Parity(coupling="same"),
@@ -51,42 +51,43 @@ SETTINGS: dict[str, Task] = {
     "variable_assignment-one": VariableAssignment(num_chains=1),
     "variable_assignment-shallow": VariableAssignment(depth=2, num_chains=3, num_names=20),
     "sort-repeats": Sort(num_values=5, repeats=True),
-    **ADDITIONS,
+    **ADDITION_VARIANTS,
 }
 
-# Tasks with one right answer to every prompt, and an end token behind it.
-ANSWERED = {name: task for name, task in SETTINGS.items() if not isinstance(task, GradedByLoss)}
+# Tasks with one correct answer per prompt, followed by an end token.
+EXACT_MATCH_TASKS = {name: task for name, task in TASK_VARIANTS.items() if not isinstance(task, GradedByLoss)}
 
-# What an encoding does only beyond its training range or a window, it does among a few dozen IDs with these.
-EARLY = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}
+# Small ranges and windows, so that scaling and windows have an effect within a few dozen IDs.
+SMALL_RANGES = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}
 
 
 def smallest_length(task: Task) -> int:
-    """Where the lengths of a task start."""
+    """Return the smallest length of a task."""
     return task.min_length if isinstance(task, Planted) else 1
 
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:
-    """A scheme of the table with a small range of IDs, and with those changes that it has a setting for."""
+    """Return a listed scheme with a small ID range; changes of settings that it does not have are ignored."""
     scheme = SCHEMES[name]()
-    wanted = {"num_position_ids": NUM_POSITION_IDS, **changes}
-    return replace(scheme, **{field.name: wanted[field.name] for field in fields(scheme) if field.name in wanted})
+    settings = {"num_position_ids": NUM_POSITION_IDS, **changes}
+    return replace(scheme, **{field.name: settings[field.name] for field in fields(scheme) if field.name in settings})
 
 
 def small_encoding(name: str, **changes: object) -> EncodingSettings:
-    """An encoding of the table with settings that matter among few IDs, and those changes that it has a setting for."""
+    """Return a listed encoding with small ranges; changes of settings that it does not have are ignored."""
     encoding = ENCODINGS[name]()
-    wanted = {**EARLY, **changes}
-    return replace(encoding, **{field.name: wanted[field.name] for field in fields(encoding) if field.name in wanted})
+    settings = {**SMALL_RANGES, **changes}
+    names = {field.name for field in fields(encoding)}
+    return replace(encoding, **{name: value for name, value in settings.items() if name in names})
 
 
-def serves(scheme: str, examples: Examples) -> bool:
-    """What a scheme declares: which part of the examples it needs, and for ``coupled`` that it has one level."""
+def supports_examples(scheme: str, examples: Examples) -> bool:
+    """Return True if the examples have the field that a scheme needs; ``coupled`` also needs a single level."""
     needs = SCHEMES[scheme].needs
     if needs is None:
         return True
-    part = getattr(examples, needs)
-    return part is not None and not (scheme == "coupled" and len(part) > 1)
+    values = getattr(examples, needs)
+    return values is not None and not (scheme == "coupled" and len(values) > 1)
 
 
 def small_decoder(
@@ -97,7 +98,7 @@ def small_decoder(
     num_predicted_ids: int | None = None,
     **settings: object,
 ) -> Decoder:
-    """Two layers with every option on and no parameter at its starting value: blocks start as the identity."""
+    """Return a two-layer decoder with all options and random parameters, because initial blocks are the identity."""
     options = {"previous_token_mix": True, "segments": True, "length_scaling": "learned", **settings}
     decoder = Decoder(
         DecoderSettings(**{"num_layers": 2, "d_model": 32, "num_heads": 2, "temperature": 1.0, **options}),
@@ -119,7 +120,7 @@ def randomize(module: torch.nn.Module) -> None:
             parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
 
 
-def words(task: Task, tokens: np.ndarray) -> list[str]:
-    """The symbols of one row of tokens."""
+def symbols_of(task: Task, tokens: np.ndarray) -> list[str]:
+    """Return the symbols of the tokens of one example."""
     vocabulary = task.vocabulary
     return [vocabulary[token] for token in tokens]

@@ -4,25 +4,25 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-VOCABULARY, POSITIONS = 97, 96
+VOCABULARY_SIZE, MAX_POSITIONS = 97, 96
 _SIZES = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": VOCABULARY_SIZE,
     "hidden_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": POSITIONS,
+    "max_position_embeddings": MAX_POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 _GPT2 = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": VOCABULARY_SIZE,
     "n_embd": 32,
     "n_layer": 3,
     "n_head": 4,
-    "n_positions": POSITIONS,
+    "n_positions": MAX_POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -35,7 +35,7 @@ CONFIGS = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**_SIZES),
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
 }
-# Models that support custom position IDs: none attends to a window by token index.
+# Models that support custom position IDs; they have no attention window by token index.
 SUPPORTED = {
     **{name: CONFIGS[name] for name in ("llama", "qwen3", "olmo2", "gpt_neox", "gpt2")},
     "mistral": lambda: transformers.MistralConfig(**_GROUPED, sliding_window=None),
@@ -43,16 +43,16 @@ SUPPORTED = {
     "gemma": lambda: transformers.GemmaConfig(**_GROUPED, head_dim=8),
 }
 _NEO = {
-    "vocab_size": VOCABULARY,
+    "vocab_size": VOCABULARY_SIZE,
     "hidden_size": 32,
     "num_layers": 4,
     "num_heads": 4,
-    "max_position_embeddings": POSITIONS,
+    "max_position_embeddings": MAX_POSITIONS,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
 _LONGROPE = {"rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-# Windows by token index that a pack of queries exceeds, and angles that change with the largest ID of a call.
+# Models with a window by token index, and models with angles that depend on the largest ID of a call.
 CALL_DEPENDENT = {
     "gpt_neo_local": lambda: transformers.GPTNeoConfig(
         **_NEO, attention_types=[[["global", "local"], 2]], window_size=24
@@ -68,7 +68,7 @@ CALL_DEPENDENT = {
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
     ),
 }
-# Attention that depends on the number of keys.
+# Models with attention that depends on the number of keys.
 KEY_COUNTING = {
     "llama4": lambda: transformers.Llama4TextConfig(
         **_GROUPED, head_dim=8, intermediate_size_mlp=48, num_local_experts=2, no_rope_layers=[1, 1, 0], floor_scale=4
@@ -79,16 +79,16 @@ KEY_COUNTING = {
 # Models without keys to hide, or without position IDs.
 UNSUPPORTED = {
     "mamba": lambda: transformers.MambaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
+        vocab_size=VOCABULARY_SIZE, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2, pad_token_id=0
     ),
     "bloom": lambda: transformers.BloomConfig(
-        vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0
+        vocab_size=VOCABULARY_SIZE, hidden_size=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0
     ),
 }
 
 
 def causal_model(config) -> PreTrainedModel:
-    """Return a model with weights so large that every token changes the prediction."""
+    """Return a model with random weights that are large enough for every token to change the prediction."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():

@@ -1,17 +1,17 @@
-"""Covering designs: make test runs a few cases of a product, make slow the full product."""
+"""Covering designs: ``make test`` runs a few cases of a product, and ``make slow`` runs the full product."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
 
 def covering(cases: Sequence[Sequence[Hashable]], times: int) -> set[int]:
-    """Return the indexes of cases in which every value of every axis occurs at least ``times`` times, if it can."""
+    """Return indexes of cases in which every value occurs at least ``times`` times, or as often as possible."""
     count: Counter[tuple[int, Hashable]] = Counter()
-    kept = set()
-    # A large step through the product: neighbours share most of their values.
+    selection = set()
+    # Neighboring cases share most values, so visit the cases with large steps.
     for index in sorted(range(len(cases)), key=lambda index: index * 0.6180339887 % 1):
         values = list(enumerate(cases[index]))
         if any(count[value] < times for value in values):
-            kept.add(index)
+            selection.add(index)
             count.update(values)
-    return kept
+    return selection

@@ -15,17 +15,17 @@ from lengthwise.theory.risk.laplace_risk import laplace_risks
 Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray, " predictors"]]
 
 
-def averaged(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
+def mean_objective(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
     """Return the mean over lengths; the risk at one length may be up to L times this mean."""
     return np.asarray(risks.mean(axis=1))
 
 
-def minimax(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
+def minimax_objective(risks: Float[np.ndarray, "predictors lengths"]) -> Float[np.ndarray, " predictors"]:
     """Return the largest risk over lengths."""
     return np.asarray(risks.max(axis=1))
 
 
-OBJECTIVES: dict[str, Objective] = {"averaged": averaged, "minimax": minimax}
+OBJECTIVES: dict[str, Objective] = {"averaged": mean_objective, "minimax": minimax_objective}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class Minimizer:
 
 
 def training_lengths(longest: int) -> tuple[int, ...]:
-    """Return the lengths from half the longest (rounded up) to the longest; Golowich et al. 2025, equation (3)."""
+    """Return the lengths from half of ``longest``, rounded up, to ``longest`` (Golowich et al. 2025, equation (3))."""
     if longest < 1:
-        raise SettingError(f"invalid longest training length {longest}; use a length of at least 1")
+        raise SettingError(f"invalid longest training length {longest}; use 1 or more")
     return tuple(range((longest + 1) // 2, longest + 1))
 
 
@@ -53,8 +53,8 @@ def exact_risks(
     law: Planted, predictor: Predictor, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
     """Return the exact risk at each length, by Laplace transform if possible and otherwise by enumeration."""
-    linear = isinstance(loss, TotalVariation | Leakage)
-    if isinstance(predictor, TabularAttention) and linear and law.placement.span is not None:
+    is_linear = isinstance(loss, TotalVariation | Leakage)
+    if isinstance(predictor, TabularAttention) and is_linear and law.placement.span is not None:
         return laplace_risks(law, predictor, lengths, loss)
     return np.array([enumerated_risk(law, predictor, length, loss).mean for length in lengths])
 
@@ -69,13 +69,13 @@ def exact_erm(
 ) -> Minimizer:
     """Find the predictor of a finite class with the smallest mean or maximum population risk over the lengths.
 
-    Objectives that differ by at most ``tolerance`` are ties. The averaged objective is equation (3) of Golowich et al.
+    Objectives that differ by at most ``tolerance`` are ties. The mean objective is equation (3) of Golowich et al.
     2025 (arXiv 2502.16792).
     """
     if objective not in OBJECTIVES:
         raise unknown_name("objective", objective, OBJECTIVES)
     if not predictors or not lengths:
-        raise SettingError(f"invalid {len(predictors)} predictors at {len(lengths)} lengths; pass at least 1 of both")
+        raise SettingError(f"invalid {len(predictors)} predictors and {len(lengths)} lengths; use at least 1 of each")
     risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
     values = OBJECTIVES[objective](risks)
     ties = np.flatnonzero(values <= values.min() + tolerance)

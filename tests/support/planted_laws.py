@@ -1,4 +1,4 @@
-"""Random planted laws and attentions that are small enough to enumerate, and a placement with unequal starts."""
+"""Random planted laws and attentions that are small enough to enumerate, and a placement with nonuniform starts."""
 
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,7 +14,7 @@ from lengthwise.theory.attention.tabular import TabularAttention
 def random_law(
     rng: np.random.Generator, num_tokens: int, k: int, span: int, placement: Placement | None = None
 ) -> Planted:
-    """Sample a law of one to three tuples; half of the laws have a token that the background never produces."""
+    """Sample a law with one to three tuples; in half of the laws, one token never occurs in the background."""
     background = rng.dirichlet(np.ones(num_tokens))
     if rng.random() < 0.5:
         background[-1] = 0
@@ -34,7 +34,7 @@ def random_law(
 def random_attention(
     rng: np.random.Generator, num_tokens: int, k: int, span: int, *, spread: float = 2.0, zeros: float = 0.0
 ) -> TabularAttention:
-    """Sample an attention with all shapes within the span and with a share ``zeros`` of scores of 0."""
+    """Sample an attention with all shapes within the span; a fraction ``zeros`` of its scores is 0."""
     shapes = np.array([(0, *rest) for rest in combinations(range(1, span), k - 1)])
     log_scores = spread * rng.normal(size=(len(shapes), num_tokens**k))
     log_scores[rng.random(log_scores.shape) < zeros] = -np.inf
@@ -45,7 +45,7 @@ def random_attention(
 
 
 def single_tokens(score: float) -> tuple[Planted, TabularAttention]:
-    """Build a law with token 1 planted among tokens 0, and an attention with scores 1 and ``score``.
+    """Return a law that plants token 1 in a background of 0, and an attention with score 1 and ``score`` for them.
 
     Token 0 has the wrong value, so total variation and leakage are ``score (l - 1) / (1 + score (l - 1))``.
     """
@@ -66,8 +66,8 @@ def single_tokens(score: float) -> tuple[Planted, TabularAttention]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tilted:
-    """Pairs at distance 1 or 2 whose start c has a probability proportional to c + 1."""
+class NonuniformStarts:
+    """Placement of pairs at distance 1 or 2; the probability of start c is proportional to c + 1."""
 
     name: ClassVar[str] = "tilted"
     summary: ClassVar[str] = "later starts are more likely"
@@ -76,11 +76,11 @@ class Tilted:
     min_length: ClassVar[int] = 3
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution of both shapes."""
+        """Return the joint distribution of shape and start."""
         weight = np.array([[(c + 1.0) * (c + gap < length) for c in range(length)] for gap in (1, 2)])
         return ShapeLaw(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Sample planted sets from the distribution."""
+        """Sample planted sets of shape (size, k) from the distribution."""
         sets, probability = self.law(length).sets()
         return sets[rng.choice(len(sets), size=size, p=probability)]

@@ -31,29 +31,29 @@ class Sizes:
     def __post_init__(self) -> None:
         if self.span < self.k or self.num_tokens < 2 or (self.k == 1 and self.span > 1):
             raise SettingError(
-                f"invalid {self.k} of {self.num_tokens} tokens in a span of {self.span}; use 2 or more tokens and a "
-                "span of at least k, or of 1 for single tokens"
+                f"invalid k {self.k}, num_tokens {self.num_tokens} or span {self.span}; use 2 or more tokens and a "
+                "span of at least k, or a span of 1 for k = 1"
             )
         if not self.span <= (self.train_length + 1) // 2 or self.test_length < self.train_length:
             raise SettingError(
-                f"invalid lengths {self.train_length} and {self.test_length} with span {self.span}; train at "
-                f"{2 * self.span} or longer, and do not test at a shorter length"
+                f"invalid lengths {self.train_length} and {self.test_length} for span {self.span}; use a training "
+                f"length of at least {2 * self.span - 1} and a test length of at least the training length"
             )
 
     @property
     def train_lengths(self) -> range:
-        """The training lengths from L/2 to L."""
+        """Training lengths from L/2 to L."""
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @property
     def shapes(self) -> Int[np.ndarray, "shapes k"]:
-        """All shapes within the span."""
+        """All shapes within the span, with the offset of each token from the first."""
         return np.array([(0, *rest) for rest in combinations(range(1, self.span), self.k - 1)])
 
 
 @runtime_checkable
 class Regime(Protocol):
-    """A distribution of planted laws and heads."""
+    """Distribution of planted laws and heads."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -68,8 +68,8 @@ class Regime(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
-    """Regime in which planted tuples start with a token outside the background, and background scores are low."""
+class UnambiguousRegime:
+    """Regime with small risks: planted tuples start with a token outside the background, and their scores are high."""
 
     name: ClassVar[str] = "clean"
     summary: ClassVar[str] = "planted tuples start with a token that the background never produces; small risks"
@@ -80,7 +80,7 @@ class Clean:
         tuples = [(marker, *rest) for rest in product(range(marker), repeat=sizes.k - 1)]
         labels = np.eye(NUM_LABELS)
         background = (*rng.dirichlet(np.full(marker, 2.0)), 0.0)
-        return _planted(sizes, background, tuples, labels, rng)
+        return _random_law(sizes, background, tuples, labels, rng)
 
     def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
         """Sample log scores near 0 for planted tuples and far below 0 for other tuples."""
@@ -90,8 +90,8 @@ class Clean:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
-    """Regime in which the background may contain planted tuples, labels are random, and scores are similar."""
+class AmbiguousRegime:
+    """Regime with large risks: the background may contain planted tuples, and all scores are similar."""
 
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "an ambiguous background; large risks"
@@ -99,10 +99,10 @@ class Mixed:
     def law(self, sizes: Sizes, rng: np.random.Generator) -> Planted:
         """Sample a law with arbitrary tuples."""
         tuples = list(product(range(sizes.num_tokens), repeat=sizes.k))
-        certain = rng.random() < 0.5
-        labels = np.eye(NUM_LABELS) if certain else rng.dirichlet(np.ones(NUM_LABELS), size=NUM_LABELS)
+        deterministic = rng.random() < 0.5
+        labels = np.eye(NUM_LABELS) if deterministic else rng.dirichlet(np.ones(NUM_LABELS), size=NUM_LABELS)
         background = tuple(rng.dirichlet(np.full(sizes.num_tokens, 2.0)))
-        return _planted(sizes, background, tuples, labels, rng)
+        return _random_law(sizes, background, tuples, labels, rng)
 
     def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
         """Sample normal log scores, higher for planted tuples."""
@@ -110,12 +110,12 @@ class Mixed:
         return rng.normal(size=shape) + np.where(law.tuple_law > 0, rng.uniform(0.0, 5.0), 0.0)
 
 
-REGIMES: dict[str, type[Regime]] = {regime.name: regime for regime in (Clean, Mixed)}
+REGIMES: dict[str, type[Regime]] = {regime.name: regime for regime in (UnambiguousRegime, AmbiguousRegime)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A planted law and a finite class of heads."""
+    """Planted law with a finite class of heads."""
 
     sizes: Sizes
     law: Planted
@@ -132,22 +132,22 @@ class Instance:
 
 
 def random_instance(regime: str, sizes: Sizes, seed: int, num_heads: int = 12) -> Instance:
-    """Sample an instance from a seed; raises ``UnknownNameError`` for an unknown regime."""
+    """Sample an instance from a seed; an unknown regime raises an ``UnknownNameError``."""
     if regime not in REGIMES:
         raise unknown_name("regime", regime, REGIMES)
-    sampler = REGIMES[regime]()
+    distribution = REGIMES[regime]()
     # This text selects the random stream; the results of benchmarks/theory_bounds.py depend on it.
     purpose = (
         f"Sizes(num_tokens={sizes.num_tokens}, k={sizes.k}, span={sizes.span}, trained={sizes.train_length}, "
         f"tested={sizes.test_length})"
     )
     rng = stream(seed, "theory instance", regime, purpose)
-    law = sampler.law(sizes, rng)
-    heads = tuple(_head(law, sizes, sampler.log_scores(law, sizes, rng), rng) for _ in range(num_heads))
+    law = distribution.law(sizes, rng)
+    heads = tuple(_random_head(law, sizes, distribution.log_scores(law, sizes, rng), rng) for _ in range(num_heads))
     return Instance(sizes=sizes, law=law, heads=heads)
 
 
-def _planted(
+def _random_law(
     sizes: Sizes,
     background: tuple[float, ...],
     tuples: Sequence[tuple[int, ...]],
@@ -168,17 +168,17 @@ def _planted(
     )
 
 
-def _head(
+def _random_head(
     law: Planted, sizes: Sizes, log_scores: Float[np.ndarray, "shapes codes"], rng: np.random.Generator
 ) -> TabularAttention:
     """Sample a head with almost correct values for planted tuples and arbitrary values for other tuples."""
     arbitrary = rng.dirichlet(np.full(NUM_LABELS, 0.5), size=log_scores.shape)
-    doubt = rng.choice([0.0, 0.0, 0.05, 0.3])
-    right = (1 - doubt) * law.label_law + doubt / NUM_LABELS
+    uncertainty = rng.choice([0.0, 0.0, 0.05, 0.3])
+    correct = (1 - uncertainty) * law.label_law + uncertainty / NUM_LABELS
     return TabularAttention(
         num_tokens=sizes.num_tokens,
         shapes=sizes.shapes,
         log_scores=log_scores,
-        values=np.where((law.tuple_law > 0)[:, None], right, arbitrary),
+        values=np.where((law.tuple_law > 0)[:, None], correct, arbitrary),
         default=np.full(NUM_LABELS, 1 / NUM_LABELS),
     )

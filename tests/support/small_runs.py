@@ -1,4 +1,4 @@
-"""Experiments that train in a moment, and what several test modules ask of a run folder."""
+"""Small experiments that train in less than a second, and functions that read run folders."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ def small_experiment(
     head: str = "pointer",
     **training: Any,
 ) -> Experiment:
-    """A dozen steps of one small layer on lengths up to 4."""
+    """Return an experiment with 12 steps of a one-layer decoder on lengths up to 4."""
     budget = {"steps": 12, "batch_size": 4, "warmup_steps": 3, "log_every": 2, "checkpoint_every": 4, **training}
     return Experiment(
         task=Parity() if task is None else task,
@@ -41,7 +41,7 @@ def small_experiment(
 
 
 def sampler_of(experiment: Experiment) -> Sampler:
-    """The training batches of an experiment."""
+    """Return the sampler of training batches of an experiment."""
     return Sampler(
         task=experiment.task,
         scheme=experiment.scheme,
@@ -52,12 +52,12 @@ def sampler_of(experiment: Experiment) -> Sampler:
 
 
 def trainer_of(experiment: Experiment, folder: Path) -> Trainer:
-    """A trainer at step 0, with the decoder's first weights."""
+    """Return a trainer at step 0 with the initial weights of the decoder."""
     return Trainer(build_decoder(experiment), sampler_of(experiment), experiment.training, folder)
 
 
 def decoder_after(experiment: Experiment, steps: int, folder: Path) -> Decoder:
-    """A decoder that has trained for so many steps."""
+    """Return a decoder after a number of training steps."""
     settings = replace(experiment.training, steps=steps, checkpoint_every=steps)
     trainer = trainer_of(replace(experiment, training=settings), folder)
     trainer.run()
@@ -65,23 +65,23 @@ def decoder_after(experiment: Experiment, steps: int, folder: Path) -> Decoder:
 
 
 def stop_after(steps: int) -> Callable[[], bool]:
-    """The question that a trainer asks after each step, answered yes from that step on."""
-    asked = []
+    """Return a stop condition for a trainer; it is true after this number of steps."""
+    calls = []
 
     def stop() -> bool:
-        asked.append(1)
-        return len(asked) >= steps
+        calls.append(1)
+        return len(calls) >= steps
 
     return stop
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a finished run, in memory of their own: those that are read are the file."""
+    """Return copies of the weights of a run, because the loaded tensors share memory with the file."""
     return {name: tensor.clone() for name, tensor in load_tensors(folder / "model.safetensors")[0].items()}
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """What a finished run says about its training, but for its time."""
+    """Return the facts that a run stores about its training, without the training time."""
     return {
         name: fact
         for name, fact in load_tensors(folder / "model.safetensors")[1].items()
@@ -89,11 +89,11 @@ def facts(folder: Path) -> dict[str, Any]:
     }
 
 
-def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    """Equal to the last bit."""
+def equal_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Return True if both dictionaries contain equal tensors under the same names, to the last bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def tree(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder with its content; None stands for a folder."""
+    """Return the content of every path in a folder; subfolders have the content None."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from lengthwise.hf.text_model import Question, TextModel
 from lengthwise.hf.tokenization import HFCodec
 
-POSITIONS = 600
+MAX_POSITIONS = 600
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -21,17 +21,19 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(kind: str = "llama") -> PreTrainedModel:
+    """Return a model with random weights for the tokens of ``byte_tokenizer``."""
     config = CONFIGS[kind]()
-    config.vocab_size, config.max_position_embeddings, config.eos_token_id = 257, POSITIONS, 0
+    config.vocab_size, config.max_position_embeddings, config.eos_token_id = 257, MAX_POSITIONS, 0
     return causal_model(config)
 
 
 def byte_text_model(model: PreTrainedModel | None = None) -> TextModel:
+    """Return a text model with byte tokens; by default it has random weights."""
     return TextModel(tiny_model() if model is None else model, HFCodec(byte_tokenizer(), "tiny"), "tiny")
 
 
 def memorize(questions: Sequence[Question]) -> PreTrainedModel:
-    """Train a model on the answers to these questions, which have the same number of tokens."""
+    """Train a model to memorize the answers; all questions must have the same number of tokens."""
     torch.manual_seed(0)
     model = tiny_model().train()
     tokens = torch.tensor([each.context + each.answer for each in questions])

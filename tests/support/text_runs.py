@@ -1,4 +1,4 @@
-"""Corpora and language models that are made in a moment."""
+"""Small corpora and language models that take less than a second to prepare and train."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ WORDS = ["the", "a", "one", "of", "in", "bird", "stone", "river", "house", "sees
 
 
 def small_corpus(folder: Path, out: str = "corpus", *, documents: int = 8, held_out: float = 0.25) -> Path:
-    """Two kinds of random text, so many documents of each, of several hundred tokens."""
+    """Prepare a corpus with two kinds of random text, and a number of documents per kind, and return its folder."""
     rng = np.random.default_rng(0)
     for kind, ending in (("tales", ".\n"), ("notes", "\n- ")):
         (folder / kind).mkdir(exist_ok=True)
@@ -37,7 +37,7 @@ def text_experiment(
     lengths: tuple[int, ...] = (8, 16, 32),
     **training: Any,
 ) -> Experiment:
-    """A dozen steps of one small layer on 16 tokens."""
+    """Return an experiment with 12 steps of a one-layer decoder on 16 tokens."""
     budget = {"steps": 12, "batch_size": 4, "warmup_steps": 3, "log_every": 4, "checkpoint_every": 4, **training}
     return Experiment(
         task=task,

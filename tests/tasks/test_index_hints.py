@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.support.cases import SETTINGS, words
+from tests.support.cases import TASK_VARIANTS, words
 
 from lengthwise.tasks import Addition, Copy, IndexHints, Parity, Task
 
 TASKS_WITH_PLACES = {
     name: task
-    for name, task in SETTINGS.items()
+    for name, task in TASK_VARIANTS.items()
     if task.sample(length=2, size=1, rng=np.random.default_rng(0)).places is not None
 }
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASKS_WITH_PLACES.items()])

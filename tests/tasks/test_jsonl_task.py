@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.cli.test_cli import error_of, output_of
 from tests.support.cases import words
-from tests.support.small_runs import facts, equal_tensors, small_experiment, stop_after, tree, weights
+from tests.support.small_runs import equal_tensors, facts, small_experiment, stop_after, tree, weights
 
 from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length, iter_examples

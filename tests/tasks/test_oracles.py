@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.cases import ADDITIONS, ANSWERED, smallest_length, words
+from tests.support.cases import ADDITION_VARIANTS, EXACT_MATCH_TASKS, smallest_length, words
 
 from lengthwise.tasks import (
     TASKS,
@@ -27,7 +27,9 @@ from lengthwise.tasks import (
 from lengthwise.tasks.examples import Examples
 
 over_lengths = pytest.mark.parametrize("length", [1, 2, 5, 12])
-over_additions = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ADDITIONS.items()])
+over_additions = pytest.mark.parametrize(
+    "task", [pytest.param(task, id=name) for name, task in ADDITION_VARIANTS.items()]
+)
 
 
 def expected_parity(task: Parity, prompt: list[str]) -> list[str]:
@@ -186,7 +188,7 @@ def symbols_of(task: Task, examples: Examples) -> list[list[str]]:
     return np.array(task.vocabulary)[examples.tokens].tolist()
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()])
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_every_sequence_matches_the_oracle_of_its_task(beyond, task, rng):
@@ -298,7 +300,7 @@ def test_parsed_bits_have_their_running_parity_as_the_answer(prompt):
     assert "".join(words(Parity(), examples.tokens[0])) == "0110=00100end"
 
 
-@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+@pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()])
 def test_parsing_a_sampled_prompt_gives_the_same_example(task, rng):
     # As many hints as places, so sampled hints start at zero too.
     task = replace(task, num_hints=5) if isinstance(task, IndexHints) else task

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from tests.support.cases import ANSWERED, smallest_length
+from tests.support.cases import EXACT_MATCH_TASKS, smallest_length
 from tests.tasks.test_oracles import symbols_of
 
 from lengthwise.experiments.reproductions import CLAIMS
@@ -40,7 +40,7 @@ Expected = tuple[Groups, Needs]
 Step = tuple[tuple[object, ...], tuple[int, ...], list[tuple[object, ...]]]
 
 CASES: dict[str, Task] = {
-    **ANSWERED,
+    **EXACT_MATCH_TASKS,
     "multiplication-square": Multiplication(digits=None),
     "index_hints-reverse": IndexHints(task=Reverse()),
     "index_hints-addition": IndexHints(task=Addition(scratchpad="carry", zero_padding=False, unequal=True)),

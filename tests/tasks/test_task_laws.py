@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from tests.support.cases import ANSWERED, SETTINGS, serves, small_scheme, smallest_length
+from tests.support.cases import EXACT_MATCH_TASKS, TASK_VARIANTS, small_scheme, smallest_length, supports_examples
 
 from lengthwise.core.randomness import stream
 from lengthwise.positions import SCHEMES
@@ -13,8 +13,10 @@ from lengthwise.tasks import TASKS, Addition, IndexHints, JSONLTask, Parity, Sor
 from lengthwise.training.batch import Sampler
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
-over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in SETTINGS.items()])
-over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASK_VARIANTS.items()])
+over_answered = pytest.mark.parametrize(
+    "task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()]
+)
 over_schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -29,7 +31,7 @@ def test_the_same_stream_gives_the_same_examples(task):
 @over_tasks
 @over_schemes
 def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme, task):
-    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     sampler = Sampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
     forward = [sampler.batch(step) for step in range(4)]
@@ -47,7 +49,7 @@ def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme,
 @over_tasks
 @over_schemes
 def test_the_random_numbers_of_a_scheme_do_not_change_the_examples(scheme, task):
-    if not serves(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     settings = {"task": task, "lengths": (3, 9), "batch_size": 6, "seed": 3}
     for step in range(3):

@@ -3,14 +3,16 @@
 import json
 
 import pytest
-from tests.support.cases import ANSWERED, smallest_length, words
+from tests.support.cases import EXACT_MATCH_TASKS, smallest_length, words
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks import JSONLTask, Parity, Text
 from lengthwise.tasks.text_format import format_examples, sample_shots
 
-over_answered = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in ANSWERED.items()])
+over_answered = pytest.mark.parametrize(
+    "task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()]
+)
 
 
 @over_answered

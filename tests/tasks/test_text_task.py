@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.small_runs import facts, same_tensors, stop_after, tree, weights
+from tests.support.small_runs import equal_tensors, facts, stop_after, tree, weights
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
@@ -140,7 +140,7 @@ def test_a_run_loads_without_its_corpus_and_evaluates_with_a_moved_one(corpora, 
     rows = evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     shutil.rmtree(lost)
     loaded = load_run(tmp_path / "run", device="cpu")
-    assert same_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
+    assert equal_tensors(loaded.decoder.state_dict(), run.decoder.state_dict())
     assert loaded.experiment == experiment
     assert isinstance(loaded.experiment.task, Text)
     assert loaded.experiment.task.vocabulary == Text(corpus=str(corpora / "corpus")).vocabulary
@@ -172,7 +172,7 @@ def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
     train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
-    assert same_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    assert equal_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
     assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
 
 

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from tests.support.planted_laws import Tilted, random_attention, random_law
+from tests.support.planted_laws import NonuniformStarts, random_attention, random_law
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import Local, Subsets
@@ -90,7 +90,7 @@ def posterior(law: Planted, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "placement", [Local(weights=(0.3, 0.7)), Subsets(), Tilted()], ids=["local", "subsets", "tilted"]
+    "placement", [Local(weights=(0.3, 0.7)), Subsets(), NonuniformStarts()], ids=["local", "subsets", "tilted"]
 )
 def test_the_bayes_predictor_is_the_posterior_of_the_label(placement, rng):
     for law in (random_law(rng, 3, 2, 3, placement), *(replace(law, placement=placement) for law in (MARKED, HIDDEN))):
@@ -196,7 +196,7 @@ def test_no_random_attention_has_a_smaller_log_loss_than_the_bayes_predictor(rng
 
 @pytest.mark.parametrize(
     ("placement", "message"),
-    [(Subsets(), r"'subsets' has no span"), (Tilted(), r"shape \(0, 1\) have starts of unequal probability")],
+    [(Subsets(), r"'subsets' has no span"), (NonuniformStarts(), r"shape \(0, 1\) have starts of unequal probability")],
     ids=["subsets", "tilted"],
 )
 def test_a_placement_without_a_relative_bayes_attention_raises(placement, message):

@@ -441,7 +441,7 @@ def good_case(span=2, **changes):
 
 
 def without_planted_scores(case):
-    codes = case.law.codes(np.array(case.law.tuples))
+    codes = case.law.tuple_codes(np.array(case.law.tuples))
     scores = case.predictor.log_scores.copy()
     scores[:, codes] = -np.inf
     return replace(case, predictor=replace(case.predictor, log_scores=scores))
@@ -568,9 +568,9 @@ def test_a_predictor_with_another_k_than_the_law_raises():
 
 
 def test_invalid_sizes_and_samples_raise():
-    with pytest.raises(SettingError, match=r"2 of 3 tokens in a span of 1"):
+    with pytest.raises(SettingError, match=r"k 2, num_tokens 3 or span 1"):
         Sizes(num_tokens=3, k=2, span=1, train_length=8, test_length=9)
-    with pytest.raises(SettingError, match=r"lengths 5 and 9 with span 4; train at 8 or longer"):
+    with pytest.raises(SettingError, match=r"lengths 5 and 9 for span 4; use a training length of at least 7"):
         Sizes(num_tokens=3, k=2, span=4, train_length=5, test_length=9)
     with pytest.raises(UnknownNameError, match=r"unknown regime 'claen'; did you mean 'clean'"):
         random_instance("claen", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=9), 0)

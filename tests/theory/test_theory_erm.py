@@ -93,7 +93,7 @@ def test_invalid_objectives_lengths_and_empty_classes_raise(rng):
     law, attention = single_tokens(0.1)
     with pytest.raises(UnknownNameError, match=r"unknown objective 'average'; did you mean 'averaged'"):
         exact_erm(law, [attention], (3,), TotalVariation(), "average")
-    with pytest.raises(SettingError, match=r"0 predictors at 1 lengths"):
+    with pytest.raises(SettingError, match=r"0 predictors and 1 lengths"):
         exact_erm(law, [], (3,), TotalVariation())
     with pytest.raises(SettingError, match=r"longest training length 0"):
         training_lengths(0)

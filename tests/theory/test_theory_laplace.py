@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.planted_laws import Tilted, random_attention, random_law, single_tokens
+from tests.support.planted_laws import NonuniformStarts, random_attention, random_law, single_tokens
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
@@ -83,7 +83,7 @@ def test_the_laplace_risk_is_exact_for_a_placement_that_changes_with_the_length(
 
 @over_losses
 def test_the_laplace_risk_is_exact_for_a_placement_with_unequal_starts(loss, rng):
-    law, attention = random_law(rng, 3, 2, 3, Tilted()), random_attention(rng, 3, 2, 3, spread=5.0)
+    law, attention = random_law(rng, 3, 2, 3, NonuniformStarts()), random_attention(rng, 3, 2, 3, spread=5.0)
     exact = enumerated_risk(law, attention, 7, loss).mean
     assert laplace_risk(law, attention, 7, loss) == pytest.approx(exact, abs=1e-12)
 
@@ -113,7 +113,7 @@ def test_several_lengths_together_give_the_same_risks_as_one_by_one(rng):
 def test_a_sample_of_length_512_agrees_within_4_standard_errors(loss, rng):
     law = Planted()
     attention = random_attention(rng, 4, 2, 3, spread=1.0)
-    marked = law.codes(np.array(law.tuples))
+    marked = law.tuple_codes(np.array(law.tuples))
     attention.log_scores[:, marked] = 6.0
     sample = sampled_risk(law, attention, 512, loss, 400, rng)
     exact = laplace_risk(law, attention, 512, loss)

@@ -142,14 +142,14 @@ def test_a_gap_of_infinite_cost_has_mean_0():
 
 
 def test_gaps_too_short_and_invalid_chains_raise(rng):
-    with pytest.raises(SettingError, match=r"5 blocks, n0 2"):
+    with pytest.raises(SettingError, match=r"blocks 5, n0 2"):
         gap_sides(random_chain(rng, 2), n0=2, blocks=5)
     free = GapChain(
         probability=np.ones(1), inside=np.zeros(1), between=np.zeros((1, 1)), left=np.zeros(1), right=np.zeros(1)
     )
-    with pytest.raises(SettingError, match="gap of 0 blocks"):
+    with pytest.raises(SettingError, match="invalid max_blocks 0"):
         free.log_means(0)
-    with pytest.raises(SettingError, match="cost in 'inside' is negative"):
+    with pytest.raises(SettingError, match="negative or NaN cost in 'inside'"):
         replace(free, inside=-np.ones(1))
     with pytest.raises(SettingError, match="invalid block probabilities"):
         replace(free, probability=np.full(1, 0.5))
