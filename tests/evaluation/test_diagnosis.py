@@ -14,12 +14,12 @@ from lengthwise.cli import app as cli
 from lengthwise.core.errors import PositionRangeError, SettingError
 from lengthwise.encodings import Learned, NoPE, Rotary
 from lengthwise.evaluation.diagnosis.attribution import (
-    EITHER,
     MORE_IDS,
+    TOKENS_OR_IDS,
     Cause,
     SubsamplingControl,
-    attribute,
-    intervention_causes,
+    describe_limiting_cause,
+    measure_intervention_causes,
 )
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.failures import FailureCounts, collect_failures
@@ -262,7 +262,7 @@ FIRST = "limited by wrong tokens (6 of 10 first errors)"
         ((0.9, 0.1, 0.0), 0.1, 1.0, 1.0, "limited by attention diluted by more tokens (0.90 of the first errors"),
         ((0.1, 0.8, 0.0), 0.1, 1.0, 1.0, f"limited by {UNTRAINED_IDS} (0.10 of the first errors are right with fewer"),
         ((0.7, 0.8, 0.0), 0.1, 1.0, 1.0, "limited by the combination of more tokens and IDs not seen in training"),
-        ((0.1, 0.1, 0.7), 0.1, 1.0, 1.0, f"limited by {EITHER}"),
+        ((0.1, 0.1, 0.7), 0.1, 1.0, 1.0, f"limited by {TOKENS_OR_IDS}"),
         ((0.3, 0.2, 0.1), 0.1, 1.0, 1.0, "limited by several causes"),
         ((0.1, 0.1, 0.1), 0.1, 1.0, 1.0, f"{FIRST}, and neither by IDs nor"),
         ((0.1, 0.1, 0.1), 0.1, 0.6, 1.0, f"{FIRST}; undecided between IDs and the number of tokens: 1.00"),
@@ -273,10 +273,10 @@ FIRST = "limited by wrong tokens (6 of 10 first errors)"
 def test_the_limiting_cause_has_the_largest_repair_rate(repair_rates, control_rate, retention, short_fraction, limit):
     candidates = tuple(
         Cause(name=name, intervention="", num_errors=10, repair_rate=rate)
-        for name, rate in zip((DILUTED, UNTRAINED_IDS, EITHER), repair_rates, strict=True)
+        for name, rate in zip((DILUTED, UNTRAINED_IDS, TOKENS_OR_IDS), repair_rates, strict=True)
     )
     control = SubsamplingControl(repair_rate=control_rate, retention=retention, short_fraction=short_fraction)
-    assert attribute(FAILURES, (), candidates, control).startswith(limit)
+    assert describe_limiting_cause(FAILURES, (), candidates, control).startswith(limit)
 
 
 def coin_flips(rng, number: int = 4000) -> InterventionResults:
@@ -286,13 +286,13 @@ def coin_flips(rng, number: int = 4000) -> InterventionResults:
 
 def test_noise_that_repairs_as_much_as_it_breaks_is_not_a_cause(rng):
     control = SubsamplingControl(repair_rate=0.4, retention=1.0, short_fraction=1.0)
-    without_baseline = tuple(intervention_causes(coin_flips(rng), None, 64, beyond_training=True))
+    without_baseline = tuple(measure_intervention_causes(coin_flips(rng), None, 64, beyond_training=True))
     rates = [cause.repair_rate for cause in without_baseline]
     assert rates == pytest.approx([0.25, 0.25, 0.0625], abs=0.03)
-    assert attribute(FAILURES, (), without_baseline, control).startswith("limited by several causes")
-    with_baseline = tuple(intervention_causes(coin_flips(rng), coin_flips(rng), 64, beyond_training=True))
+    assert describe_limiting_cause(FAILURES, (), without_baseline, control).startswith("limited by several causes")
+    with_baseline = tuple(measure_intervention_causes(coin_flips(rng), coin_flips(rng), 64, beyond_training=True))
     assert [cause.effect for cause in with_baseline] == pytest.approx([0, 0, 0], abs=0.04)
-    text = attribute(FAILURES, (), with_baseline, control)
+    text = describe_limiting_cause(FAILURES, (), with_baseline, control)
     assert "undecided between IDs and the number of tokens: noise may repair as many errors (0.2" in text
     assert "; these changes make 0.2" in text
 
@@ -302,10 +302,10 @@ def test_a_cause_may_break_some_right_answers(rng):
     always = np.ones(4000, dtype=bool)
     errors = replace(coin_flips(rng), subsample_only=~always, fewer_tokens=rng.random(4000) < 0.9, trained_ids=~always)
     right = replace(errors, subsample_only=always, fewer_tokens=rng.random(4000) < 0.8, trained_ids=always, both=always)
-    first, *_ = found = tuple(intervention_causes(errors, right, 64, beyond_training=True))
+    first, *_ = found = tuple(measure_intervention_causes(errors, right, 64, beyond_training=True))
     assert first.name == DILUTED
     assert (first.repair_rate, first.break_rate) == pytest.approx((0.9, 0.2), abs=0.02)
-    assert attribute(FAILURES, (), found, control).startswith(f"limited by {DILUTED} (")
+    assert describe_limiting_cause(FAILURES, (), found, control).startswith(f"limited by {DILUTED} (")
 
 
 def test_answers_of_the_baseline_are_right(unfitted):

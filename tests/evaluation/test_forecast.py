@@ -188,7 +188,7 @@ def test_the_probe_returns_the_number_of_tokens_that_an_answer_requires(pair, k,
     task = SparseParity()
     queries = sample_queries(task, Sequential(), 8, 20, seed=0)
     queries = replace(queries, answer=np.full(20, 9))
-    found = probes.probe(small_decoder("nope", task), queries)
+    found = probes.measure_required_tokens(small_decoder("nope", task), queries)
     assert (found.k, found.reach, found.id_reach) == (k, reach, reach)
 
 
@@ -196,7 +196,9 @@ def test_the_probe_returns_none_if_a_few_tokens_are_not_sufficient(monkeypatch):
     monkeypatch.setattr(probes, "_probabilities", lambda *arguments: 1.0 - 0.2 * arguments[3].sum(axis=1))
     monkeypatch.setattr(probes, "MAX_TOKENS", 4)
     task = SparseParity()
-    found = probes.probe(small_decoder("nope", task), sample_queries(task, Sequential(), 20, 8, seed=0))
+    found = probes.measure_required_tokens(
+        small_decoder("nope", task), sample_queries(task, Sequential(), 20, 8, seed=0)
+    )
     assert found.k is None
 
 
@@ -245,7 +247,7 @@ def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
 
 def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
     model = replace(probed_model(task, small_decoder("rotary", task), scheme=scheme), **known)
-    needs, fidelity = probes.Needs(k=1, reach=2, id_reach=2.0), Fidelity(whole=1.0, half=1.0, quarter=1.0)
+    needs, fidelity = probes.RequiredTokens(k=1, reach=2, id_reach=2.0), Fidelity(whole=1.0, half=1.0, quarter=1.0)
     found = assumptions.measure_assumptions(model, model.queries(6, 32), needs, fidelity, 24)
     return {each.name: each for each in found}
 
@@ -270,7 +272,7 @@ def test_ids_count_as_met_only_if_their_distances_were_in_training():
 
 def test_a_decoder_that_reads_no_ids_meets_no_new_ids():
     model = probed_model(Parity(), small_decoder("nope", Parity()), encoding=NoPE())
-    found = assumptions._id_coverage(replace(model, trained_distance=14), 24)
+    found = assumptions._check_id_coverage(replace(model, trained_distance=14), 24)
     assert (found.holds, found.found) == (True, "encoding nope reads no IDs")
 
 
@@ -319,7 +321,7 @@ def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypat
     found = predict(*fitted, 60)
     assert (found.mean, found.every_piece) == (1.0, 0.75)
     assert found.low < 0.75 < found.accuracy < found.high
-    assert certificate._limit(found).startswith("single misleading tokens (at length 60:")
+    assert certificate._describe_limit(found).startswith("single misleading tokens (at length 60:")
 
 
 def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
@@ -419,14 +421,14 @@ def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_leng
     ],
 )
 def test_the_limit_is_the_change_with_the_lower_accuracy(ids_only, token_count_only, limit):
-    assert certificate._limit(forecast(12, 0.4, ids_only, token_count_only)).startswith(limit)
+    assert certificate._describe_limit(forecast(12, 0.4, ids_only, token_count_only)).startswith(limit)
 
 
 def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch):
     monkeypatch.setattr(ProbedModel, "queries", few_queries)
     fits = Assumption(name="fits", holds=True, found="", counterexample="canceling errors")
     monkeypatch.setattr(certificate, "check_fit", lambda *arguments: fits)
-    monkeypatch.setattr(certificate, "_refusal", lambda fidelity: None)
+    monkeypatch.setattr(certificate, "_refusal_reason", lambda fidelity: None)
     monkeypatch.setattr(prediction, "MAX_WIDTH", 2.0)
     task = SparseParity()
     encoding = Learned(num_position_ids=40)
@@ -443,7 +445,7 @@ def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch)
     [(0.95, 0.8, "1.00 of the answers are right on all tokens and 0.80 on a part of them"), (0.95, 0.92, None)],
 )
 def test_low_fidelity_of_subsampling_prevents_predictions(half, quarter, reason):
-    refusal = certificate._refusal(Fidelity(whole=1.0, half=half, quarter=quarter))
+    refusal = certificate._refusal_reason(Fidelity(whole=1.0, half=half, quarter=quarter))
     assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 

@@ -29,7 +29,7 @@ def small_numbers(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
     for module in (recall, diagnosis):
-        monkeypatch.setattr(module, "EXAMPLES", 4)
+        monkeypatch.setattr(module, "NUM_EXAMPLES", 4)
     monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)
     monkeypatch.setattr(support_mass, "NUM_ANSWERS", 2)
 

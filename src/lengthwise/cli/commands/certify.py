@@ -11,7 +11,7 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
 from lengthwise.core.errors import SettingError
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write
+from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write_report
 from lengthwise.experiments.experiment import build_entry, load_task
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import certify_run
@@ -77,7 +77,7 @@ def certify(
             print_table(title, header, body, wrap=True)
         print_line(f"verdict: {verdict(certificate)}")
     if out is not None:
-        figure = write(certificate, out)
+        figure = write_report(certificate, out)
         if not as_json:
             print_line(f"figure: {figure}")
 

@@ -7,8 +7,8 @@ import typer
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
-from lengthwise.evaluation.diagnosis.diagnosis import EXAMPLES
-from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write
+from lengthwise.evaluation.diagnosis.diagnosis import NUM_EXAMPLES
+from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import task_facts
@@ -17,7 +17,7 @@ from lengthwise.tasks import task_facts
 def diagnose(
     folder: options.RunFolder,
     length: Annotated[int, options.integer("Length to diagnose, beyond the training lengths.")],
-    num_examples: Annotated[int, options.integer("Examples per length.")] = EXAMPLES,
+    num_examples: Annotated[int, options.integer("Examples per length.")] = NUM_EXAMPLES,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
@@ -42,6 +42,6 @@ def diagnose(
         for line in sentences(diagnosis):
             print_line(line)
     if out is not None:
-        figure = write(diagnosis, out)
+        figure = write_report(diagnosis, out)
         if not as_json:
             print_line(f"figure: {figure}")

@@ -9,9 +9,9 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.diagnosis.attribution import (
     Cause,
     SubsamplingControl,
-    attribute,
-    error_kind_causes,
-    intervention_causes,
+    describe_limiting_cause,
+    measure_id_and_end_causes,
+    measure_intervention_causes,
 )
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, collect_failures, count_failures
 from lengthwise.evaluation.diagnosis.interventions import build_interventions
@@ -24,7 +24,7 @@ from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
 
 # Default number of examples, and the maximum number of queries per intervention.
-EXAMPLES, MAX_QUERIES = 256, 128
+NUM_EXAMPLES, MAX_QUERIES = 256, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class LengthSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The failures of a run at a length, with their causes.
+    """Failures of a run at a length, with their causes.
 
-    ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and the tested
-    length. ``heads`` are the (layer, head) pairs from 0 with at least half the support mass of the best head at the
-    longest training length. ``failures`` is None, and the fields after it are empty, if no example fails.
+    ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and ``length``.
+    ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the support mass of the best head at
+    the longest training length. ``failures`` is None, and the fields after it are empty, if no example fails.
     ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
     """
 
@@ -68,49 +68,49 @@ class Diagnosis:
         return self.by_length[0].exact_match >= ACCURACY_THRESHOLD
 
 
-def diagnose(model: ProbedModel, length: int, *, num_examples: int = EXAMPLES) -> Diagnosis:
+def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLES) -> Diagnosis:
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
-    The first error of each failed example is evaluated again under interventions. An intervention that repairs it
-    removes its cause. Interventions that need the support of an answer are skipped if the task does not declare it.
+    Each intervention evaluates the first error of every failed example again. An intervention that repairs an error
+    removes its cause. Without a declared support, the function skips the interventions that need it.
     """
     lengths, doubling = {model.max_train_length, length}, 2 * model.max_train_length
     while doubling < length:
         lengths.add(nearest_length(model.task, doubling))
         doubling *= 2
-    mass = {each: mean_support_mass(model, each) for each in sorted(lengths)}
-    train_mass = mass[model.max_train_length]
+    mass_by_length = {each: mean_support_mass(model, each) for each in sorted(lengths)}
+    train_mass = mass_by_length[model.max_train_length]
     is_reported = (train_mass > 0) & (train_mass >= train_mass.max() / 2)
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_reported))
     by_length: list[LengthSummary] = []
     failures: list[FailureBatch] = []
-    correct: list[Queries] = []
-    for each, masses in mass.items():
-        failures, correct = collect_failures(model, each, num_examples)
-        number = count_examples(model.task, each, num_examples)
-        exact = number - sum(len(batch.kinds) for batch in failures)
-        low, high = wilson_interval(exact, number)
+    correct_answers: list[Queries] = []
+    for each, masses in mass_by_length.items():
+        failures, correct_answers = collect_failures(model, each, num_examples)
+        num_graded = count_examples(model.task, each, num_examples)
+        num_exact = num_graded - sum(len(batch.kinds) for batch in failures)
+        low, high = wilson_interval(num_exact, num_graded)
         by_length.append(
             LengthSummary(
                 length=each,
-                num_examples=number,
-                exact_match=exact / number,
+                num_examples=num_graded,
+                exact_match=num_exact / num_graded,
                 low=low,
                 high=high,
                 support_mass=tuple(float(masses[head]) for head in heads),
             )
         )
-    last = by_length[-1]
-    interval = f"exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})"
+    tested = by_length[-1]
+    interval = f"exact match {tested.exact_match:.3f} ({tested.low:.3f} to {tested.high:.3f})"
     diagnosis = Diagnosis(
         length=length,
-        num_examples=last.num_examples,
+        num_examples=tested.num_examples,
         train_lengths=model.train_lengths,
         by_length=tuple(by_length),
         heads=heads,
         limited_by=f"no failures at length {length}: {interval}",
     )
-    return _with_causes(diagnosis, model, failures, correct) if failures else diagnosis
+    return _with_causes(diagnosis, model, failures, correct_answers) if failures else diagnosis
 
 
 def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
@@ -130,12 +130,12 @@ def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
 
 
 def _with_causes(
-    diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct: list[Queries]
+    diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct_answers: list[Queries]
 ) -> Diagnosis:
     errors = [batch.errors for batch in failures]
     counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
     range_shifts = tuple(measure_range_shifts(model, errors))
-    kind_causes = tuple(error_kind_causes(model, failures, counts))
+    id_and_end_causes = tuple(measure_id_and_end_causes(model, failures, counts))
     causes: tuple[Cause, ...] = ()
     if skip_reason is None:
         interventions = build_interventions(model)
@@ -145,24 +145,26 @@ def _with_causes(
             retention=interventions.measure_retention(),
             short_fraction=float(results.short.mean()),
         )
-        correct = [batch for batch in correct if len(batch.answer)]
-        baseline = interventions.apply_to_batches(correct, MAX_QUERIES) if correct else None
-        beyond_training = any(shift.fraction_beyond > 0 for shift in range_shifts)
-        causes = tuple(intervention_causes(results, baseline, diagnosis.length, beyond_training=beyond_training))
+        correct_answers = [batch for batch in correct_answers if len(batch.answer)]
+        baseline = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
+        is_beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
+        causes = tuple(measure_intervention_causes(results, baseline, diagnosis.length, beyond_training=is_beyond))
     masses = support_mass_at_errors(model, errors)
     return replace(
         diagnosis,
         support_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),
         failures=counts,
         range_shifts=range_shifts,
-        causes=causes + kind_causes,
+        causes=causes + id_and_end_causes,
         subsampling_control=control,
         skip_reason=skip_reason,
-        limited_by=attribute(counts, kind_causes, causes, control) if diagnosis.fits else _unfit(diagnosis),
+        limited_by=describe_limiting_cause(counts, id_and_end_causes, causes, control)
+        if diagnosis.fits
+        else _describe_poor_fit(diagnosis),
     )
 
 
-def _unfit(diagnosis: Diagnosis) -> str:
+def _describe_poor_fit(diagnosis: Diagnosis) -> str:
     first = diagnosis.by_length[0]
     return (
         f"limited by training: exact match is {first.exact_match:.3f} at the training length {first.length}; train "

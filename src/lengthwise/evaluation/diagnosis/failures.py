@@ -15,7 +15,7 @@ from lengthwise.evaluation.forecast.sparse_queries import Queries, build_queries
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.model.decoder import Decoder
 
-# Number of examples that are decoded freely after a wrong ID.
+# Maximum number of examples for free decoding after a wrong ID.
 NUM_DECODED = 16
 
 
@@ -23,8 +23,8 @@ NUM_DECODED = 16
 class FailureBatch:
     """First errors of failed examples with their kinds.
 
-    ``tokens_correct`` marks examples whose tokens are all right if the right IDs are given; ``ids_correct`` marks
-    examples whose IDs are all right.
+    ``tokens_correct`` marks examples in which all tokens are correct if the input has the correct IDs. ``ids_correct``
+    marks examples in which all predicted IDs are correct.
     """
 
     errors: Queries
@@ -35,7 +35,7 @@ class FailureBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCounts:
-    """The number of failed examples: in total, by kind of first error, and by the tenth of the response with the error.
+    """Number of failed examples: in total, by kind of first error, and by the tenth of the response with the error.
 
     ``error_propagation`` is the fraction of first ID errors that lead to a wrong token in free decoding; None without
     ID errors.
@@ -54,7 +54,7 @@ class FailureCounts:
 def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tuple[list[FailureBatch], list[Queries]]:
     """Grade the examples of ``evaluate`` with teacher forcing.
 
-    Return the first errors of failed examples, and one right answer of each example that has a right answer.
+    Return the first errors of failed examples, and one correct answer of each example that has a correct answer.
     """
     model.decoder.eval()
     end, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
@@ -90,34 +90,34 @@ def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureC
     """Count failed examples by kind and location; at least one must have failed."""
     kinds = Counter(chain.from_iterable(each.kinds for each in failures))
     errors = [each.errors for each in failures]
-    index = np.concatenate([each.answer - each.examples.prompt_length for each in errors])
-    size = np.concatenate([each.examples.response_end - each.examples.prompt_length + 1 for each in errors])
+    error_indices = np.concatenate([each.answer - each.examples.prompt_length for each in errors])
+    num_positions = np.concatenate([each.examples.response_end - each.examples.prompt_length + 1 for each in errors])
     return FailureCounts(
-        num_failures=len(index),
+        num_failures=len(error_indices),
         token=kinds["token"],
         id=kinds["id"],
         end_too_early=kinds["end too early"],
         end_too_late=kinds["end too late"],
-        median_index=float(np.median(index)),
-        by_tenth=tuple(np.bincount(10 * index // size, minlength=10).tolist()),
+        median_index=float(np.median(error_indices)),
+        by_tenth=tuple(np.bincount(10 * error_indices // num_positions, minlength=10).tolist()),
         error_propagation=_error_propagation(model, failures),
     )
 
 
 def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> float | None:
-    end, is_wrong, remaining = model.task.vocabulary.index("end"), [], NUM_DECODED
+    end, has_wrong_token, remaining = model.task.vocabulary.index("end"), [], NUM_DECODED
     for each in failures:
         id_errors = np.flatnonzero(np.array(each.kinds) == "id")[:remaining]
         if len(id_errors):
             grades = grade(model.decoder, each.errors.batch.select(id_errors), end=end, decode="free")
-            is_wrong += grades.token_errors.any(dim=1).tolist()
+            has_wrong_token += grades.token_errors.any(dim=1).tolist()
             remaining -= len(id_errors)
-    return float(np.mean(is_wrong)) if is_wrong else None
+    return float(np.mean(has_wrong_token)) if has_wrong_token else None
 
 
 @torch.no_grad()
 def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> tuple[Bool[np.ndarray, " failed"], ...]:
-    """Return masks of first end errors and of full examples that become right with end tokens at the right places."""
+    """Insert the end tokens at the correct places; return masks of repaired first end errors and of exact examples."""
     batch = failures.errors.batch
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, 1:]

@@ -21,7 +21,7 @@ NUM_TRAIN_EXAMPLES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterventionResults:
-    """Masks of answers that are right in most subsamples of training size, for each intervention.
+    """Masks of answers that are correct in most subsamples of training size, for each intervention.
 
     ``subsample_only`` keeps the IDs of the length and the weights of the full sequence. ``fewer_tokens`` sets all
     weights to 1, ``trained_ids`` replaces the IDs by training IDs in the same order, and ``both`` does both. ``short``
@@ -39,8 +39,8 @@ class InterventionResults:
 class Interventions:
     """Interventions with the size and the IDs of training sequences: ``budget`` units, and sorted ``train_ids``.
 
-    A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence; without coupling, or
-    with several levels, it is a token. ``train_ids[sequence][level]`` are the distinct IDs of a training sequence.
+    A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence. Without coupling, or
+    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the distinct IDs of a training example.
     """
 
     model: ProbedModel
@@ -50,40 +50,40 @@ class Interventions:
     def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
         """Evaluate the queries under each intervention, on the same subsamples."""
         subsamples, is_short = self._subsample(queries, self.budget, rng)
-        remapped = self._with_train_ids(queries, subsamples)
+        remapped_queries = self._with_train_ids(queries, subsamples)
         return InterventionResults(
-            subsample_only=self._correct(queries, subsamples),
-            fewer_tokens=self._correct(queries, subsamples.unweighted()),
-            trained_ids=self._correct(remapped, subsamples),
-            both=self._correct(remapped, subsamples.unweighted()),
+            subsample_only=self._is_correct(queries, subsamples),
+            fewer_tokens=self._is_correct(queries, subsamples.unweighted()),
+            trained_ids=self._is_correct(remapped_queries, subsamples),
+            both=self._is_correct(remapped_queries, subsamples.unweighted()),
             short=is_short,
         )
 
     def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
         """Evaluate at most ``max_queries`` queries under each intervention."""
         parts, remaining = [], max_queries
-        for number, queries in enumerate(batches):
+        for index, queries in enumerate(batches):
             part = queries.first(remaining)
             if not len(part.answer):
                 break
-            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, number)
+            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, index)
             parts.append(self.apply(part, rng))
             remaining -= len(part.answer)
         names = [field.name for field in fields(InterventionResults)]
         return InterventionResults(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def measure_retention(self) -> float:
-        """Return the fraction of right answers at the longest training length that stay right on half of the units."""
-        model, retained = self.model, []
+        """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
+        model, stays_correct = self.model, []
         length, end = model.max_train_length, model.task.vocabulary.index("end")
         rng = stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
             queries = build_queries(model.task, examples, batch, sample_answers(batch, end, rng))
             full = upweight_distractors(queries.support, queries.last_index, 1.0)
             half = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
-            is_retained = self._correct(self._with_train_ids(queries, half), half)
-            retained += is_retained[model.query(queries, full).correct].tolist()
-        return float(np.mean(retained)) if retained else 0.0
+            is_retained = self._is_correct(self._with_train_ids(queries, half), half)
+            stays_correct += is_retained[model.query(queries, full).correct].tolist()
+        return float(np.mean(stays_correct)) if stays_correct else 0.0
 
     def _subsample(
         self, queries: Queries, budget: int, rng: np.random.Generator
@@ -99,7 +99,7 @@ class Interventions:
             candidates.append((part, is_short))
         return next((each for each in candidates if each[1].all()), candidates[-1])
 
-    def _correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
+    def _is_correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
         each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
         return np.asarray(each.mean(axis=1) > 0.5)
 
@@ -108,12 +108,12 @@ class Interventions:
         query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated = queries.select(query)
         ids = repeated.batch.position_ids.numpy().copy()
-        for number, last in enumerate(subsamples.last):
-            indices = subsamples.indices[number, : last + 1]
-            support = np.append(repeated.support[number], indices[-1])
+        for index, last in enumerate(subsamples.last):
+            indices = subsamples.indices[index, : last + 1]
+            support = np.append(repeated.support[index], indices[-1])
             nearest_first = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
-            train_ids = self.train_ids[query[number] % len(self.train_ids)]
-            for level, level_ids in zip(ids[:, number], train_ids, strict=True):
+            train_ids = self.train_ids[query[index] % len(self.train_ids)]
+            for level, level_ids in zip(ids[:, index], train_ids, strict=True):
                 level[:] = remap_ids(level, level[nearest_first], level_ids)
         return replace(repeated, batch=replace(repeated.batch, position_ids=torch.from_numpy(ids)))
 
@@ -140,12 +140,12 @@ def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
 
 
 def remap_ids(
-    ids: Real[np.ndarray, " seq"], selected: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
+    ids: Real[np.ndarray, " seq"], selected_ids: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
 ) -> Real[np.ndarray, " seq"]:
-    """Replace the ``selected`` IDs by ``train_ids`` in order, and other IDs like the nearest lower selected ID.
+    """Replace ``selected_ids`` by ``train_ids`` in order; other IDs follow the nearest lower selected ID.
 
     If there are too few training IDs, the first selected IDs take precedence.
     """
-    distinct, first = np.unique(selected, return_index=True)
-    sources = np.sort(distinct[first.argsort()[: len(train_ids)]])
-    return np.asarray(train_ids[(np.searchsorted(sources, ids, side="right") - 1).clip(0)])
+    unique_ids, first_indices = np.unique(selected_ids, return_index=True)
+    source_ids = np.sort(unique_ids[first_indices.argsort()[: len(train_ids)]])
+    return np.asarray(train_ids[(np.searchsorted(source_ids, ids, side="right") - 1).clip(0)])

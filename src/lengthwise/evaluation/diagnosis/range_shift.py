@@ -16,7 +16,7 @@ NUM_EXAMPLES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeShift:
-    """The maximum of a quantity in training and at the tested length.
+    """Maximum of a quantity in training and at the tested length.
 
     ``fraction_beyond`` is the fraction of first errors with a value beyond the training maximum.
     """
@@ -31,10 +31,10 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     """Yield the range shifts of full examples and, if the task declares it, of the support of first errors."""
     trained_distance = model.trained_distance
     assert trained_distance is not None, "a finished run has a trained distance"
-    largest_ids, distances, widths = [], [], []
+    largest_ids, distances, id_spans = [], [], []
     for each in errors:
         ids = each.batch.position_ids.numpy().astype(np.float64)
-        widths.append(np.ptp(ids, axis=-1).max(axis=0))
+        id_spans.append(np.ptp(ids, axis=-1).max(axis=0))
         if (support := each.examples.support) is not None:
             example = np.arange(len(each.answer))
             largest_id, distance = _support_range(ids, support)
@@ -43,11 +43,11 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     quantities = (
         ("ID in the support of an answer", model.id_range[1], largest_ids),
         ("distance of an answer to its support", _max_train_distance(model) if distances else 0, distances),
-        ("distance between any two tokens", trained_distance, widths),
+        ("distance between any two tokens", trained_distance, id_spans),
     )
-    for quantity, train_max, parts in quantities:
-        if parts:
-            values, maximum = np.concatenate(parts), float(train_max)
+    for quantity, train_max, value_parts in quantities:
+        if value_parts:
+            values, maximum = np.concatenate(value_parts), float(train_max)
             beyond = float((values > maximum).mean())
             yield RangeShift(quantity=quantity, train_max=maximum, test_max=float(values.max()), fraction_beyond=beyond)
 

@@ -10,7 +10,7 @@ from lengthwise.core.files import write_atomically
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.failures import FailureCounts
 
-DIAGNOSIS = "diagnosis.json"
+DIAGNOSIS_FILE = "diagnosis.json"
 Table = tuple[str, list[str], list[list[str]]]
 
 
@@ -21,10 +21,10 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def tables(diagnosis: Diagnosis) -> Iterator[Table]:
     """Yield tables of exact match by length, first errors, range shifts and causes."""
-    yield _by_length(diagnosis)
+    yield _length_table(diagnosis)
     if diagnosis.failures is None:
         return
-    yield _first_errors(diagnosis.failures, diagnosis.length)
+    yield _first_error_table(diagnosis.failures, diagnosis.length)
     shifts = [
         [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
         for each in diagnosis.range_shifts
@@ -54,11 +54,11 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
     yield diagnosis.limited_by
 
 
-def _names(diagnosis: Diagnosis) -> list[str]:
+def _head_names(diagnosis: Diagnosis) -> list[str]:
     return [f"layer {layer} head {head}" for layer, head in diagnosis.heads]
 
 
-def _by_length(diagnosis: Diagnosis) -> Table:
+def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
     for each in diagnosis.by_length:
         interval = f"{each.low:.3f}-{each.high:.3f}"
@@ -67,10 +67,10 @@ def _by_length(diagnosis: Diagnosis) -> Table:
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
     title = "exact match, and attention on the support" if diagnosis.heads else "exact match"
-    return title, ["length", "n", "exact match", "95% interval", *_names(diagnosis)], body
+    return title, ["length", "n", "exact match", "95% interval", *_head_names(diagnosis)], body
 
 
-def _first_errors(counts: FailureCounts, length: int) -> Table:
+def _first_error_table(counts: FailureCounts, length: int) -> Table:
     header = ["failed", "token", "ID", "end too early", "end too late", "median index"]
     propagation = counts.error_propagation
     cells = [
@@ -84,12 +84,12 @@ def _first_errors(counts: FailureCounts, length: int) -> Table:
     return f"first errors at length {length}", header, [cells]
 
 
-def write(diagnosis: Diagnosis, folder: Path) -> Path:
+def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
-    # Loading matplotlib takes a second.
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    write_atomically(folder / DIAGNOSIS, json.dumps(to_json(diagnosis), indent=2).encode())
+    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_support_mass(diagnosis, left)
@@ -101,7 +101,7 @@ def write(diagnosis: Diagnosis, folder: Path) -> Path:
 def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
     lengths = [each.length for each in diagnosis.by_length]
     axes.plot(lengths, [each.exact_match for each in diagnosis.by_length], "ko-", label="exact match")
-    for index, name in enumerate(_names(diagnosis)):
+    for index, name in enumerate(_head_names(diagnosis)):
         masses = [each.support_mass[index] for each in diagnosis.by_length]
         axes.plot(lengths, masses, "s--", label=f"attention, {name}")
     first, last = diagnosis.train_lengths

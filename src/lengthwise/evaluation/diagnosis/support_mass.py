@@ -13,7 +13,7 @@ from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.training.batch import Batch
 
-# Number of answers in a mean.
+# Number of answers per mean.
 NUM_ANSWERS = 64
 
 
@@ -45,8 +45,8 @@ def support_mass(
 ) -> Float[np.ndarray, "answers layers heads"]:
     """Return the support mass of one answer per example.
 
-    The token before the answer does not count, because reading it needs no attention. Answers that depend on no other
-    token are omitted.
+    The support excludes the token before the answer, because reading it needs no attention. The result omits answers
+    that depend on no other token.
     """
     masses: list[Float[np.ndarray, "layers heads"]] = []
     for example, last in enumerate((answer - 1).tolist()):

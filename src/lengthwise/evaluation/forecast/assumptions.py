@@ -12,15 +12,15 @@ from jaxtyping import Float
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
-from lengthwise.evaluation.forecast.probes import MAX_TOKENS, Needs
+from lengthwise.evaluation.forecast.probes import MAX_TOKENS, RequiredTokens
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.theory.planted_law_certificate import Assumption
 from lengthwise.theory.task_certificate import structure
 
-# Minimum accuracy of a length that counts as solved.
+# Minimum accuracy at a length that counts as solved.
 ACCURACY_THRESHOLD = 0.9
-# Maximum change in accuracy if only a half or a quarter of the tokens remain, at the longest training length. If the
-# change is larger, subsamples do not predict the accuracy on full sequences.
+# Maximum change in accuracy if only a half or a quarter of the tokens remain, at the longest training length. After a
+# larger change, subsamples do not predict the accuracy on full sequences.
 TOLERANCE = 0.1
 # Maximum total variation between two distributions that count as equal.
 MAX_DRIFT = 0.1
@@ -28,77 +28,77 @@ MAX_DRIFT = 0.1
 
 def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
     """Check the accuracy at the longest training length, and exact match if it is known."""
-    found = (
+    result = (
         f"{fidelity.whole:.3f} of the answer tokens are right at length {model.max_train_length}, without the end token"
     )
     if model.fitted is not None:
-        found = f"exact match {model.fitted:.3f}; {found}"
+        result = f"exact match {model.fitted:.3f}; {result}"
     accuracy = fidelity.whole if model.fitted is None else min(fidelity.whole, model.fitted)
     holds = accuracy >= ACCURACY_THRESHOLD
-    return Assumption(name="fits the training lengths", holds=holds, found=found, counterexample="canceling errors")
+    return Assumption(name="fits the training lengths", holds=holds, found=result, counterexample="canceling errors")
 
 
 def measure_assumptions(
-    model: ProbedModel, queries: Queries, needs: Needs, fidelity: Fidelity, max_length: int
+    model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: Fidelity, max_length: int
 ) -> Iterator[Assumption]:
     """Yield the assumptions in the order of the theory; ``queries`` must have the longest training length."""
     k = structure(model.task, model.max_train_length, model.seed).k
-    k_of_run = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
-    found = (
+    measured_k = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
+    result = (
         f"an answer depends on up to {k} tokens, including the previous token (declared by the task); this run "
-        f"requires {k_of_run} other tokens, separators excluded"
+        f"requires {measured_k} other tokens, separators excluded"
     )
     holds = needs.k is not None and k <= MAX_TOKENS
-    yield Assumption(name="sparsity", holds=holds, found=found, counterexample="growing k")
-    reach, id_reach, num_ids = _support_spans(model, queries)
-    found = f"the tokens of an answer span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
-    yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=found, counterexample="growing gap")
-    found = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
+    yield Assumption(name="sparsity", holds=holds, found=result, counterexample="growing k")
+    reach, id_reach, num_ids = _measure_support_spans(model, queries)
+    result = f"the tokens of an answer span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
+    yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=result, counterexample="growing gap")
+    result = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
     holds = fidelity.difference <= TOLERANCE
-    yield Assumption(name="deletion", holds=holds, found=found, counterexample="unbounded reach")
-    yield _id_coverage(model, max_length)
-    yield _relativity(model, queries)
-    yield _token_frequencies(model, queries, max_length)
+    yield Assumption(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
+    yield _check_id_coverage(model, max_length)
+    yield _measure_relativity(model, queries)
+    yield _compare_token_frequencies(model, queries, max_length)
 
 
-def _support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
-    """Return the largest span of a support with its last token, in tokens and IDs, and of an example in IDs.
+def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
+    """Return the largest support span in tokens and in IDs, and the largest ID span of an example.
 
-    With several levels, the ID span of a support is its smallest span on any level.
+    A support includes the token before the answer. With several levels, its ID span is the smallest span on any level.
     """
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
     reach, id_reach = 0, 0.0
     for query, (support, last) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
-        # Queries include separators in the support, because segments depend on them; the answer does not.
+        # The support of a query includes separators, which determine segments; the answer does not depend on them.
         indices = np.append(support[~np.isin(tokens[query, support], separators)], last)
         reach = max(reach, int(np.ptp(indices)) + 1)
         id_reach = max(id_reach, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
     return reach, id_reach, float(np.ptp(ids, axis=-1).max()) + 1
 
 
-def _id_coverage(model: ProbedModel, max_length: int) -> Assumption:
+def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     """Compare the IDs and ID distances at ``max_length`` with the training IDs and distances."""
     name = "IDs and distances met in training"
     if not model.decoder.reads_ids:
-        found = f"encoding {model.encoding.name} reads no IDs"
-        return Assumption(name=name, holds=True, found=found, counterexample="absolute positions")
+        result = f"encoding {model.encoding.name} reads no IDs"
+        return Assumption(name=name, holds=True, found=result, counterexample="absolute positions")
     ids = model.queries(max_length, 1).batch.position_ids
     low, high, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
     first, last = model.id_range
-    found = f"IDs {low:g} to {high:g} at length {max_length}, {first:g} to {last:g} in training"
+    result = f"IDs {low:g} to {high:g} at length {max_length}, {first:g} to {last:g} in training"
     holds = first <= low and high <= last
     trained = model.trained_distance
     if trained is not None:
-        found += f"; distances up to {distance:g}, {trained:g} in training"
+        result += f"; distances up to {distance:g}, {trained:g} in training"
         holds = holds and (distance <= trained or model.scheme.random_at_evaluation)
-    return Assumption(name=name, holds=holds, found=found, counterexample="absolute positions")
+    return Assumption(name=name, holds=holds, found=result, counterexample="absolute positions")
 
 
 @torch.no_grad()
-def _relativity(model: ProbedModel, queries: Queries) -> Assumption:
+def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
     """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
-    batch, every = queries.batch, torch.arange(len(queries.answer))
+    batch, query_indices = queries.batch, torch.arange(len(queries.answer))
     last = torch.from_numpy(queries.last_index)
     shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
     predictions = []
@@ -107,13 +107,13 @@ def _relativity(model: ProbedModel, queries: Queries) -> Assumption:
             hidden, _ = model.decoder(batch.tokens, batch.position_ids + offset)
         except LengthwiseError as error:
             return Assumption(name="relativity", holds=False, found=str(error), counterexample="absolute positions")
-        predictions.append(model.decoder.token_logits(hidden[every, last][:, None])[:, 0].softmax(dim=-1))
+        predictions.append(model.decoder.token_logits(hidden[query_indices, last][:, None])[:, 0].softmax(dim=-1))
     drift = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
-    found = f"predictions change by {drift:.3f} (total variation) if all IDs increase by {shift}"
-    return Assumption(name="relativity", holds=drift <= MAX_DRIFT, found=found, counterexample="absolute positions")
+    result = f"predictions change by {drift:.3f} (total variation) if all IDs increase by {shift}"
+    return Assumption(name="relativity", holds=drift <= MAX_DRIFT, found=result, counterexample="absolute positions")
 
 
-def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
+def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
     """Compare token frequencies before answers; a token that is rare in long sequences is not detected."""
     size = len(model.task.vocabulary)
 
@@ -124,7 +124,7 @@ def _token_frequencies(model: ProbedModel, queries: Queries, max_length: int) ->
         return np.asarray(counts / counts.sum())
 
     drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
-    found = f"frequencies at length {max_length} differ by {drift:.3f} (total variation; allowed: {MAX_DRIFT})"
+    result = f"frequencies at length {max_length} differ by {drift:.3f} (total variation; allowed: {MAX_DRIFT})"
     return Assumption(
-        name="same token frequencies", holds=drift <= MAX_DRIFT, found=found, counterexample="new background token"
+        name="same token frequencies", holds=drift <= MAX_DRIFT, found=result, counterexample="new background token"
     )

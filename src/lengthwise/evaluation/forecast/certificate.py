@@ -8,21 +8,21 @@ from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD, TOLERANCE, check_fit, measure_assumptions
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
 from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, measure_fidelity
-from lengthwise.evaluation.forecast.probes import Needs, probe
+from lengthwise.evaluation.forecast.probes import RequiredTokens, measure_required_tokens
 from lengthwise.theory.planted_law_certificate import Assumption
 
-# Number of queries for the probes.
-NUM_PROBED = 48
-# Reasons for a lower accuracy.
+# Number of queries that measure the required tokens.
+NUM_PROBE_QUERIES = 48
+# Causes of a lower accuracy.
 UNTRAINED_IDS, DILUTED = "IDs or distances not seen in training", "attention diluted by more tokens"
 MISLEADING = "single misleading tokens"
 # The horizon is searched up to this many doublings of the longest training length.
-DOUBLINGS = 4
+NUM_DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The longest length up to which all tested lengths reach ``ACCURACY_THRESHOLD``.
+    """Longest length up to which all tested lengths reach ``ACCURACY_THRESHOLD``.
 
     ``tokens`` uses the lower bound of accuracy per answer token, ``exact`` uses the lower bound of exact match, and
     ``limited_by`` is the reason why ``tokens`` is not larger.
@@ -35,7 +35,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCertificate:
-    """The assumptions and predictions of one run; without predictions, ``refusal`` gives the reason.
+    """Assumptions and predictions of one run; without predictions, ``refusal`` gives the reason.
 
     ``abstentions`` maps each length without a prediction to the reason. ``needs``, ``fidelity`` and ``fitted`` (exact
     match, None if unknown) are values at the longest training length.
@@ -44,7 +44,7 @@ class RunCertificate:
     train_lengths: tuple[int, int]
     fitted: float | None
     fidelity: Fidelity
-    needs: Needs | None
+    needs: RequiredTokens | None
     assumptions: tuple[Assumption, ...]
     forecasts: tuple[Forecast, ...]
     abstentions: dict[int, str]
@@ -59,18 +59,19 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     lengths, a task without support, or attention that does not allow subsampling. If a run does not fit its training
     lengths, nothing else is checked or predicted.
     """
-    _check(model, lengths)
+    _check_request(model, lengths)
     model.decoder.eval()
     train_queries = model.queries(model.max_train_length)
     budget = train_queries.batch.tokens.shape[1]
     fidelity = measure_fidelity(model, train_queries, budget)
     fit = check_fit(model, fidelity)
-    needs = probe(model.decoder, model.queries(model.max_train_length, NUM_PROBED)) if fit.holds else None
-    refusal = _refusal(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
+    queries = model.queries(model.max_train_length, NUM_PROBE_QUERIES) if fit.holds else None
+    needs = None if queries is None else measure_required_tokens(model.decoder, queries)
+    refusal = _refusal_reason(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
     test_lengths = sorted(set(lengths))
     # The search for the horizon repeats some of these lengths.
     predict_length = cache(partial(predict, model, train_queries, budget, fidelity))
-    forecasts, abstentions, supported = [], {}, list(test_lengths)
+    forecasts, abstentions, supported_lengths = [], {}, list(test_lengths)
     for length in test_lengths if refusal is None else ():
         try:
             forecasts.append(predict_length(length))
@@ -78,8 +79,8 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
             abstentions[length] = str(error)
             if not isinstance(error, InconclusiveError):
                 # The scheme or the encoding does not support this length.
-                supported.remove(length)
-    longest = max([model.max_train_length, *supported])
+                supported_lengths.remove(length)
+    longest = max([model.max_train_length, *supported_lengths])
     assumptions = () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, longest)
     return RunCertificate(
         train_lengths=model.train_lengths,
@@ -94,7 +95,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     )
 
 
-def _check(model: ProbedModel, lengths: Sequence[int]) -> None:
+def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
     for length in lengths:
         if length <= model.max_train_length:
             raise SettingError(
@@ -105,7 +106,7 @@ def _check(model: ProbedModel, lengths: Sequence[int]) -> None:
         raise SettingError(obstacle)
 
 
-def _refusal(fidelity: Fidelity) -> str | None:
+def _refusal_reason(fidelity: Fidelity) -> str | None:
     if fidelity.difference > TOLERANCE:
         return (
             "this run reads more tokens than its answers depend on; at the longest training length, "
@@ -121,21 +122,21 @@ def _find_longest_accurate_length(
 ) -> Horizon:
     """Test the given lengths and the doublings of the longest training length, up to the first failure."""
     tokens, exact, all_exact = model.max_train_length, model.max_train_length, True
-    doublings = (model.max_train_length << doubling for doubling in range(1, DOUBLINGS + 1))
+    doublings = (model.max_train_length << doubling for doubling in range(1, NUM_DOUBLINGS + 1))
     for length in sorted({*test_lengths, *doublings}):
         try:
             forecast = predict_length(length)
         except LengthwiseError as error:
             return Horizon(tokens=tokens, exact=exact, limited_by=f"at length {length}: {error}")
         if forecast.low < ACCURACY_THRESHOLD:
-            return Horizon(tokens=tokens, exact=exact, limited_by=_limit(forecast))
+            return Horizon(tokens=tokens, exact=exact, limited_by=_describe_limit(forecast))
         tokens, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
         exact = length if all_exact else exact
     return Horizon(tokens=tokens, exact=exact, limited_by=f"{tokens} is the longest length tested")
 
 
-def _limit(forecast: Forecast) -> str:
-    """Return the reason for a low accuracy: the change that lowers it most by itself."""
+def _describe_limit(forecast: Forecast) -> str:
+    """Return the reason for a low accuracy: the single change that lowers it most."""
     values, diluted = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
     if forecast.token_count_only is not None:
         diluted = forecast.token_count_only
@@ -150,13 +151,13 @@ def _limit(forecast: Forecast) -> str:
 
 
 def run_verdict(certificate: RunCertificate) -> str:
-    """Return the predictions of a certificate in a few sentences."""
+    """Return sentences about the predictions of a certificate, or the reason why there are none."""
     if certificate.refusal is not None:
         return f"Nothing is predicted: {certificate.refusal}."
-    return " ".join(_sentences(certificate))
+    return " ".join(_verdict_sentences(certificate))
 
 
-def _sentences(certificate: RunCertificate) -> Iterator[str]:
+def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
     horizon, longest = certificate.horizon, certificate.train_lengths[1]
     assert horizon is not None
     if horizon.tokens > longest:

@@ -12,11 +12,11 @@ from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdi
 from lengthwise.theory.planted_law_certificate import PROBABILISTIC, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
-CERTIFICATE = "certificate.json"
+CERTIFICATE_FILE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
-_HOLDS = {True: "yes", False: "NO", None: "not checked"}
-# The failure that may occur if an assumption does not hold, by its counterexample in docs/theory.md.
-_FAILURES = {
+_HOLDS_TEXT = {True: "yes", False: "NO", None: "not checked"}
+# Possible failure if an assumption does not hold, by the name of its counterexample in docs/theory.md.
+_POSSIBLE_FAILURES = {
     "growing k": "short lengths do not determine longer ones",
     "growing gap": "scores of gaps outside training are arbitrary",
     "unbounded reach": "scores of sets outside short sequences are arbitrary",
@@ -48,20 +48,20 @@ def tables(certificate: Certificate) -> list[Table]:
     """Return the assumptions, followed by the bounds, risks or predictions."""
     assumptions = (
         "assumptions",
-        ["assumption", "holds", "found", "without it (counterexamples in docs/theory.md)"],
+        ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],
         [
-            [each.name, _HOLDS[each.holds], each.found, _FAILURES[each.counterexample]]
+            [each.name, _HOLDS_TEXT[each.holds], each.found, _POSSIBLE_FAILURES[each.counterexample]]
             for each in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
         return [assumptions]
     if isinstance(certificate, RunCertificate):
-        return [assumptions, *([_forecasts(certificate)] if certificate.refusal is None else [])]
-    return [assumptions, _risks(certificate), _bounds(certificate)]
+        return [assumptions, *([_forecast_table(certificate)] if certificate.refusal is None else [])]
+    return [assumptions, _risk_table(certificate), _bound_table(certificate)]
 
 
-def _forecasts(certificate: RunCertificate) -> Table:
+def _forecast_table(certificate: RunCertificate) -> Table:
     header = ["length", "accuracy per token", "exact match", "with IDs only", "with token count only", "leakage"]
     body = [
         [
@@ -77,7 +77,7 @@ def _forecasts(certificate: RunCertificate) -> Table:
     return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
 
-def _risks(certificate: LawCertificate) -> Table:
+def _risk_table(certificate: LawCertificate) -> Table:
     predictions = {each.length: each for each in certificate.predictions}
     body = []
     for risk in certificate.risks:
@@ -91,45 +91,45 @@ def _risks(certificate: LawCertificate) -> Table:
         body.append(
             [
                 str(risk.length),
-                _number(risk.found.risk),
+                _format_number(risk.found.risk),
                 risk.found.how if risk.found.how == "exact" else f"{risk.found.low:.4f} to {risk.found.high:.4f}",
-                _number(risk.posterior.risk),
-                _number(None if prediction is None else prediction.odds),
-                _number(None if prediction is None else prediction.secant),
-                "-" if tightest is None else f"{_number(tightest[0])} ({tightest[1]})",
+                _format_number(risk.posterior.risk),
+                _format_number(None if prediction is None else prediction.odds),
+                _format_number(None if prediction is None else prediction.secant),
+                "-" if tightest is None else f"{_format_number(tightest[0])} ({tightest[1]})",
             ]
         )
     header = ["length", "risk", "method", "true posterior", "predicted", "secant", "tightest bound"]
     return f"head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
 
 
-def _bounds(certificate: LawCertificate) -> Table:
+def _bound_table(certificate: LawCertificate) -> Table:
     lengths = sorted({each.length for each in certificate.bounds})
     by_name: dict[str, dict[int, str]] = {}
     for each in certificate.bounds:
-        text = _number(each.value) if each.refused is None else each.refused
+        text = _format_number(each.value) if each.refused is None else each.refused
         by_name.setdefault(f"{each.title} ({each.provenance})", {})[each.length] = text
     body = []
     for name, values in by_name.items():
-        # A reason appears only in the first column.
+        # The reason for a missing bound appears only in the first column.
         reason = len(set(values.values())) == 1
         body.append([name, *(values[length] if not reason or length == lengths[0] else "" for length in lengths)])
     return "bounds", ["bound", *map(str, lengths)], body
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def write(certificate: Certificate, folder: Path) -> Path:
+def write_report(certificate: Certificate, folder: Path) -> Path:
     """Write certificate.json and figure.png to a folder, and return the path of the figure."""
-    # Loading matplotlib takes a second.
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    write_atomically(folder / CERTIFICATE, json.dumps(to_json(certificate), indent=2).encode())
+    write_atomically(folder / CERTIFICATE_FILE, json.dumps(to_json(certificate), indent=2).encode())
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = figure.subplots()
-    _DRAW[type(certificate)](certificate, axes)
+    _PLOTTERS[type(certificate)](certificate, axes)
     axes.set_xscale("log")
     axes.set_xlabel("length")
     axes.legend(fontsize=7)
@@ -141,8 +141,8 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
     lengths = [each.length for each in certificate.risks]
     axes.plot(lengths, [each.found.risk for each in certificate.risks], "ko-", label="risk of the fitted head")
     axes.plot(lengths, [each.posterior.risk for each in certificate.risks], "k:", label="true posterior")
-    for name, law in (("predicted", "odds"), ("secant", "secant")):
-        points = [(each.length, getattr(each, law)) for each in certificate.predictions if each.refused is None]
+    for name, quantity in (("predicted", "odds"), ("secant", "secant")):
+        points = [(each.length, getattr(each, quantity)) for each in certificate.predictions if each.refused is None]
         axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
     for name in dict.fromkeys(each.title for each in certificate.bounds):
         points = [
@@ -182,4 +182,4 @@ def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     axes.set_ylabel("accuracy per answer token")
 
 
-_DRAW: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task_reach, RunCertificate: _draw_run}
+_PLOTTERS: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task_reach, RunCertificate: _draw_run}

@@ -17,28 +17,28 @@ from lengthwise.theory.risk.bayes import BayesPredictor
 MARGIN, ERROR_FACTOR = 0.03, 3.0
 # Maximum number of pieces per sequence, and the fraction of the sequence that they must cover.
 MAX_PIECES, MIN_COVERAGE = 64, 0.9
-# Maximum width of an interval that is reported.
+# Maximum width of a reported interval.
 MAX_WIDTH = 0.5
-# The difference of two sample means is below this many standard deviations of one of them in 95% of cases.
+# In 95% of cases, two sample means differ by less than this number of standard deviations of one mean.
 TWO_SAMPLE_Z = 2.77
 
 
 class InconclusiveError(LengthwiseError):
-    """The pieces do not determine an accuracy at this length; the message gives the reason."""
+    """Error for a length at which the pieces do not determine the accuracy; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
+    """Predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
 
     Accuracy is teacher-forced, includes predicted IDs, and excludes the end token. ``mean`` uses the mean
-    log-probability over the ``num_pieces`` pieces of a sequence, and ``every_piece`` also requires a right answer in
+    log-probability over the ``num_pieces`` pieces of a sequence, and ``every_piece`` also requires a correct answer in
     each unweighted piece, which excludes misleading tokens. ``half_budget`` uses random pieces of half the size.
     ``coverage`` is the fraction of the sequence that the pieces cover.
 
-    ``ids_only`` is the accuracy if only the IDs are as at this length, ``token_count_only`` if only the number of
-    tokens is (None if answers require all tokens of a training sequence). ``leakage`` is the attention weight outside
-    the support, in the layer and head with the least leakage.
+    ``ids_only`` is the accuracy with the IDs of this length but few tokens. ``token_count_only`` is the accuracy with
+    the number of tokens of this length but training IDs (None if answers require all tokens of a training sequence).
+    ``leakage`` is the attention weight outside the support, in the layer and head with the least leakage.
 
     ``exact_low`` to ``exact_high`` is the resulting range of exact match for examples with ``num_answers`` answer
     tokens and one end token with accuracy ``end_accuracy``.
@@ -63,7 +63,7 @@ class Forecast:
 
 
 def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: Fidelity, length: int) -> Forecast:
-    """Predict the accuracy at a length from pieces of ``budget`` tokens; ``InconclusiveError`` if they disagree."""
+    """Predict the accuracy at a length from pieces of ``budget`` tokens, or raise ``InconclusiveError``."""
     queries = model.queries(length)
     pieces, coverage = model.pieces(queries, length, budget, MAX_PIECES)
     num_pieces = len(pieces.last) // len(queries.answer)
@@ -74,11 +74,11 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
         )
     weighted = model.query(queries, pieces)
     unweighted = model.query(queries, pieces.unweighted())
-    half = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
+    half_budget = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
     mean = float(weighted.correct.mean())
     every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
-    margin = MARGIN + ERROR_FACTOR * fidelity.difference + abs(mean - half)
-    low, high = _interval(mean, every_piece, margin, coverage)
+    margin = MARGIN + ERROR_FACTOR * fidelity.difference + abs(mean - half_budget)
+    low, high = _accuracy_interval(mean, every_piece, margin, coverage)
     high = min(high, attainable_accuracy(model.task, queries))
     if high - low > MAX_WIDTH:
         raise InconclusiveError(
@@ -88,7 +88,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
         )
     factor = queries.batch.tokens.shape[1] / budget
     upweighted = upweight_distractors(train_queries.support, train_queries.last_index, factor)
-    diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
+    correct_when_diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
     num_answers = queries.max_answers(model.task.vocabulary.index("end"))
     end_accuracy = _end_accuracy(model, length, budget)
     return Forecast(
@@ -98,24 +98,24 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
         high=high,
         mean=mean,
         every_piece=every_piece,
-        half_budget=half,
+        half_budget=half_budget,
         num_pieces=num_pieces,
         coverage=coverage,
         ids_only=float(unweighted.correct.mean()),
-        token_count_only=float(diluted.mean()) if len(diluted) else None,
+        token_count_only=float(correct_when_diluted.mean()) if len(correct_when_diluted) else None,
         leakage=float(weighted.leakage.min()),
         num_answers=num_answers,
         end_accuracy=end_accuracy,
         exact_low=max(0.0, 1 - num_answers * (1 - low) - (1 - end_accuracy)),
-        # All tokens of an exact example are right, so exact match is at most the accuracy per token.
+        # All tokens of an exact example are correct, so exact match is at most the accuracy per token.
         exact_high=high,
     )
 
 
-def _interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
+def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
     """Return the interval from ``every_piece`` to ``mean``, extended by the margin.
 
-    Tokens outside all pieces can mislead too, so errors are scaled by the inverse coverage.
+    Tokens outside all pieces can also mislead, so the inverse coverage scales the errors.
     """
     lowest, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
     _, highest = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
@@ -123,7 +123,7 @@ def _interval(mean: float, every_piece: float, margin: float, coverage: float) -
 
 
 def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
-    """Return the fraction of end tokens that are right in every piece; 1 for a task without end tokens."""
+    """Return the fraction of end tokens that are correct in every piece; 1 for a task without end tokens."""
     queries = model.end_queries(length)
     if queries is None:
         return 1.0

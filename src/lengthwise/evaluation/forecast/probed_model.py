@@ -25,7 +25,7 @@ NUM_QUERIES, NUM_END_QUERIES = 256, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedModel:
-    """A trained decoder and its training ranges.
+    """Trained decoder and its training ranges.
 
     ``id_range`` is the smallest and the largest training ID, ``trained_distance`` is the largest ID difference within a
     training example, and ``fitted`` is the exact match at the longest training length (both None if unknown).
@@ -64,9 +64,9 @@ class ProbedModel:
             )
         return None
 
-    def queries(self, length: int, number: int = NUM_QUERIES) -> Queries:
+    def queries(self, length: int, num_queries: int = NUM_QUERIES) -> Queries:
         """Sample queries about answer tokens at a length, with the seed of the model."""
-        return sample_queries(self.task, self.scheme, length, number, self.seed)
+        return sample_queries(self.task, self.scheme, length, num_queries, self.seed)
 
     def end_queries(self, length: int) -> Queries | None:
         """Sample queries about end tokens at a length; return None if examples have no end token."""

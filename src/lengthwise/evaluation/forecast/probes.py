@@ -1,4 +1,4 @@
-"""The number of tokens that answers of a decoder require, measured by hiding tokens at a training length."""
+"""Number of tokens that the answers of a decoder require, measured by hiding tokens at a training length."""
 
 import math
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from lengthwise.evaluation.forecast.sparse_queries import MAX_SCORES, Queries
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 
-# A set of tokens is sufficient if it lowers the probability of the right answer by at most this much.
+# Maximum decrease in the probability of the correct answer if only a sufficient set of tokens is visible.
 MAX_LOSS = 0.1
-# Reported values are this quantile over answers.
+# Quantile of the reported values over answers.
 QUANTILE = 0.9
 # Maximum number of tokens in the search.
 MAX_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """The number of tokens that 90% of the answers require; None if it exceeds ``MAX_TOKENS``.
+class RequiredTokens:
+    """Number of tokens that 90% of the answers require; None if it exceeds ``MAX_TOKENS``.
 
-    ``k`` excludes the token before the answer. ``reach`` is the span of the tokens and that token in token indexes, and
-    ``id_reach`` is their span in IDs, on the level with the smallest span.
+    ``k`` excludes the token before the answer. ``reach`` is the span of all these tokens, including the token before
+    the answer, in token indexes; ``id_reach`` is their span in IDs, on the level with the smallest span.
     """
 
     k: int | None
@@ -34,20 +34,20 @@ class Needs:
 
 
 @torch.no_grad()
-def probe(decoder: Decoder, queries: Queries) -> Needs:
-    """Hide each token separately, sort tokens by the resulting loss, and count how many of them are sufficient.
+def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredTokens:
+    """Hide each token separately, sort tokens by the effect, and count the first tokens that are sufficient.
 
-    Duplicated information is not detected: hiding one copy has no effect.
+    This method does not detect duplicated information, because hiding one copy has no effect.
     """
-    results = [_probe_query(decoder, queries, query) for query in range(len(queries.answer))]
+    results = [_measure_query(decoder, queries, query) for query in range(len(queries.answer))]
     sufficient = [each for each in results if each is not None]
     if len(sufficient) < QUANTILE * len(results):
-        return Needs(k=None, reach=None, id_reach=None)
+        return RequiredTokens(k=None, reach=None, id_reach=None)
     k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in zip(*sufficient, strict=True))
-    return Needs(k=int(k), reach=int(reach), id_reach=float(id_reach))
+    return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 
-def _probe_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
+def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
     """Return the number of sufficient tokens, and their span with the last token, in tokens and in IDs."""
     batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
@@ -57,12 +57,12 @@ def _probe_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, i
     candidates = np.flatnonzero(~always_visible)
     hide_one = np.zeros((len(candidates) + 1, answer), dtype=bool)
     hide_one[np.arange(len(candidates)), candidates] = True
-    probability = _probabilities(decoder, tokens, ids, hide_one, target)
-    order = candidates[np.argsort(probability[:-1], kind="stable")][:MAX_TOKENS]
+    probabilities = _probabilities(decoder, tokens, ids, hide_one, target)
+    order = candidates[np.argsort(probabilities[:-1], kind="stable")][:MAX_TOKENS]
     hidden = np.tile(~always_visible, (len(order) + 1, 1))
     for number in range(len(order)):
         hidden[number + 1 :, order[number]] = False
-    sufficient = _probabilities(decoder, tokens, ids, hidden, target) >= probability[-1] - MAX_LOSS
+    sufficient = _probabilities(decoder, tokens, ids, hidden, target) >= probabilities[-1] - MAX_LOSS
     if not sufficient.any():
         return None
     number = int(sufficient.argmax())

@@ -19,7 +19,7 @@ from lengthwise.training.batch import Batch, to_batch
 
 # Number of subsamples per query. Their log-probabilities are averaged, because a single subsample is noisy.
 NUM_SUBSAMPLES = 8
-# Memory limit: the number of attention scores per layer and head in one forward.
+# Maximum number of attention scores per layer in one forward pass, which limits the memory.
 MAX_SCORES = 1 << 22
 
 
@@ -62,9 +62,9 @@ class Queries:
             support=[self.support[index] for index in indices],
         )
 
-    def first(self, number: int) -> "Queries":
-        """Return the first ``number`` queries, or all queries if there are fewer."""
-        return self.select(np.arange(min(number, len(self.answer))))
+    def first(self, num_queries: int) -> "Queries":
+        """Return the first ``num_queries`` queries, or all queries if there are fewer."""
+        return self.select(np.arange(min(num_queries, len(self.answer))))
 
     def max_answers(self, end: int) -> int:
         """Return the largest number of answer tokens in one example, without the end token."""
@@ -82,25 +82,25 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
     return Queries(examples=examples, batch=batch, answer=answer, support=indices)
 
 
-def sample_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries:
-    """Sample examples, and query one answer of each, sampled uniformly without the end token."""
+def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
+    """Sample examples, and query one answer token of each, sampled uniformly without the end token."""
     rng = stream(seed, "forecast questions", length)
-    examples, batch = _sample_batch(task, scheme, length, number, rng)
+    examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
-def sample_end_queries(task: Task, scheme: PositionScheme, length: int, number: int, seed: int) -> Queries | None:
+def sample_end_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries | None:
     """Sample examples, and query the end token of each; return None if an example has no scored end token."""
     rng = stream(seed, "forecast end questions", length)
-    examples, batch = _sample_batch(task, scheme, length, number, rng)
+    examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
     ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
     return build_queries(task, examples, batch, ends.argmax(axis=1)) if ends.any(axis=1).all() else None
 
 
 def _sample_batch(
-    task: Task, scheme: PositionScheme, length: int, number: int, rng: np.random.Generator
+    task: Task, scheme: PositionScheme, length: int, num_queries: int, rng: np.random.Generator
 ) -> tuple[Examples, Batch]:
-    examples = task.sample(length=length, size=number, rng=rng)
+    examples = task.sample(length=length, size=num_queries, rng=rng)
     return examples, to_batch(length, examples, scheme.assign(examples, rng, training=False))
 
 
@@ -117,35 +117,35 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
     The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
     """
     size, heads = len(queries.answer), decoder.settings.num_heads
-    number = len(subsample.last) // size
-    step = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * number))
+    num_subsamples = len(subsample.last) // size
+    step = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * num_subsamples))
     parts = [
-        _query_part(decoder, queries, subsample, number, slice(start, min(start + step, size)))
+        _query_batch(decoder, queries, subsample, num_subsamples, slice(start, min(start + step, size)))
         for start in range(0, size, step)
     ]
     leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
     return QueryResult(
         correct=np.concatenate([correct.numpy() for correct, _, _ in parts]),
-        correct_each=np.concatenate([each.numpy() for _, each, _ in parts]),
+        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in parts]),
         leakage=np.concatenate(leakages, axis=1).mean(axis=1),
     )
 
 
-def _query_part(
-    decoder: Decoder, queries: Queries, subsample: Subsample, number: int, part: slice
+def _query_batch(
+    decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, part: slice
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
-    sequences = slice(part.start * number, part.stop * number)
+    sequences = slice(part.start * num_subsamples, part.stop * num_subsamples)
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
     batch, size = queries.batch.select(part), part.stop - part.start
     answer, last = torch.from_numpy(queries.answer[part]), torch.from_numpy(subsample.last)
-    support = [indices for indices in queries.support[part] for _ in range(number)]
+    support = [indices for indices in queries.support[part] for _ in range(num_subsamples)]
     in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, support, strict=True)])
-    outside = torch.from_numpy(1.0 - in_support).float()
+    outside_support = torch.from_numpy(1.0 - in_support).float()
     leakage: list[Tensor] = []
-    every = torch.arange(size * number)
+    sequence_indices = torch.arange(size * num_subsamples)
 
     def record_leakage(weights: Tensor) -> None:
-        leakage.append((weights[every, :, last] * outside[:, None]).sum(dim=-1))
+        leakage.append((weights[sequence_indices, :, last] * outside_support[:, None]).sum(dim=-1))
 
     hidden, _ = decoder(
         batch.tokens,
@@ -157,33 +157,33 @@ def _query_part(
         ),
         keep_indices=torch.from_numpy(subsample.indices),
     )
-    hidden = hidden[every, last].view(size, number, -1)
+    hidden = hidden[sequence_indices, last].view(size, num_subsamples, -1)
     target = batch.tokens.gather(1, answer[:, None])
     log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
-    correct, each = log_probs.mean(dim=1).argmax(dim=-1) == target[:, 0], log_probs.argmax(dim=-1) == target
+    correct, correct_each = log_probs.mean(dim=1).argmax(dim=-1) == target[:, 0], log_probs.argmax(dim=-1) == target
     if decoder.predicts_ids:
-        id_correct, id_each = _grade_ids(decoder, batch, hidden, answer)
+        id_correct, id_correct_each = _grade_ids(decoder, batch, hidden, answer)
         scored = batch.id_scored.gather(1, answer[:, None])
-        correct, each = correct & (id_correct | ~scored[:, 0]), each & (id_each | ~scored)
-    return correct, each, leakage
+        correct, correct_each = correct & (id_correct | ~scored[:, 0]), correct_each & (id_correct_each | ~scored)
+    return correct, correct_each, leakage
 
 
 def _grade_ids(
     decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
     """Compare predicted IDs on all levels; position heads read the full prompt."""
-    number = hidden.shape[1]
+    num_subsamples = hidden.shape[1]
     index = answer[None, :, None]
     target = batch.position_ids.take_along_dim(index, dim=2)
-    own_ids = batch.position_ids.take_along_dim(index - 1, dim=2).expand(-1, -1, number)
-    tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, number)
+    current_ids = batch.position_ids.take_along_dim(index - 1, dim=2).expand(-1, -1, num_subsamples)
+    tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-    levels = decoder.next_ids(hidden, own_ids, tokens, prompts)
-    each = torch.stack([level.most_likely() for level in levels])
+    levels = decoder.next_ids(hidden, current_ids, tokens, prompts)
+    correct_each = torch.stack([level.most_likely() for level in levels])
     # The subsamples of a query start from the same ID, so they have the same candidates.
     means = [
         NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
         for level in levels
     ]
     mean = torch.stack([level.most_likely() for level in means])
-    return (mean == target).all(dim=0)[:, 0], (each == target).all(dim=0)
+    return (mean == target).all(dim=0)[:, 0], (correct_each == target).all(dim=0)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-# Neighbors are sampled as a block, so that a token keeps the context that earlier layers read.
+# A block contains neighboring tokens, so that a token keeps the context that earlier layers attend to.
 BLOCK_SIZE = 4
 NUM_NEIGHBORS = 2
 
 # Token indexes, weights, conditional weights and block numbers of one subsample.
-_Columns = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"], Int[np.ndarray, " _"]]
+_SampledTokens = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"], Int[np.ndarray, " _"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,19 +18,19 @@ class Subsample:
     """Subsamples of sequences, one per query, each ending with the token before the queried answer.
 
     ``indices`` are increasing token indexes up to column ``last``; the last index repeats as padding. A token
-    represents ``weights`` tokens of the full sequence (1 near the support). For queries in a sampled block, the other
-    tokens have ``conditional_weights``, because their own block is known to be sampled. ``visible_counts`` is the
+    represents ``weights`` tokens of the full sequence (1 near the support). For a query token in a sampled block, the
+    other tokens have ``conditional_weights``, because its block is certainly in the sample. ``visible_counts`` is the
     number of tokens of the full sequence up to each token, and ``blocks`` is the block number.
     """
 
-    indices: Int[np.ndarray, "queries kept"]
-    weights: Float[np.ndarray, "queries kept"]
-    conditional_weights: Float[np.ndarray, "queries kept"]
-    visible_counts: Float[np.ndarray, "queries kept"]
-    blocks: Int[np.ndarray, "queries kept"]
+    indices: Int[np.ndarray, "queries tokens"]
+    weights: Float[np.ndarray, "queries tokens"]
+    conditional_weights: Float[np.ndarray, "queries tokens"]
+    visible_counts: Float[np.ndarray, "queries tokens"]
+    blocks: Int[np.ndarray, "queries tokens"]
     last: Int[np.ndarray, " queries"]
 
-    def score_bias(self) -> Float[np.ndarray, "queries kept kept"]:
+    def score_bias(self) -> Float[np.ndarray, "queries query key"]:
         """Return the log weight of each key for each query token; keys in the block of the query have weight 1."""
         other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
         sampled = self.weights[:, :, None] > 1
@@ -53,22 +53,22 @@ def subsample(
 ) -> Subsample:
     """Sample about ``budget`` tokens up to ``last_index``, the index of the token before each answer.
 
-    Every subsample contains the support and ``NUM_NEIGHBORS`` neighbors on both sides of it. Other tokens are sampled
-    without replacement in at least two blocks of ``block_size`` tokens, and weighted by the inverse of the sampled
+    Every subsample contains the support and ``NUM_NEIGHBORS`` neighbors on both sides of it. The other tokens are a
+    sample without replacement of at least two blocks of ``block_size`` tokens, weighted by the inverse of the sampled
     fraction. The expected weighted sum over sampled tokens is then the sum over all other tokens (Horvitz and Thompson
     1952), for queries in sampled blocks and near the support.
 
-    Tokens with the same ``unit_ids`` are sampled together, such as coupled tokens, so that a subsample has the layout
-    of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
+    A sample contains all or no tokens with the same unit ID, such as coupled tokens, so that it has the layout of a
+    shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
-    columns = []
+    subsamples = []
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
         unit = np.arange(end + 1) if unit_ids is None else unit_ids[query, : end + 1]
         # Block starts are random, so that no token is always the first of its block.
         shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
-        blocks = _divide(tokens, unit, budget, block_size, shift)
-        columns += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
-    return _stack(columns)
+        blocks = _divide_into_blocks(tokens, unit, budget, block_size, shift)
+        subsamples += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
+    return _stack_subsamples(subsamples)
 
 
 def split_into_pieces(
@@ -84,31 +84,31 @@ def split_into_pieces(
     pieces than the longest sequence repeats some blocks. Return the pieces, query by query, and the fraction of tokens
     that they cover (the minimum over queries).
     """
-    divided = [
-        _divide(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
+    blocks_per_query = [
+        _divide_into_blocks(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
         for tokens, end in zip(support, last_index.tolist(), strict=True)
     ]
-    required = max(1, *(-(-len(each.optional) // max(1, each.num_sampled)) for each in divided))
-    number = min(max_pieces, required)
-    columns: list[_Columns] = []
-    for blocks in divided:
-        order = np.resize(rng.permutation(blocks.optional), number * blocks.num_sampled)
-        columns += blocks.select(order.reshape(number, blocks.num_sampled))
-    return _stack(columns), min(1.0, number / required)
+    num_required = max(1, *(-(-len(each.optional) // max(1, each.num_sampled)) for each in blocks_per_query))
+    num_pieces = min(max_pieces, num_required)
+    subsamples: list[_SampledTokens] = []
+    for blocks in blocks_per_query:
+        order = np.resize(rng.permutation(blocks.optional), num_pieces * blocks.num_sampled)
+        subsamples += blocks.select(order.reshape(num_pieces, blocks.num_sampled))
+    return _stack_subsamples(subsamples), min(1.0, num_pieces / num_required)
 
 
 def upweight_distractors(
     support: list[Int[np.ndarray, " _"]], last_index: Int[np.ndarray, " queries"], factor: float
 ) -> Subsample:
-    """Keep all tokens, and weight those outside the support as in a sequence that is ``factor`` times as long."""
+    """Keep all tokens, and weight tokens outside the support as in a sequence that is ``factor`` times as long."""
     length = int(last_index.max()) + 1
     index = np.broadcast_to(np.arange(length), (len(last_index), length))
     indices, blocks = np.minimum(index, last_index[:, None]), index // BLOCK_SIZE
     weights = np.ones(index.shape)
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
         distractors = ~np.isin(blocks[query], _with_neighbors(tokens, end) // BLOCK_SIZE)
-        if number := int(distractors[: end + 1].sum()):
-            weights[query, distractors] = (factor * (end + 1) - (end + 1 - number)) / number
+        if num_distractors := int(distractors[: end + 1].sum()):
+            weights[query, distractors] = (factor * (end + 1) - (end + 1 - num_distractors)) / num_distractors
     return Subsample(
         indices=indices,
         weights=weights,
@@ -131,22 +131,22 @@ class _Blocks:
     optional: Int[np.ndarray, " optional"]
     num_sampled: int
 
-    def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_Columns]:
+    def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_SampledTokens]:
         """Return the tokens of each sample of optional blocks, with their weights."""
         size = samples.shape[1]
         weight = np.where(self.required, 1.0, len(self.optional) / max(1, size))
         conditional = np.where(self.required, 1.0, (len(self.optional) - 1) / max(1, size - 1))
-        columns = []
+        subsamples = []
         for sample in samples:
             included = self.required.copy()
             included[sample] = True
             indices = np.flatnonzero(included[self.block])
             block = self.block[indices]
-            columns.append((indices, weight[block], conditional[block], block))
-        return columns
+            subsamples.append((indices, weight[block], conditional[block], block))
+        return subsamples
 
 
-def _divide(
+def _divide_into_blocks(
     support: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], budget: int, block_size: int, shift: int
 ) -> _Blocks:
     """Divide a sequence into blocks; a sequence within the budget is a single required block."""
@@ -163,10 +163,10 @@ def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray,
     return (np.append(support, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
 
 
-def _stack(columns: list[_Columns]) -> Subsample:
-    longest = max(len(indices) for indices, *_ in columns)
+def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
+    longest = max(len(indices) for indices, *_ in subsamples)
     indices, weights, conditional_weights, blocks = (
-        np.stack([np.pad(each[part], (0, longest - len(each[part])), mode="edge") for each in columns])
+        np.stack([np.pad(each[part], (0, longest - len(each[part])), mode="edge") for each in subsamples])
         for part in range(4)
     )
     return Subsample(
@@ -175,5 +175,5 @@ def _stack(columns: list[_Columns]) -> Subsample:
         conditional_weights=conditional_weights,
         visible_counts=indices + 1.0,
         blocks=blocks,
-        last=np.array([len(indices) - 1 for indices, *_ in columns]),
+        last=np.array([len(indices) - 1 for indices, *_ in subsamples]),
     )

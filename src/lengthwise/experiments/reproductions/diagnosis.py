@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.encodings import NoPE, Rotary
-from lengthwise.evaluation.diagnosis.attribution import EITHER, ID_ERRORS, MORE_IDS
+from lengthwise.evaluation.diagnosis.attribution import ID_ERRORS, MORE_IDS, TOKENS_OR_IDS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast.certificate import UNTRAINED_IDS
 from lengthwise.evaluation.tables_and_figures import Rows, save_figure
@@ -20,12 +20,12 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 
 # Examples per diagnosis.
-EXAMPLES = 256
+NUM_EXAMPLES = 256
 # Names of causes in saved readings, if they differ.
 SAVED_NAMES = {
     MORE_IDS: "more different IDs than training showed",
     UNTRAINED_IDS: "IDs or distances that training did not show",
-    EITHER: "the number of tokens and the IDs, each of which is enough to fail by",
+    TOKENS_OR_IDS: "the number of tokens and the IDs, each of which is enough to fail by",
     ID_ERRORS: "IDs that it predicts wrong",
 }
 
@@ -42,14 +42,14 @@ def _experiments() -> dict[str, Experiment]:
         "variables, PPC, 2 operands": (VARIABLE_ASSIGNMENT.experiments()["predicted (PPC), 2 operands"], (16, 160)),
     }
     return {
-        label: replace(experiment, evaluation=EvaluationSettings(lengths=lengths, num_examples=(EXAMPLES,)))
+        label: replace(experiment, evaluation=EvaluationSettings(lengths=lengths, num_examples=(NUM_EXAMPLES,)))
         for label, (experiment, lengths) in cases.items()
     }
 
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the diagnosis of the longest length."""
-    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
+    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     failures = diagnosis.failures
     return {
         "length": diagnosis.length,

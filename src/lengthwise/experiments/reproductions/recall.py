@@ -16,7 +16,7 @@ from lengthwise.tasks import Recall
 
 KINDS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}
 # Examples per diagnosis.
-EXAMPLES = 64
+NUM_EXAMPLES = 64
 
 
 def _experiments() -> dict[str, Experiment]:
@@ -34,7 +34,7 @@ def _experiments() -> dict[str, Experiment]:
 
 def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the largest attention mass of any head on the support, by length, and the limiting cause."""
-    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=EXAMPLES)
+    diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
         "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
