@@ -54,7 +54,7 @@ def test_predictions_are_close_to_the_exact_risk(certificate):
 def test_all_assumptions_of_a_local_law_hold_except_room_at_short_lengths(certificate):
     assert all(each.holds for each in certificate.assumptions)
     short = certify_law(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
-    assert [each.name for each in short.assumptions if not each.holds] == ["room"]
+    assert [each.name for each in short.assumptions if not each.holds] == ["training length"]
 
 
 def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
@@ -78,14 +78,14 @@ def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
         (Subsets(num_planted=1), []),
         (
             Subsets(num_planted=2),
-            ["locality of the data", "locality of the class", "room", "regularity", "light joints"],
+            ["locality of the data", "locality of the class", "training length", "regularity", "light joints"],
         ),
         (
             ByLength(
                 until=(8,),
                 laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,))),
             ),
-            ["room", "regularity"],
+            ["training length", "regularity"],
         ),
     ],
     ids=["single", "subsets", "by_length"],
@@ -266,5 +266,5 @@ def test_an_invalid_task_or_law_prints_one_line(what, content, line, tmp_path, c
 
 
 def test_a_task_without_support_raises_an_error():
-    with pytest.raises(SettingError, match=r"task addition does not declare which tokens .* use a task that does"):
+    with pytest.raises(SettingError, match=r"task addition does not declare which tokens .* use a task that declares"):
         certify_task(Addition(order="most"), trained=10, lengths=(20,))

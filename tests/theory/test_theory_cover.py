@@ -221,12 +221,12 @@ def test_adjacent_intervals_merge_into_one_run():
 def law_given(law: Planted, length: int, planted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return all sequences in order, and ``P(x, y | S)`` from the set weights of the law."""
     tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
-    sets, weights = law.set_weights(tokens)
+    sets, weights = law.planted_set_weights(tokens)
     _, probability = law.placement.law(length).sets()
     index = int(np.flatnonzero((sets == planted).all(axis=1))[0])
     mu = np.array(law.background)
     joint = weights[:, index] / probability[index] * np.where(mu == 0, 1.0, mu)[tokens].prod(axis=1)
-    return tokens, joint[:, None] * law.label_law[law.codes(tokens[:, planted])]
+    return tokens, joint[:, None] * law.label_law[law.tuple_codes(tokens[:, planted])]
 
 
 @pytest.mark.parametrize(("num_tokens", "k", "span"), [(3, 1, 1), (3, 2, 3), (2, 3, 4)])

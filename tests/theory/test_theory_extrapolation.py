@@ -30,7 +30,7 @@ def pair_reader(rng: np.random.Generator, gap: float, spread: float) -> TabularA
     """Build an attention with right values for planted pairs, and log scores around ``-gap`` for background."""
     attention = random_attention(rng, 4, 2, 3, spread=spread)
     attention.log_scores[:] -= gap
-    marked = PAIRS.codes(np.array(PAIRS.tuples))
+    marked = PAIRS.tuple_codes(np.array(PAIRS.tuples))
     attention.log_scores[:, marked] = 0.0
     attention.values[:, marked] = np.array(PAIRS.labels)
     return attention

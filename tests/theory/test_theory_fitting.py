@@ -10,7 +10,7 @@ from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
-from lengthwise.theory.attention.training import FitHistory, FitSettings, fit, fit_tables, held_out_loss
+from lengthwise.theory.attention.training import FitHistory, FitSettings, fit_attention, fit_tables, held_out_loss
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
@@ -33,7 +33,7 @@ def attention(seed: int = 0, **settings) -> SparseFunctionalAttention:
 
 def train(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, **settings) -> FitHistory:
     settings = FitSettings(**{"batch_size": 32, "learning_rate": 0.2, **settings})
-    return fit(module, LAW, lengths=(4, 16), steps=steps, seed=seed, settings=settings)
+    return fit_attention(module, LAW, lengths=(4, 16), steps=steps, seed=seed, settings=settings)
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def test_training_learns_the_planted_pairs_and_their_labels():
 @pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
 def test_every_structure_that_can_represent_the_law_learns_it(structure, seed):
     module = attention(seed, **structure)
-    fit(module, LAW, lengths=(4, 16), steps=1000, seed=seed)
+    fit_attention(module, LAW, lengths=(4, 16), steps=1000, seed=seed)
     assert held_out_loss(module, LAW, length=16, size=4000, seed=seed) < 0.01
 
 
@@ -91,7 +91,7 @@ def test_weight_decay_increases_leakage():
 
 
 def test_the_history_depends_on_the_seed_only():
-    first, again, other = (fit(attention(), LAW, lengths=(8, 8), steps=5, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (fit_attention(attention(), LAW, lengths=(8, 8), steps=5, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.loss, again.loss)
     # The weights and the lengths are the same; only the sequences differ.
     assert first.loss[0] != other.loss[0]
@@ -118,7 +118,7 @@ def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_
 def test_modules_lengths_and_steps_that_do_not_fit_the_law_raise(settings, lengths, steps, message):
     module = SparseFunctionalAttention(**{"num_tokens": 4, "k": 2, "span": 3, "num_outputs": 2, **settings})
     with pytest.raises(SettingError, match=message):
-        fit(module, LAW, lengths=lengths, steps=steps, seed=0)
+        fit_attention(module, LAW, lengths=lengths, steps=steps, seed=0)
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 0}, {"learning_rate": 0.0}, {"weight_decay": -1.0}])

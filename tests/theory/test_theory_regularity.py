@@ -211,7 +211,7 @@ def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     head, law = head_and_law(0, k=2, span=2)
     shapes = law.placement.law(8).shapes
     scores = head.log_scores.copy()
-    scores[:, law.codes(np.array(law.tuples))] = -np.inf
+    scores[:, law.tuple_codes(np.array(law.tuples))] = -np.inf
     joint = joint_weight(law, replace(head, log_scores=scores), shapes)
     assert (joint.kappa_from_planted_score((True, False)) == np.inf).all()
     assert np.isinf(joint.kappa((True, False))).all()

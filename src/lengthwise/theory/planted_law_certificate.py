@@ -90,7 +90,7 @@ def certify_law(
     certificate gives the reason. Raises ``SettingError`` for lengths that are too short or within training.
     """
     _check_lengths(law, trained, lengths)
-    law, longest = law.possible, trained[1]
+    law, longest = law.with_possible_tuples, trained[1]
     predictor = fit_tables(law, trained, steps, seed)
     all_lengths = sorted({longest, *lengths})
     risks = tuple(_estimate_risks(law, predictor, length, seed) for length in all_lengths)
@@ -131,7 +131,7 @@ def check_test_lengths(longest: int, lengths: Sequence[int]) -> None:
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
-    """Return the guarantee at one length, or the failed conditions."""
+    """Return a sentence with the guarantee at one length, or with the failed conditions."""
     proved_bounds = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
     values = [(each.value, each.title) for each in proved_bounds if each.value is not None]
     if not values:
@@ -141,7 +141,7 @@ def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[
     smallest, title = min(values)
     if smallest >= 1:
         return (
-            f"No risk is guaranteed at length {risk.length}: the least bound is {smallest:.3g}, and no risk is above 1."
+            f"No risk is guaranteed at length {risk.length}, because the smallest bound ({smallest:.3g}) is at least 1."
         )
     how = "exact" if risk.found.how == "exact" else "sampled"
     return (
@@ -177,7 +177,7 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
         counterexample="unbounded reach",
     )
     yield Assumption(
-        name="room",
+        name="training length",
         holds=span is not None and longest >= 4 * span,
         found=f"L = {longest}" + ("" if span is None else f", 4 w = {4 * span}"),
         counterexample="unbounded reach",

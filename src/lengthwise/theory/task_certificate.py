@@ -40,7 +40,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCertificate:
-    """Conditions of proposition 4.4 on a task, the structure of the task by length, and a verdict.
+    """Certificate of a task with the conditions of proposition 4.4, the structure at each length, and a verdict.
 
     There is no bound, because examples can refute conditions but not prove them. Only a planted law has bounds.
     """
@@ -93,8 +93,8 @@ def structure(task: Task, length: int, seed: int) -> Structure:
     examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
-            f"task {task.name} does not declare which tokens its answers depend on (support); use a task that does, or "
-            "a planted law"
+            f"task {task.name} does not declare which tokens its answers depend on (support); use a task that "
+            "declares them, or a planted law"
         )
     shapes: Counter[Shape] = Counter()
     k = reach = 0

@@ -1,7 +1,7 @@
 """Tests of the conditions of proposition 4.4 on short examples of a task; a condition is refuted or not checked.
 
 The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token, and the
-planted super-tokens are the ones at the IDs that the answer depends on. Examples can refute a condition but not prove
+planted super-tokens have the IDs that the answer depends on. Examples can refute a condition but not prove
 it for all lengths.
 """
 
@@ -118,7 +118,7 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
 
 
 def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
-    """Return the tokens that the answer at ``index`` depends on; without any, return the token before the answer."""
+    """Return the tokens that the answer at ``index`` depends on, or the token before the answer if there are none."""
     needed = support[support >= 0]
     return needed if needed.size else np.array([index - 1])
 
@@ -128,7 +128,7 @@ def _describe_answer(answer_id: tuple[int, int]) -> str:
 
 
 def _unequal_sizes(contexts: Sequence[Context]) -> str | None:
-    """Find an answer before which two IDs have different numbers of tokens."""
+    """Find a context in which two IDs have different numbers of tokens."""
     size = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for each in contexts:
         for token_id, tokens in enumerate(each.super_tokens):
@@ -175,7 +175,7 @@ def _different_laws(contexts: Sequence[Context]) -> str | None:
 
 
 def _unequal_starts(contexts: Sequence[Context]) -> str | None:
-    """Find a length whose contexts differ in size or whose planted IDs have unequal numbers of starts."""
+    """Find a length with contexts of different sizes, or with starts of planted IDs that are not uniform."""
     for length, group in _group_by(contexts, lambda each: each.answer_id[0]):
         sizes = {len(each.super_tokens) for each in group}
         if len(sizes) > 1:

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import Local, Placement, ShapeLaw, check_fits
+from lengthwise.tasks.planted.placement import Local, Placement, ShapeLaw, check_length
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores, weighted_mean
 
 # A function from a length to the ID of every token; IDs count from 0 without gaps.
 Coupling = Callable[[int], Int[np.ndarray, " length"]]
 
-# Tolerance for the difference of two computed probabilities of one event.
+# Tolerance for the difference of two computed probabilities of the same event.
 ROUNDING = 1e-9
 
 
@@ -49,13 +49,13 @@ class Halves:
         return self._placement_at(length).sample(length, size, rng)
 
     def _placement_at(self, length: int) -> Local:
-        check_fits(self, length)
+        check_length(self, length)
         return Local(shapes=((0, length // 2),), weights=(1.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoupledPlacement:
-    """Placement of planted super-tokens: it plants the position IDs of the sets of another placement.
+    """Placement of planted super-tokens at the position IDs of the sets of another placement.
 
     Lengths count super-tokens of ``tokens_per_id`` tokens each; ``k`` is the number of different IDs in a set.
     """
@@ -225,7 +225,7 @@ def _planted_super_tokens(
     for planted, share in zip(sets, probability, strict=True):
         group = _unique_ids(ids[planted], k)
         columns = (tokens_by_id[group].ravel() == planted[:, None]).argmax(axis=1)
-        codes = law.codes(tuples[:, columns])
+        codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
         table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
         key = tuple(int(each) for each in group)

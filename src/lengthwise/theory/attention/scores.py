@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.distribution import check_listed
+from lengthwise.tasks.planted.distribution import check_num_shapes
 from lengthwise.theory.attention.values import (
     INIT_STD,
     LOG_ZERO,
@@ -106,7 +106,7 @@ class ChainScores(nn.Module):
         return torch.where(too_far, LOG_ZERO, scores)
 
     def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq links"]:
-        """Return the score of the link to each token for every gap; links from before the sequence are arbitrary."""
+        """Return the score of the link to each token for every gap; links from before the first token are arbitrary."""
         seq, max_gap = tokens.shape[1], self.max_gap
         if self.links is None:
             return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
@@ -114,7 +114,7 @@ class ChainScores(nn.Module):
         before = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
         gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
         num_tokens = self.tokens.shape[1]
-        # Look up all links at once, because each look-up has a costly backward pass.
+        # One look-up for all links, because the backward pass of each look-up is expensive.
         return functional.embedding((gaps * num_tokens + before) * num_tokens + tokens, power * self.links.flatten(1).T)
 
     def _advance(
@@ -168,7 +168,7 @@ class WindowScores(nn.Module):
     """Scores ``g(shape, x)`` of all shapes within a span; ``scores`` maps shapes and codes to log scores.
 
     The time is ``O(seq shapes (k + outputs))``. Coupled position IDs may be equal or decrease, so they have more
-    shapes; their sets are searched among the tokens sorted by ID.
+    shapes; ``_candidate_sets`` finds their sets among the tokens sorted by ID.
     """
 
     shapes: Int[Tensor, "shapes k"]
@@ -243,7 +243,7 @@ class WindowScores(nn.Module):
     def _candidate_sets(
         self, order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
     ) -> Int[Tensor, "batch sets k"]:
-        """List every set that may fit the span, once, as sorted token indexes; the index ``seq`` means no token.
+        """List each set that may fit the span once, as sorted token indexes; the index ``seq`` means no token.
 
         ``ids`` are the sorted IDs, and ``order`` is the permutation that sorts them.
         """
@@ -284,9 +284,9 @@ class WindowScores(nn.Module):
 def list_shapes(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shapes k"]:
     """List every shape within a span as distances from the smallest ID; coupled IDs may be equal or decrease."""
     if coupled:
-        check_listed(span**k, f"span {span} in coupled IDs")
+        check_num_shapes(span**k, f"span {span} in coupled IDs")
         return np.array([ids for ids in product(range(span), repeat=k) if min(ids) == 0])
-    check_listed(comb(span - 1, k - 1), f"span {span}")
+    check_num_shapes(comb(span - 1, k - 1), f"span {span}")
     return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
 
 

@@ -61,11 +61,11 @@ class Temperature:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SparseFunctionalAttention(nn.Module):
-    """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens in its structure.
+    """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens that the settings allow.
 
     ``score`` is the form of g: a ``table`` by shape and tuple, an ``mlp`` of both, a ``chain`` of tokens with links up
     to ``max_gap``, or a ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a product works
-    without it. With ``relative``, the start of a set does not matter; otherwise each of the first ``num_places`` token
+    without it. With ``relative``, the start of a set has no effect; otherwise each of the first ``num_places`` token
     indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of distributions over the
     outputs (with ``by_shape``, one table per shape), or an ``automaton`` of ``num_states``. With ``coupled``, sets are
     formed over position IDs, which may be equal or decrease. Outputs are uniform if no set has weight. Golowich et al.
@@ -265,7 +265,7 @@ class SparseFunctionalAttention(nn.Module):
             (self.local and self.span is None, "a local attention needs a span; set span or local=False"),
             (
                 not self.local and self.span is not None,
-                f"span {self.span} needs local=True; set it or remove span",
+                f"span {self.span} needs local=True; set local=True or remove span",
             ),
             (
                 self.span is not None and self.span < min_span,
@@ -273,7 +273,7 @@ class SparseFunctionalAttention(nn.Module):
             ),
             (
                 self.relative != (self.num_places == 0),
-                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 if and only if relative",
+                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 with relative=True only",
             ),
         )
 

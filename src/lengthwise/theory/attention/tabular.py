@@ -8,14 +8,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.distribution import check_listed
+from lengthwise.tasks.planted.distribution import check_num_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularAttention:
     """Relative, local attention ``f(x) = sum_S g(S, x_S) h(S, x_S) / sum_S g(S, x_S)`` over sets ``S = c + shape``.
 
-    Relative: the start ``c`` does not matter. Local: no shape is wider than ``span``. ``log_scores`` holds log g,
+    Relative: the start ``c`` has no effect. Local: no shape is wider than ``span``. ``log_scores`` contains log g,
     with minus infinity for g = 0. Tokens are the digits of the code of a tuple; the first token is the leading digit.
     ``default`` is the output if all scores are 0. Golowich et al. 2025 (arXiv 2502.16792), section 3.
     """
@@ -92,7 +92,7 @@ class PositionFreeAttention:
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets with their log scores and values; raises ``SettingError`` for too many sets to list."""
         length = tokens.shape[1]
-        check_listed(comb(length, self.k), f"length {length}")
+        check_num_shapes(comb(length, self.k), f"length {length}")
         sets = np.array(list(combinations(range(length), self.k)), dtype=np.int64).reshape(-1, self.k)
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[codes], self.values[codes]

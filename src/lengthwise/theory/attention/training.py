@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import check_fits
+from lengthwise.tasks.planted.placement import check_length
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.sparse_attention import ZERO_THRESHOLD, SparseFunctionalAttention
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
@@ -40,7 +40,7 @@ class FitHistory:
     loss: Float[np.ndarray, " steps"]
 
 
-def fit(
+def fit_attention(
     module: SparseFunctionalAttention,
     law: Planted,
     *,
@@ -98,7 +98,7 @@ def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple
         )
     if lengths[0] > lengths[1] or steps < 1:
         raise SettingError(f"invalid {steps} steps on lengths {lengths}; use 1 step or more and shortest <= longest")
-    check_fits(law.placement, lengths[0])
+    check_length(law.placement, lengths[0])
 
 
 def fit_tables(
@@ -116,7 +116,7 @@ def fit_tables(
             local=span is not None,
             score="product" if span is None else "table",
         )
-    fit(module, law, lengths=lengths, steps=steps, seed=seed)
+    fit_attention(module, law, lengths=lengths, steps=steps, seed=seed)
     return module.to_tabular() if span is not None else _to_position_free(module)
 
 

@@ -63,7 +63,7 @@ class TableValues(nn.Module):
     def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
-        """Append the token to the state, which is the prefix of the tuple; the last token looks up the value.
+        """Append the token to the state, which is the prefix of the tuple; for the last token, look up the value.
 
         The last token needs no state, so k tokens cost ``|V|^(k - 1)`` states.
         """

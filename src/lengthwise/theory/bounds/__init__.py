@@ -1,4 +1,4 @@
-"""Upper bounds on the risk at longer lengths, by name, including the bounds of theorem 4.3 for all losses here.
+"""Upper bounds on the risk at longer lengths, by name. The bounds of theorem 4.3 apply to every loss in this package.
 
 The forms of theorem 4.3 come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the constants and the
 factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy joints'.
@@ -83,13 +83,13 @@ class SquareOfRatio:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return ``N / L`` times ``LinearOfLargest``: this bound ignores that each start is rarer at longer lengths."""
+        """Return ``N / L`` times ``LinearOfLargest``; this bound ignores that starts are rarer at longer lengths."""
         return LinearOfLargest().value(case) * case.test_length / case.train_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearOfLargest:
-    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even L, uniform starts."""
+    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L; L must be even."""
 
     name: ClassVar[str] = "linear in N / L, several training lengths"
     provenance: ClassVar[str] = "derived here"
@@ -107,9 +107,10 @@ class LinearOfLargest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)``; each chunk gives a piece J with it and one without it.
+    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)``; each chunk gives two pieces J.
 
-    By default, ``window`` is half the training length, and ``chunk`` is the other half minus a span.
+    One piece contains the chunk, and the other does not. The default ``window`` is half the training length, and the
+    default ``chunk`` is the other half minus a span.
     """
 
     window: int | None = None

@@ -12,7 +12,7 @@ from lengthwise.tasks.planted.placement import Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 
-# Two flags: whether deleted tokens leave a joint to the left and to the right of the planted run.
+# Two flags: True if the planted run has a joint on its left, and True if it has a joint on its right.
 Joints = tuple[bool, bool]
 
 
@@ -21,7 +21,7 @@ class BoundError(LengthwiseError):
 
 
 def require_finite(value: float, condition: str, counterexample: str) -> float:
-    """Return ``value``, or raise ``BoundError`` with the text ``condition`` if it is infinite."""
+    """Return ``value``, or raise ``BoundError`` with the text ``condition`` if the value is infinite."""
     if not math.isfinite(value):
         raise BoundError(f"{condition} (value {value}; see counterexample '{counterexample}')")
     return value
@@ -50,7 +50,7 @@ def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarr
 def shape_probabilities(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> Float[np.ndarray, "shapes length"]:
-    """Return the probability of each shape at each start; 0 for shapes that the placement does not have."""
+    """Return the probability of each shape at each start; it is 0 for shapes that the placement does not have."""
     law = placement.law(length)
     by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
     return np.array([by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
@@ -73,7 +73,7 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
 
     The inequality covers all shapes o of both lengths and all starts c, c' that fit. It is the regularity of Golowich
     et al. 2025 (arXiv 2502.16792), section 4; the independence of c and c' is reconstructed. The value is infinite if
-    only one side is 0. Raises ``SettingError`` for a length below the span.
+    only one of two probabilities is 0. Raises ``SettingError`` for a length below the span.
     """
     if length < span:
         raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span}")
@@ -119,7 +119,7 @@ def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUni
 def _probability_range(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> tuple[Float[np.ndarray, " shapes"], Float[np.ndarray, " shapes"]]:
-    """Return the smallest and largest probability of each shape over the starts that fit; 0 if no start fits."""
+    """Return the smallest and largest probability of each shape over the starts that fit, or 0 if no start fits."""
     probability = shape_probabilities(placement, shapes, length)
     fits = np.arange(length) < length - shapes[:, -1:]
     lowest = np.where(fits, probability, np.inf).min(axis=1)
@@ -157,7 +157,7 @@ class JointWeight:
         return np.asarray(1 + np.where(joints, relative, 0.0).sum(axis=2))
 
     def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return the smaller kappa of each planted shape and tuple: 1 without joints or for single tokens."""
+        """Return the smaller of both kappas by planted shape and tuple; it is 1 without joints or for single tokens."""
         return np.minimum(self.kappa_from_swaps(joints)[None], self.kappa_from_planted_score(joints))
 
     def kappa_by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
@@ -166,14 +166,14 @@ class JointWeight:
 
 
 def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
-    """Compute the bounds of every planted tuple; all tokens beyond a joint are background. Derived here."""
+    """Compute the bounds of every planted tuple; all tokens beyond a joint are background tokens. Derived here."""
     sides = [
         [_compute_side_weight(law, predictor, planted, planted_on_right) for planted_on_right in (True, False)]
         for planted in law.tuples
     ]
     by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
     no_score = np.full(predictor.log_scores.shape[1], -np.inf)
-    codes = law.codes(np.array(law.tuples))
+    codes = law.tuple_codes(np.array(law.tuples))
     return JointWeight(
         swap_ratio=np.array(sides)[:, :, 0],
         log_crossing=np.array(sides)[:, :, 1],
@@ -184,7 +184,7 @@ def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarr
 def _compute_side_weight(
     law: Planted, predictor: TabularAttention, planted: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
-    """Return the swap ratio and log crossing weight of a joint; ``planted_on_right`` puts the planted run on its right."""
+    """Return the swap ratio and the log crossing weight of a joint on one side of the planted run."""
     background = np.flatnonzero(np.array(law.background) > 0)
     near_tokens = np.union1d(background, planted)
     swap_ratio, log_crossing = 1.0, -np.inf
@@ -202,7 +202,7 @@ def _compute_side_weight(
 
 
 def _swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
-    """Return the largest ratio of two scores with the same near tokens; 1 for two scores of 0."""
+    """Return the largest ratio of two scores with the same near tokens, or 1 if both scores are 0."""
     largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
     with np.errstate(over="ignore"):
         return float(

@@ -42,7 +42,7 @@ MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extrapolation:
-    """Lazily computed inputs of the bounds; ``conditional_risk`` returns exact risks by planted set.
+    """Inputs of the bounds, computed on first use; ``conditional_risk`` returns exact risks by planted set.
 
     ``mean_risk``, if set, computes the mean of these risks at lower cost. The risk at ``test_length`` is never used.
     """
@@ -57,7 +57,7 @@ class Extrapolation:
 
     def __post_init__(self) -> None:
         # Drop tuples that are never planted: they have no risk, and their scores must not affect kappa.
-        object.__setattr__(self, "law", self.law.possible)
+        object.__setattr__(self, "law", self.law.with_possible_tuples)
 
     @property
     def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
@@ -90,7 +90,7 @@ class Extrapolation:
 
     @cached_property
     def span(self) -> int:
-        """The span in tokens of planted sets and of sets of the class; raises ``BoundError`` if it is unlimited."""
+        """The largest span of planted and scored sets in tokens; raises ``BoundError`` if it is unlimited."""
         self.check_sparsity()
         if self.law.placement.span is None:
             raise BoundError(
@@ -143,7 +143,7 @@ class Extrapolation:
 
     @property
     def train_lengths(self) -> range:
-        """The training lengths: half the longest (rounded up) to the longest."""
+        """The training lengths, from half the longest length (rounded up) to the longest length."""
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @cached_property
@@ -167,7 +167,7 @@ class Extrapolation:
 
     @cached_property
     def risk(self) -> Callable[[int], float]:
-        """The function from a length to its risk."""
+        """Cached function that returns the risk at a length."""
         # Rounding may give a risk just below 0, and bounds multiply it by large numbers.
         return cache(lambda length: max(self._risk(length), 0.0))
 
@@ -188,7 +188,7 @@ class Extrapolation:
 
     @cached_property
     def risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
-        """The function that maps a length and a loss to the risk by shape, start and tuple, for all sets that fit."""
+        """Cached function from a length and a loss to the risks of all sets that fit, by shape, start and tuple."""
         return cache(self._risk_table)
 
     def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
@@ -232,8 +232,8 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     if len(matching_lengths) < 2:
         return Prediction(
             length=length,
-            refused=f"only {len(matching_lengths)} of the training lengths {train_lengths.start} to {train_length} have the "
-            f"same shapes and starts as length {length}; a curve needs 2",
+            refused=f"only {len(matching_lengths)} of the training lengths {train_lengths.start} to {train_length} "
+            f"have the same shapes and starts as length {length}; a curve needs 2",
         )
     try:
         risks = laplace_risks(law, predictor, matching_lengths, loss)

@@ -37,7 +37,7 @@ CoverType = type[GridCover] | type[ProportionalCover]
 class Bound(Protocol):
     """An upper bound on the risk at the test length that checks its own conditions.
 
-    ``name`` is shown in tables; ``provenance`` is "paper", "reconstructed" or "derived here".
+    Tables contain ``name``; ``provenance`` is "paper", "reconstructed" or "derived here".
     """
 
     name: ClassVar[str]
@@ -113,7 +113,7 @@ class WorstRisks:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is finite even if training lacks a set; a missing set counts with loss 1."""
+        """Return the bound, which is finite even if training lacks a set; a missing set has loss 1."""
         mass = kappa_weighted_mass(case, self.cover)
         return worst_case(case.risk(case.train_length), mass.ravel(), case.probability(case.train_length).ravel()).value
 
@@ -139,12 +139,12 @@ def _check_single_token_case(case: Extrapolation) -> None:
     case.check_sparsity()
     check_train_length(case.train_length, case.test_length, 1, 2)
     if case.law.k != 1:
-        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use a bound for any k")
+        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use a bound that works for every k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
-    """Bound ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement; each other token is in one piece on average."""
+    """Bound ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement; on average, each other token is in one piece."""
 
     name: ClassVar[str] = "single tokens"
     provenance: ClassVar[str] = "derived here"
@@ -157,7 +157,7 @@ class SingleTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokenGroups:
-    """Bound ``1 - (1 - R_L)^T`` for k = 1 with an integer ``T = (N - 1) / (L - 1)``; at most 1 and ``T R_L``."""
+    """Bound ``1 - (1 - R_L)^T`` for k = 1 with an integer ``T = (N - 1) / (L - 1)``; never above ``T R_L``."""
 
     name: ClassVar[str] = "single tokens, independent groups"
     provenance: ClassVar[str] = "derived here"
@@ -176,13 +176,13 @@ class SingleTokenGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowth:
-    """Bound ``16 kappa rho0 (N / L) R_L`` for L of at least 4 spans; odd L have 20 instead of 16."""
+    """Bound ``16 kappa rho0 (N / L) R_L`` for L of at least 4 spans; for odd L, the factor is 20."""
 
     name: ClassVar[str] = "linear in N / L"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound: ``4 N / L`` windows of a grid cover, ``4 N / L`` pieces and the factor ``rho0 L / N``."""
+        """Return the bound, from ``4 N / L`` windows with ``4 N / L`` pieces each and the ratio ``rho0 L / N``."""
         case.check_linear()
         case.check_train_length(4)
         constant = 20 if case.train_length % 2 else 16
@@ -220,12 +220,14 @@ class FloorCorrected:
         """Return the bound, which is below ``WindowCover`` if labels are random."""
         mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
-            raise BoundError(f"loss '{case.loss.name}' has no floor: the planted set has no error; use loss 'tv'")
+            raise BoundError(
+                f"loss '{case.loss.name}' has no floor, because the planted set has no error; use loss 'tv'"
+            )
         index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
         floor = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
         for index, shape in enumerate(case.shapes.tolist()):
             if tuple(shape) in index_of:
-                values = case.attention.values[index_of[tuple(shape)], case.law.codes(np.array(case.law.tuples))]
+                values = case.attention.values[index_of[tuple(shape)], case.law.tuple_codes(np.array(case.law.tuples))]
                 floor[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
         attention_mass = 1 - case.risk_table(case.train_length, Leakage())
         excess_risk = case.risk_table(case.train_length, case.loss) - floor[:, None] * attention_mass
@@ -237,7 +239,7 @@ class FloorCorrected:
 class NoLocality:
     """Bound ``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and no positions.
 
-    The factor is about ``(N / L)^k`` for k planted tokens; the bound is attained in the limit.
+    The factor is about ``(N / L)^k`` for k planted tokens; some laws attain the bound in the limit.
     """
 
     name: ClassVar[str] = "no locality"
@@ -263,7 +265,7 @@ class NoLocality:
 class ShortenedGaps:
     """Bound ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, even L.
 
-    Gaps become shorter instead of disappearing, so there is no joint and no kappa. The second term is necessary.
+    The proof shortens gaps instead of deleting them, so there is no joint and no kappa. The second term is necessary.
     """
 
     name: ClassVar[str] = "shortened gaps"

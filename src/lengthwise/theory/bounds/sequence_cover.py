@@ -1,4 +1,4 @@
-"""Covers of a long sequence: short pieces that all hold the planted set and together hold every local set.
+"""Covers of a long sequence: short pieces that each contain the planted set and together contain every local set.
 
 To form a piece, delete some tokens that are not planted. By the deletion lemma, a piece has the distribution of
 sequences of its length, so its risk is a risk at a training length. Intervals are half open.
@@ -19,7 +19,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Part of a sequence: the concatenated tokens of ``runs``. One run contains ``core``, which holds the planted set.
+    """Part of a sequence: the concatenated tokens of ``runs``. One run contains ``core`` with the planted set.
 
     A piece claims the local sets inside a run that start in ``left`` (before the core) or end in ``right`` (after it).
     With ``claims_core``, it also claims the sets inside the core. A cover claims each local set once.
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def joints(self) -> Joints:
-        """Two flags: whether the run of the core has a joint to its left and to its right."""
+        """Two flags: True if the run of the core has a joint on its left, and on its right."""
         return self.runs[0][1] <= self.core[0], self.core[1] <= self.runs[-1][0]
 
     def tokens(self) -> Int[np.ndarray, " num_tokens"]:
@@ -68,11 +68,11 @@ class Cover(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCover:
-    """Cover by windows on a grid: each chunk of the rest gives one piece of ``train_length`` tokens. Derived here.
+    """Cover by windows on a grid: each chunk of other tokens gives one piece of ``train_length`` tokens. Derived here.
 
     The core is a window of half the training length. A piece contains the core, a chunk, and the ``span - 1`` tokens
-    before the chunk, so no local set joins the chunk to the core. The chunk next to the core extends its run. Pieces
-    have at most one joint. Raises ``BoundError`` if half the training length is below the span.
+    before the chunk, so no local set crosses from the chunk to the core. The chunk next to the core is in the same run.
+    Pieces have at most one joint. Raises ``BoundError`` if half the training length is below the span.
     """
 
     test_length: int
@@ -183,8 +183,9 @@ class ProportionalCover:
 class DifferenceCover:
     """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
-    The core is a window of ``window`` tokens on a grid; the rest is divided into chunks of ``chunk`` tokens. Each chunk
-    gives a piece with it and a piece without it; their difference is the effect of the sets that end in the chunk.
+    The core is a window of ``window`` tokens on a grid; the other tokens are divided into chunks of ``chunk``. Each
+    chunk gives one piece with the chunk and one piece without it. Their difference is the effect of the sets that end
+    in the chunk.
     Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem 4.3. The pieces claim no sets.
     """
 
@@ -213,7 +214,7 @@ class DifferenceCover:
         high = core[1]
         pieces = []
         for chunk_start in range(high, self.test_length, self.chunk):
-            # The tokens before the chunk prevent local sets that join the chunk to the core.
+            # The tokens before the chunk prevent local sets that cross from the chunk to the core.
             run_start = max(chunk_start - self.span + 1, high)
             chunk_end = min(chunk_start + self.chunk, self.test_length)
             pieces += [
@@ -231,7 +232,7 @@ def grid_window(start: int, test_length: int, window: int, span: int) -> Interva
 
 
 def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
-    """Join adjacent intervals and drop empty ones; intervals must be sorted and disjoint."""
+    """Join adjacent intervals and drop empty intervals; intervals must be sorted and disjoint."""
     runs: list[Interval] = []
     for start, end in intervals:
         if start < end:
@@ -262,7 +263,7 @@ def compute_piece_mass(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstCase:
-    """The largest risk ``value``, the risks of the atoms that attain it, and the price per unit of training risk."""
+    """Solution of ``worst_case``: the largest risk, the risk of each atom, and the price per unit of training risk."""
 
     value: float
     risk: Float[np.ndarray, " atoms"]
@@ -281,7 +282,9 @@ def worst_case(
     first. The value is finite even if that ratio is infinite. The price is 0 if some training risk remains.
     """
     if not (train_risk >= 0 and max_loss > 0):
-        raise SettingError(f"invalid risk {train_risk} or max_loss {max_loss}; use at least 0, and above 0")
+        raise SettingError(
+            f"invalid risk {train_risk} or max_loss {max_loss}; use a risk of at least 0 and a max_loss above 0"
+        )
     if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
         raise SettingError("a mass of planted sets is negative or infinite; use finite values of at least 0")
     ratio = safe_ratio(piece_mass, train_mass)

@@ -1,4 +1,4 @@
-"""White-box bounds, which read the scores inside the pieces of a cover and do not need kappa. Derived here.
+"""White-box bounds, which use the scores inside the pieces of a cover and do not need kappa. Derived here.
 
 The error of a sequence is at most the sum over its pieces of the loss of the claimed sets. Within a piece, the weights
 of its sets sum to 1. The expectation of each summand is over sequences of the training length.
@@ -28,7 +28,7 @@ MAX_SEQUENCES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece of a cover by its own token indexes: the ends of its runs and the intervals of its claimed sets."""
+    """Piece of a cover in its own token indexes: the ends of its runs and the intervals of the sets that it claims."""
 
     ends: tuple[int, ...]
     core: Interval
@@ -51,7 +51,7 @@ class Window:
 
 
 def to_window(piece: Piece) -> Window:
-    """Convert a piece to its own token indexes."""
+    """Convert a piece to a window with token indexes within the piece."""
     core, left, right, *runs = (
         (piece.index_of(start), piece.index_of(end - 1) + 1) if start < end else (0, 0)
         for start, end in (piece.core, piece.left, piece.right, *piece.runs)
@@ -61,7 +61,7 @@ def to_window(piece: Piece) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowLoss:
-    """The loss of the sets that a window claims, with weights over all sets inside its runs; in [0, 1]."""
+    """Loss in [0, 1] of the sets that a window claims, with weights over all sets inside its runs."""
 
     window: Window
     loss: Loss
@@ -75,7 +75,7 @@ class WindowLoss:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return the loss; if no set in a run has weight, it is the default's loss with ``claims_core``, else 0."""
+        """Return the loss; without weight, it is the loss of the default with ``claims_core``, and 0 otherwise."""
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_sets(tokens)
         is_inside = self.window.contains(sets)
@@ -219,7 +219,7 @@ def _sample_losses(
 ) -> Float[np.ndarray, " size"]:
     law = summand.law(case.law)
     tokens, sets, _ = law.draw(case.train_length, size, rng)
-    labels = law.label_law[law.codes(np.take_along_axis(tokens, sets, axis=1))]
+    labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
     return WindowLoss(summand.window, case.loss).evaluate(case.attention, tokens, sets, labels)
 
 

@@ -46,7 +46,7 @@ def _growing_k(length: int) -> Case:
         labels=tuple((1.0, 0.0) if sum(bits) % 2 == 0 else (0.0, 1.0) for bits in tuples),
         placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
-    # Each k has its own value function, and no training example determines the one for k = 7.
+    # Each k has its own value function, and no training example determines the function for k = 7.
     return Case(law=law, learned=PrefixPredictor(predictor=ParityPredictor(), num_tokens=6), witness=ParityPredictor())
 
 
@@ -96,7 +96,7 @@ def _canceling_errors(length: int) -> Case:
 
 
 def rare_shape(share: float = 0.01) -> Counterexample:
-    """Build the failure without regularity: gap 2 is rare in training and certain later, and the head reads gap 1."""
+    """Build the counterexample without regularity: gap 2 is rare in training and later certain."""
     short = Local(shapes=((0, 1), (0, 2)), weights=(1 - share, share))
     law = pair_law(ByLength(until=(6,), laws=(short, Local(shapes=((0, 2),), weights=(1.0,)))))
     learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
@@ -117,7 +117,7 @@ def small_leak(score: float = 1e-6) -> Counterexample:
     case = Case(law=CONSTANT, learned=learned, witness=witness)
     return Counterexample(
         name="small leak",
-        assumption="none: all hold, and the risk still grows",
+        assumption="none: all assumptions hold, and the risk still grows",
         train_lengths=(2, 3, 4, 5),
         test_lengths=(10, 25),
         case=lambda length: case,
@@ -125,11 +125,11 @@ def small_leak(score: float = 1e-6) -> Counterexample:
 
 
 def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
-    """Build the failure without kappa: the tokens are a star, x and digits, and only one word misleads the head.
+    """Build the counterexample to bounds without kappa: only one sequence of a star, x and digits misleads the head.
 
     The planted pair is the star and the first digit, and the label is constant. Only the pair of the last digit and x
     has a wrong value. These two pairs have score 1, pairs of consecutive digits have a tiny score, and all other pairs
-    have ``heavy_score``. Therefore only the word of the star, all digits in order, and x misleads the head.
+    have ``heavy_score``. Therefore only the sequence of the star, all digits in order, and x misleads the head.
     """
     star, x, first, last = 0, 1, 2, digits + 1
     num_tokens = digits + 2
@@ -156,7 +156,7 @@ def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     )
     return Counterexample(
         name="heavy joints",
-        assumption="light joints: what crosses a cut weighs little beside the rest",
+        assumption="light joints: sets that cross a cut have a small share of the total score",
         train_lengths=tuple(range(2, digits + 2)),
         test_lengths=(digits + 2,),
         case=lambda length: case,
@@ -175,7 +175,7 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
         ),
         Counterexample(
             name="growing gap",
-            assumption="locality of the data: what is planted lies within a span",
+            assumption="locality of the data: the planted set has a bounded span",
             train_lengths=(2, 3, 4, 5, 6, 7, 8),
             test_lengths=(9, 10),
             case=_growing_gap,

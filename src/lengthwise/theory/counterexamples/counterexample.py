@@ -83,7 +83,7 @@ class PrefixPredictor:
 
 @dataclass(frozen=True, slots=True)
 class ParityPredictor:
-    """An attention whose only set contains all tokens, with their parity as its value; k is the length."""
+    """An attention with a single set of all tokens and their parity as its value, so k is the length."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return probability 1 for the parity of each sequence."""
@@ -116,7 +116,7 @@ def pair_attention(score: Score, gaps: Iterable[int], num_tokens: int = 3) -> Ta
 
 
 def score_bit_pairs(gaps: Iterable[int]) -> Score:
-    """Return a score of 1 for pairs of bits at these gaps and 0 otherwise."""
+    """Return a function that scores 1 for pairs of bits at these gaps and 0 for all other pairs."""
     gap_set = set(gaps)
     return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in gap_set)
 

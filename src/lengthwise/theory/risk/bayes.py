@@ -49,9 +49,9 @@ class BayesPredictor:
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets that may be planted, with their log scores and values."""
-        sets, weights = self.law.set_weights(tokens)
+        sets, weights = self.law.planted_set_weights(tokens)
         with np.errstate(divide="ignore"):
-            return sets, np.log(weights), self.law.label_law[self.law.codes(tokens[:, sets])]
+            return sets, np.log(weights), self.law.label_law[self.law.tuple_codes(tokens[:, sets])]
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the posterior probabilities of the labels."""
@@ -94,9 +94,9 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
 
 
 def bayes_risk(law: Planted, length: int, loss: Loss) -> float:
-    """Return the exact risk of the Bayes predictor; with a span, the losses log, tv and leakage work at any length.
+    """Return the exact risk of the Bayes predictor, at any length if the law has a span and the loss is linear or log.
 
-    For ``log``, it is the minimum over all predictors; for ``leakage``, the posterior mass of other sets. Other
+    The log risk is the minimum over all predictors. The leakage is the posterior mass of all other sets. Other
     losses and placements without a span need enumeration, which raises ``SettingError`` for too many sequences.
     """
     if law.placement.span is not None:

@@ -38,7 +38,7 @@ class AttentionPredictor(Predictor, Protocol):
 
 @runtime_checkable
 class Loss(Protocol):
-    """A loss of predictions, given the planted set and the label probabilities."""
+    """A loss function of predictions, planted sets and label probabilities."""
 
     name: ClassVar[str]
 
@@ -134,8 +134,8 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
     total_sequences = len(sets) * num_sequences(law, length)
     if total_sequences > MAX_SEQUENCES:
         raise SettingError(
-            f"length {length} has {total_sequences:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a shorter "
-            "length, laplace_risk or sampled_risk"
+            f"length {length} has {total_sequences:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a "
+            "shorter length, laplace_risk or sampled_risk"
         )
     risk = np.zeros(len(sets))
     for index, planted in enumerate(sets):

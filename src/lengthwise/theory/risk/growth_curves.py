@@ -17,7 +17,7 @@ from lengthwise.theory.risk.laplace_risk import placement_risks
 
 # The largest number of iterations of the weighted fit.
 MAX_ITERATIONS = 20
-# The length at which the shape distribution approximates the one of very long sequences.
+# The shape distribution at this length approximates the distribution at very large lengths.
 FAR_LENGTH = 1 << 14
 
 Risks = Sequence[float] | Float[np.ndarray, " lengths"]
@@ -38,7 +38,7 @@ class OddsLaw:
 
     @property
     def limit(self) -> float:
-        """The limit of the risk: infinite for a rising straight line, and a for a constant."""
+        """The limit of the risk, which is infinite for a rising straight line and ``a`` for a constant curve."""
         a, b, c = self.parameters.tolist()
         if c > 0:
             return b / c
@@ -52,7 +52,7 @@ class OddsLaw:
     def interval(self, length: int | float) -> tuple[float | None, float | None]:
         """Return the 95% interval from the residuals of the fit (Student's t).
 
-        It is (None, None) without degrees of freedom. It covers noise in the risks, but not deviations from an odds law.
+        It is (None, None) without degrees of freedom. It covers noise in the risks, not deviations from an odds law.
         """
         if self.degrees_of_freedom < 1:
             return None, None
@@ -94,7 +94,7 @@ def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsL
 def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
     """Extrapolate the straight line through the first and the last measured length.
 
-    It is an upper bound if the risk is concave in the length, such as leakage with k = 1; k > 1 has no proof.
+    It is an upper bound if the risk is concave in the length, such as leakage with k = 1. This is not proved for k > 1.
     Derived here.
     """
     sizes, values = _check_curve(lengths, risks, min_lengths=2)

@@ -18,11 +18,11 @@ from lengthwise.theory.risk.transfer_operator import Insertion, TokenChain, chai
 
 # Step of the trapezoid rule in log s; its error |Gamma(1 + 2 pi i / step)| is below rounding.
 LOG_STEP = 0.25
-# The exponent s * a is FIRST_EXPONENT at the first node for the largest sum, LAST_EXPONENT at the last for the smallest.
+# s * a is FIRST_EXPONENT at the first node for the largest sum, and LAST_EXPONENT at the last node for the smallest.
 FIRST_EXPONENT, LAST_EXPONENT = 1e-17, 60.0
 # If s times a sum is this large, exp(-s a) is exactly 0.
 UNDERFLOW_EXPONENT = 800.0
-# Relative tolerance for two computed values of one probability.
+# Relative tolerance for the comparison of two computed values of the same probability.
 ROUNDING = 1e-9
 
 
@@ -38,7 +38,7 @@ def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: L
 def laplace_risks(
     law: Planted, attention: TabularAttention, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
-    """Return ``laplace_risk`` at several lengths, which share their matrix powers."""
+    """Return ``laplace_risk`` at several lengths, which use the same matrix powers."""
     return placement_risks(law, attention, _shape_laws(law, lengths), loss)
 
 

@@ -63,13 +63,13 @@ def sampled_risk(
     losses = []
     for first in range(0, size, block):
         tokens, sets, _ = law.draw(length, min(block, size - first), rng)
-        labels = law.label_law[law.codes(np.take_along_axis(tokens, sets, axis=1))]
+        labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(loss.evaluate(predictor, tokens, sets, labels))
     return SampledRisk(np.concatenate(losses))
 
 
 def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval for the mean of independent values in [0, 1], for any number (Maurer and Pontil 2009)."""
+    """Return an interval for the mean of independent values in [0, 1] (Maurer and Pontil 2009)."""
     _check_losses(values, confidence)
     size, log_odds = len(values), math.log(4 / (1 - confidence))
     margin = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
@@ -77,7 +77,7 @@ def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0
 
 
 def hoeffding_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval for the mean of independent values in [0, 1], for any number (Hoeffding 1963)."""
+    """Return an interval for the mean of independent values in [0, 1] (Hoeffding 1963)."""
     _check_losses(values, confidence)
     return _clip_interval(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
@@ -128,7 +128,7 @@ def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss
 
 
 def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:
-    """Return the exact risk by Laplace transform or enumeration; ``SettingError`` if neither applies."""
+    """Return the exact risk by Laplace transform or enumeration; raise ``SettingError`` if both are impossible."""
     if isinstance(predictor, TabularAttention) and law.placement.span is not None and not isinstance(loss, Distance):
         return laplace_risk(law, predictor, length, loss)
     return enumerated_risk(law, predictor, length, loss).mean
@@ -142,7 +142,7 @@ def estimate_risk(
     if isinstance(predictor, TabularAttention):
         methods.insert(0, lambda: laplace_risk(law, predictor, length, loss))
     for method in methods:
-        # The error means no span, too many states, or too many sequences.
+        # A law without a span or with too many states or sequences raises an error here.
         with suppress(SettingError):
             risk = method()
             return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")

@@ -23,7 +23,7 @@ MAX_LOG_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class Dual:
-    """Dual numbers (value and derivative) by cost, with the product rule; leading axes may have size 1."""
+    """Dual numbers by cost: operators and their derivatives, multiplied by the product rule."""
 
     value: Float[np.ndarray, "#costs s from to"]
     derivative: Float[np.ndarray, "costs s from to"]
@@ -74,7 +74,7 @@ class TokenChain:
                 f"{len(shapes)} shapes, span {memory + 1} and {len(tokens)} tokens make {num_scores:,} scores, more "
                 f"than the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
             )
-        # The value -1 stands for tokens before the sequence.
+        # The value -1 represents a token before the sequence.
         state_tuples = [
             (-1,) * (memory - num_known) + last
             for num_known in range(memory + 1)
@@ -101,7 +101,7 @@ class TokenChain:
 
     @property
     def num_states(self) -> int:
-        """Return the number of states of the operator."""
+        """The number of states of the operator."""
         return len(self.successor)
 
     @cached_property
@@ -178,7 +178,7 @@ class _Operator:
         self.powers: dict[tuple[int, ...], list[tuple[Dual, Dual]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Dual:
-        """Sum over all starts the operators of background tokens, the planted set, and background tokens."""
+        """Return the operator of a full sequence with the planted set, summed over all starts of the set."""
         without_planted = self._identity(np.eye(1, self.chain.num_states))
         with_planted = without_planted.times(np.zeros(len(self.insertion.weights)))
         changes = np.flatnonzero(np.diff(probability)) + 1
