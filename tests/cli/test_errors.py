@@ -246,7 +246,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
         SettingError,
-        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2 as in the placement",
+        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2, as in the placement",
     ),
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
@@ -293,7 +293,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
         SettingError,
-        r"shape \(0, 4\) spans 5 tokens; use at most 4 \(widest\)",
+        r"shape \(0, 4\) spans 5 tokens but widest is 4; increase widest",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
@@ -312,7 +312,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Subsets(num_planted=9).law(40),
         SettingError,
-        r"length 40 has 61523748 shapes, more than 200000; use a smaller value, or samples",
+        r"length 40 has 61,523,748 shapes, more than 200,000; reduce it, or use sampling",
     ),
     (
         lambda: UniformShapes(num_planted=4, widest=3),
@@ -322,23 +322,23 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(8, 4), laws=(Local(), Local(), Local())),
         SettingError,
-        r"the lengths in until, \(8, 4\), do not increase; use increasing lengths",
+        r"the lengths in until \(8, 4\) do not increase; use increasing lengths",
     ),
-    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"1 lengths separate 1 laws; use 2"),
+    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"until has 1 lengths but laws has 1; use 2 laws"),
     (
         lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
         SettingError,
-        r"the laws plant \[1, 2\] tokens; use the same number",
+        r"the laws plant \[1, 2\] tokens; use one number for all",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
         SettingError,
-        r"the law up to length 4 needs length 7; increase it",
+        r"the first law needs length 7; increase until\[0\] 4 to this length",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
         SettingError,
-        r"the law from length 5 on needs length 7; use a narrower shape or start it at 7",
+        r"the law for length 5 and longer needs length 7; use a narrower shape or start it at 7",
     ),
 ]
 
@@ -411,7 +411,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: VariableAssignment().from_prompt("x1 x2 = v1 ? x1"),
         PromptError,
-        r"is not a list of assignments of 1 operands; write",
+        r"is not a list of assignments with 1 operands; write",
     ),
     (lambda: VariableAssignment().from_prompt("x1 = x2 ? x1"), PromptError, r"x2 is not assigned; end the chain"),
     (
@@ -720,7 +720,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: forward(torch.zeros(1, 3, dtype=torch.int64)),
         PositionIDError,
-        r"IDs of shape \(1, 3\) for tokens of shape \(1, 2\); pass \(batch, seq\), or .* with 1 level\(s\)",
+        r"IDs have shape \(1, 3\) but tokens have shape \(1, 2\); pass \(batch, seq\), or .* with 1 level\(s\)",
     ),
     (
         lambda: forward(torch.zeros(3, 1, 2, dtype=torch.int64)),
@@ -730,12 +730,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: forward(torch.zeros(1, 2, dtype=torch.bool)),
         PositionIDError,
-        r"IDs of type torch.bool are not numbers; pass whole or real numbers",
+        r"IDs have the invalid type torch.bool; pass whole or real numbers",
     ),
     (
         lambda: forward(torch.zeros(1, 2, dtype=torch.float64)),
         PositionIDError,
-        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole numbers; use a scheme with",
+        r"IDs are real numbers \(torch.float64\) but the encoding learned needs whole numbers; use a scheme with",
     ),
     (lambda: forward(torch.tensor([[0, -4]])), PositionIDError, r"position ID -4 is negative.*; IDs start at 0"),
     (

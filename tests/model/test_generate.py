@@ -151,14 +151,14 @@ def test_decoding_stops_early_when_every_sequence_has_ended():
 
 def test_fewer_ids_than_prompt_tokens_raise_an_error():
     decoder, batch = decoder_and_batch(small_experiment())
-    with pytest.raises(SettingError, match=r"^6 IDs for 7 prompt tokens; pass one ID per token$"):
+    with pytest.raises(SettingError, match=r"^got 6 IDs for 7 prompt tokens; pass one ID per token$"):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :6], end=3, max_new_tokens=2)
 
 
 def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
     decoder, batch = decoder_and_batch(small_experiment(scheme=Coupled(num_position_ids=48)))
     text = (
-        r"^IDs for 2 of 3 new tokens but this decoder predicts no IDs; "
+        r"^got IDs for 2 of 3 new tokens but this decoder predicts no IDs; "
         r"pass all IDs, or train with the scheme predicted$"
     )
     with pytest.raises(SettingError, match=text):

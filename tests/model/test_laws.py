@@ -150,7 +150,7 @@ def test_training_evaluation_and_cached_decoding_have_the_same_hidden_states(enc
 @torch.no_grad()
 def test_real_ids_raise_an_error_if_the_encoding_does_not_support_them(encoding, scheme):
     for task, batch in supported_batches(scheme):
-        with pytest.raises(PositionIDError, match=rf"but the encoding {encoding} takes whole numbers; use a scheme"):
+        with pytest.raises(PositionIDError, match=rf"but the encoding {encoding} needs whole numbers; use a scheme"):
             decoder_for(encoding, task, batch)(batch.tokens, batch.position_ids)
 
 

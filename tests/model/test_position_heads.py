@@ -44,8 +44,8 @@ def predict(head: PositionHead, current_ids: torch.Tensor = CURRENT_IDS) -> Next
 
 def test_a_prompt_has_its_length_and_sorted_distinct_ids():
     prompt = read_prompt(PositionHead(), EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH)
-    fill = Prompt.FILL
-    assert prompt.inside.tolist() == [[True] * 4 + [False], [True] * 3 + [False] * 2, [True] * 5]
+    fill = Prompt.PADDING_ID
+    assert prompt.is_prompt.tolist() == [[True] * 4 + [False], [True] * 3 + [False] * 2, [True] * 5]
     assert prompt.distinct_ids.tolist() == [[2, 4, 9, fill, fill], [3, 7, fill, fill, fill], [1, 5, 6, 8, 12]]
     assert prompt.keys.shape == (3, 5, 0)
     for sequence, length in enumerate(PROMPT_LENGTH):
@@ -61,7 +61,7 @@ def test_candidates_are_distinct_and_their_probabilities_sum_to_at_most_1(name):
     candidates = next_ids.candidates.expand(next_ids.log_probs.shape)
     assert (next_ids.log_probs.exp().sum(dim=-1) <= 1 + 1e-6).all()
     for ids in candidates.flatten(0, 1).tolist():
-        real = [candidate for candidate in ids if candidate not in {-1, Prompt.FILL}]
+        real = [candidate for candidate in ids if candidate not in {-1, Prompt.PADDING_ID}]
         assert len(real) == len(set(real)) > 0
 
 
@@ -73,7 +73,7 @@ def test_log_probability_returns_the_value_of_the_matching_candidate(name):
     for place in range(candidates.shape[-1]):
         ids = candidates[..., place]
         log_probability, reachable = next_ids.log_probability(ids)
-        real = (ids >= 0) & (ids != Prompt.FILL)
+        real = (ids >= 0) & (ids != Prompt.PADDING_ID)
         assert reachable[real].all()
         torch.testing.assert_close(log_probability[real], next_ids.log_probs[..., place][real])
 
@@ -142,7 +142,7 @@ def test_heads_that_read_the_prompt_predict_only_its_ids(name):
     next_ids = predict(build(name))
     candidates = next_ids.candidates.expand(next_ids.log_probs.shape)
     for sequence, length in enumerate(PROMPT_LENGTH):
-        known = {*POSITION_IDS[sequence, :length].tolist(), -1, Prompt.FILL}
+        known = {*POSITION_IDS[sequence, :length].tolist(), -1, Prompt.PADDING_ID}
         assert set(candidates[sequence].flatten().tolist()) <= known
 
 
@@ -328,5 +328,5 @@ def test_a_fill_value_is_never_predicted(name):
     if isinstance(head, Pointer):
         head.shift.bias.copy_(torch.tensor([-100.0, -100.0, 0.0]))
     next_ids = predict(head)
-    assert (next_ids.candidates != Prompt.FILL).all()
+    assert (next_ids.candidates != Prompt.PADDING_ID).all()
     assert (next_ids.most_likely() >= 0).all()

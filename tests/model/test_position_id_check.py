@@ -47,15 +47,15 @@ def with_value(value: float, *, dtype: torch.dtype = torch.int64, level: int = 0
 RANGE = r"set its num_position_ids to at least"
 # For each fault: the encoding, its number of levels, the IDs, the error and its text.
 INVALID: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseError], str]] = {
-    "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) for tokens of shape \(2, \d\); pass"),
+    "no batch": (Rotary(), 1, IDS[0, 0], PositionIDError, r"shape \(\d,\) but tokens have shape \(2, \d\); pass"),
     "another batch": (
         Rotary(),
         1,
         IDS[0, :1],
         PositionIDError,
-        r"shape \(1, \d\) for tokens of shape \(2, \d\); pass \(batch, seq\), or \(level, batch, seq\) with 1 level",
+        r"shape \(1, \d\) but tokens have shape \(2, \d\); pass \(batch, seq\), or \(level, batch, seq\) with 1 level",
     ),
-    "an axis too many": (Rotary(), 1, IDS[None], PositionIDError, r"shape \(1, 2, 2, \d\) for tokens of shape"),
+    "an axis too many": (Rotary(), 1, IDS[None], PositionIDError, r"shape \(1, 2, 2, \d\) but tokens have shape"),
     "too many levels": (
         Rotary(),
         1,
@@ -119,28 +119,28 @@ INVALID: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseErr
         2,
         IDS.double(),
         PositionIDError,
-        r"IDs are real numbers \(torch.float64\) but the encoding learned takes whole numbers; use a scheme with whole",
+        r"IDs are real numbers \(torch.float64\) but the encoding learned needs whole numbers; use a scheme with whole",
     ),
     "half precision for a table": (
         Learned(num_position_ids=10),
         1,
         IDS[0].half(),
         PositionIDError,
-        r"IDs are real numbers \(torch.float16\) but the encoding learned takes whole numbers",
+        r"IDs are real numbers \(torch.float16\) but the encoding learned needs whole numbers",
     ),
     "truth values": (
         Rotary(),
         2,
         IDS > 2,
         PositionIDError,
-        r"IDs of type torch.bool are not numbers; pass whole or real numbers$",
+        r"IDs have the invalid type torch.bool; pass whole or real numbers$",
     ),
     "complex": (
         Rotary(),
         1,
         IDS[0].to(torch.complex64),
         PositionIDError,
-        r"IDs of type torch.complex64 are not numbers; pass whole or real numbers$",
+        r"IDs have the invalid type torch.complex64; pass whole or real numbers$",
     ),
 }
 
@@ -159,7 +159,7 @@ def test_invalid_ids_raise_a_one_line_error_at_every_entry_point(name, entry_poi
 @torch.no_grad()
 def test_ids_for_fewer_or_more_tokens_raise_an_error(seq):
     ids = torch.zeros(2, seq, dtype=torch.int64)
-    text = rf"^position IDs of shape \(2, {seq}\) for tokens of shape \(2, 6\); pass \(batch, seq\), or"
+    text = rf"^position IDs have shape \(2, {seq}\) but tokens have shape \(2, 6\); pass \(batch, seq\), or"
     with pytest.raises(PositionIDError, match=text):
         decoder_of(Rotary(), 1)(TOKENS, ids)
 

@@ -24,8 +24,8 @@ class YaRN(EncodingSettings):
     """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``; f_i is the plain frequency.
 
     The ramp r rises from 0 at the pair with ``beta_fast`` full turns in ``original_length`` IDs to 1 at the pair with
-    ``beta_slow`` turns; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code. The text of
-    the paper makes it linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
+    ``beta_slow`` turns; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code. In the
+    paper's text, it is linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
 
     Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
     ``in_training`` is True, as in the paper's fine-tuning.

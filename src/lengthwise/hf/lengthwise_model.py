@@ -42,8 +42,8 @@ from lengthwise.model.decoder import Cache as DecoderCache
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
     """Decoder of this library with the interface of a causal `transformers` language model.
 
-    ``position_ids`` are (batch, seq), or (level, batch, seq) for a decoder with several levels; levels are last in the
-    output of ``generate``. ``attention_mask`` hides left padding.
+    ``position_ids`` have shape (batch, seq), or (level, batch, seq) for a decoder with several levels. The output of
+    ``generate`` has shape (batch, seq, level). ``attention_mask`` hides left padding.
     """
 
     config_class = LengthwiseConfig
@@ -51,9 +51,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     base_model_prefix = "decoder"
     card_kind: ClassVar[str] = "Decoder trained for length generalization"
     main_input_name = "input_ids"
-    # The loss of a batch is its mean, whatever a trainer passes.
+    # `Trainer` must not pass the number of labels, because the loss is the mean over a batch.
     accepts_loss_kwargs = False
-    # Angles and heads cannot distinguish many IDs in half precision.
+    # In half precision, angles and position heads cannot distinguish many IDs.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["decoder"]
 
     def __init__(self, config: LengthwiseConfig) -> None:
@@ -62,16 +62,16 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         self.post_init()
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as in `transformers`, with a digest of the weights in the configuration."""
+        """Save the model as in `transformers`, with a digest of the weights in the configuration."""
         weights = kwargs.get("state_dict")
         self.config.belongs_to = self._digest(self.state_dict() if weights is None else weights)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
+        """Load a model as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        # Weights outside memory have no digest.
+        # Offloaded weights have no digest.
         in_memory = not any(weight.is_meta for weight in model.parameters())
         if in_memory and model.config.belongs_to != model._digest(model.state_dict()):
             raise ModelError(
@@ -101,9 +101,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     ) -> PredictivePositionOutput:
         """Return the logits, and the joint loss of ``labels`` and ``position_labels`` (shape of ``position_ids``).
 
-        The arguments are the same as in `PredictivePositionModel`. Missing IDs of a first call count up if they did in
-        training; missing IDs of later tokens are predicted. Packed rows, hidden states and attention weights raise
-        ``SettingError``.
+        `PredictivePositionModel` describes the arguments. A first call without IDs uses the default prompt IDs of the
+        configuration; missing IDs of later tokens are predicted. Packed rows and requests for hidden states or
+        attention weights raise ``SettingError``.
         """
         check_no_embeddings(inputs_embeds)
         check_supported_arguments(kwargs)
@@ -117,7 +117,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         if position_ids is None or num_ids < input_ids.shape[1]:
             check_all_ids(num_ids, input_ids, labels, position_labels)
             return self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask)
-        # IDs without levels are the same on all levels.
+        # IDs without a level axis apply to all levels.
         ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
         hooks = self._hooks(input_ids, attention_mask, cache)
         hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
@@ -141,7 +141,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             past_key_values=cache,
             token_loss=loss_of_tokens,
             position_loss=None if loss_of_ids is None else loss_of_ids.loss,
-            predicted_position_ids=None if loss_of_ids is None else loss_of_ids.predicted,
+            predicted_position_ids=None if loss_of_ids is None else loss_of_ids.predicted_ids,
         )
 
     def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
@@ -152,8 +152,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             for head, level in zip(self.decoder.position_heads(), inputs, strict=True)
         ]
         loss = torch.stack([level.loss for level in levels]).sum()
-        predicted = [level.predicted for level in levels if level.predicted is not None]
-        return IDLoss(loss, _without_single_level(torch.stack(predicted)) if predicted else None)
+        level_ids = [level.predicted_ids for level in levels if level.predicted_ids is not None]
+        return IDLoss(loss, _without_single_level(torch.stack(level_ids)) if level_ids else None)
 
     @property
     def num_position_heads(self) -> int:
@@ -161,7 +161,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return len(self.decoder.heads)
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
-        """Return the most likely IDs of new tokens on every level, or the last IDs plus one without a head."""
+        """Return the most likely IDs of new tokens on every level; without a head, the last IDs plus one."""
         cached = past_key_values.all_tokens()
         assert cached is not None
         last_ids = _levels_first(cached.position_ids[:, -1:])
@@ -185,8 +185,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         raise NotImplementedError("the embeddings of this decoder are a parameter, not a module")
 
     def _init_weights(self, module: nn.Module) -> None:
-        # The decoder initializes its weights. Loading builds the model without values, so the buffers that are not
-        # saved (slopes of ALiBi, windows) are computed again.
+        # The decoder initializes its weights. Loading creates buffers without values, so the buffers that are not saved
+        # (slopes of ALiBi, windows) are computed again.
         buffers = dict(module.named_buffers(recurse=False))
         if buffers:
             path = next(name for name, part in self.decoder.named_modules() if part is module)
@@ -199,7 +199,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return NO_HOOKS
         if self.decoder.settings.previous_token_mix:
             raise SettingError(
-                "this decoder mixes each token with the previous one, even padding; pass prompts of one length, "
+                "this decoder mixes each token with the previous token, even with padding; pass prompts of one length, "
                 "without an attention_mask"
             )
         new, past = tokens.shape[1], 0 if cache is None else cache.num_tokens
@@ -220,7 +220,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return DecoderCache(
             position_ids=_levels_first(cached.position_ids),
             last_embedding=self.decoder.embed_tokens(cached.tokens[:, -1:]),
-            separators_seen=num_separators.clamp(max=len(separators)),
+            num_separators=num_separators.clamp(max=len(separators)),
             keys=[layer.keys for layer in layers],
             values=[layer.values for layer in layers],
         )

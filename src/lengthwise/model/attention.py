@@ -1,4 +1,4 @@
-"""Causal attention over token indexes in several implementations; each call uses the fastest one for its sizes."""
+"""Causal attention in several implementations; ``attend`` selects the fastest implementation for its input sizes."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,8 +12,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Up to this number of keys, plain matrix products are faster than the fused kernel on a CPU (benchmarks/speed.md).
 MAX_SHORT_KEYS = 64
-# Number of scores in memory at a time, for implementations that store scores: on a CPU, a few times the cache of a
-# core (benchmarks/encoding_speed.py); on a GPU, enough for all its cores.
+# Maximum number of scores per chunk of queries, for implementations that store scores. On a CPU, this number is a few
+# times the cache size of a core (benchmarks/encoding_speed.py). On a GPU, it is large enough to use all cores.
 CHUNK_ELEMENTS = 1 << 19
 GPU_CHUNK_ELEMENTS = 1 << 24
 # The fused kernel needs no mask if the numbers of queries and keys are equal. Up to this ratio of keys to queries,
@@ -34,55 +34,55 @@ def attend(
     value: Float[Tensor, "batch heads key d_head"],
     bias: Bias | None = None,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Return causal softmax attention; the queries belong to the last tokens of the keys.
+    """Return causal softmax attention; the queries belong to the last tokens.
 
-    Scores are divided by ``sqrt(d_head)``; ``bias(start, stop, num_keys)`` returns additive scores. Only the token
-    index decides which keys are visible. Coupled IDs can repeat or decrease, so a mask from IDs would leak answers.
+    Scores are divided by ``sqrt(d_head)``; ``bias(start, stop, num_keys)`` returns additive scores. The causal mask
+    depends only on the token index. Coupled IDs can repeat or decrease, so a mask from IDs would leak answers.
     """
-    queries, keys = query.shape[2], key.shape[2]
+    num_queries, num_keys = query.shape[2], key.shape[2]
     on_cpu = query.device.type == "cpu"
-    if keys <= MAX_SHORT_KEYS and on_cpu:
+    if num_keys <= MAX_SHORT_KEYS and on_cpu:
         return _attend_short(query, key, value, bias)
-    if bias is None and queries in (1, keys):
-        return scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
-    if bias is None and on_cpu and not torch.is_grad_enabled() and MAX_PADDING_RATIO * queries > keys:
-        padded = pad(query, (0, 0, keys - queries, 0))
-        return scaled_dot_product_attention(padded, key, value, is_causal=True)[:, :, keys - queries :]
+    if bias is None and num_queries in (1, num_keys):
+        return scaled_dot_product_attention(query, key, value, is_causal=num_queries > 1)
+    if bias is None and on_cpu and not torch.is_grad_enabled() and MAX_PADDING_RATIO * num_queries > num_keys:
+        padded = pad(query, (0, 0, num_keys - num_queries, 0))
+        return scaled_dot_product_attention(padded, key, value, is_causal=True)[:, :, num_keys - num_queries :]
     if on_cpu and torch.is_grad_enabled():
-        biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, queries)]
+        biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, num_queries)]
         output: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
         return output
     parts = []
-    for start, stop, num_keys in _chunks(key, queries):
-        mask = _causal_scores(stop - start, num_keys, query.device)
+    for start, stop, chunk_keys in _chunks(key, num_queries):
+        mask = _causal_scores(stop - start, chunk_keys, query.device)
         if bias is not None:
-            mask = mask + bias(start, stop, num_keys)
+            mask = mask + bias(start, stop, chunk_keys)
         part = scaled_dot_product_attention(
-            query[:, :, start:stop], key[:, :, :num_keys], value[:, :, :num_keys], attn_mask=mask.to(query.dtype)
+            query[:, :, start:stop], key[:, :, :chunk_keys], value[:, :, :chunk_keys], attn_mask=mask.to(query.dtype)
         )
         parts.append(part)
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def future_mask(queries: int, keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
+def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
     """Return a mask that is True for keys after the query; the last query and the last key belong to the same token."""
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(keys - queries + 1)
+    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).triu(num_keys - num_queries + 1)
 
 
-def _chunks(value: Float[Tensor, "batch heads key d_head"], queries: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the start and the stop of each chunk of queries, and the number of keys visible to its last query."""
-    batch, heads, keys, _ = value.shape
+def _chunks(value: Float[Tensor, "batch heads key d_head"], num_queries: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
+    batch, heads, num_keys, _ = value.shape
     num_scores = CHUNK_ELEMENTS if value.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-    size = max(1, num_scores // (batch * heads * keys))
-    for start in range(0, queries, size):
-        stop = min(start + size, queries)
-        yield start, stop, keys - queries + stop
+    size = max(1, num_scores // (batch * heads * num_keys))
+    for start in range(0, num_queries, size):
+        stop = min(start + size, num_queries)
+        yield start, stop, num_keys - num_queries + stop
 
 
-def _causal_scores(queries: int, keys: int, device: torch.device) -> Float[Tensor, "query key"]:
-    """Return 0 for visible keys and minus infinity for future ones."""
-    scores = torch.zeros(queries, keys, device=device)
-    return scores if queries == 1 else scores.masked_fill_(future_mask(queries, keys, device), -math.inf)
+def _causal_scores(num_queries: int, num_keys: int, device: torch.device) -> Float[Tensor, "query key"]:
+    """Return 0 for visible keys and minus infinity for future keys."""
+    scores = torch.zeros(num_queries, num_keys, device=device)
+    return scores if num_queries == 1 else scores.masked_fill_(future_mask(num_queries, num_keys, device), -math.inf)
 
 
 def _attend_short(
@@ -91,31 +91,31 @@ def _attend_short(
     value: Float[Tensor, "batch heads key d_head"],
     bias: Bias | None,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    batch, heads, queries, d_head = query.shape
-    keys = key.shape[2]
-    mask = _causal_scores(queries, keys, query.device)
+    batch, heads, num_queries, d_head = query.shape
+    num_keys = key.shape[2]
+    mask = _causal_scores(num_queries, num_keys, query.device)
     if bias is not None:
-        mask = (mask + bias(0, queries, keys)).expand(batch, heads, queries, keys).flatten(0, 1)
+        mask = (mask + bias(0, num_queries, num_keys)).expand(batch, heads, num_queries, num_keys).flatten(0, 1)
     mask = mask.to(query.dtype)
     scores = torch.baddbmm(mask, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=1 / math.sqrt(d_head))
     return scores.softmax(dim=-1).bmm(value.flatten(0, 1)).view(query.shape)
 
 
 class _ChunkedAttention(torch.autograd.Function):
-    """Attention in chunks of queries, with gradients of keys and values accumulated in place.
+    """Attention in chunks of queries that accumulates the gradients of keys and values in place.
 
     With plain autograd operations, the backward pass of each chunk would allocate gradients for all keys and values.
-    The fused kernel has no gradient for a bias.
+    The fused kernel does not compute the gradient of a bias.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor) -> Tensor:
-        """Return the attention output; ``biases`` is empty or has one tensor per chunk of queries."""
-        batch, heads, queries, d_head = query.shape
+        """Return the attention output; ``biases`` is empty or contains one tensor per chunk of queries."""
+        batch, heads, num_queries, d_head = query.shape
         scaled = (query / math.sqrt(d_head)).flatten(0, 1)
         keys, values = key.flatten(0, 1), value.flatten(0, 1)
         output, chunk_weights = torch.empty_like(scaled), []
-        for chunk, (start, stop, num_keys) in enumerate(_chunks(key, queries)):
+        for chunk, (start, stop, num_keys) in enumerate(_chunks(key, num_queries)):
             size = stop - start
             scores = scaled[:, start:stop].bmm(keys[:, :num_keys].mT).float()
             if biases:
@@ -134,7 +134,7 @@ class _ChunkedAttention(torch.autograd.Function):
         """Use ``d scores = weights * (d weights - s)``, where s is the sum of ``d output * output`` over components."""
         scaled, keys, values, output, *chunk_weights = ctx.saved_tensors
         d_output = gradients[0].flatten(0, 1)
-        mean = (d_output.float() * output).sum(dim=-1, keepdim=True)
+        output_dot = (d_output.float() * output).sum(dim=-1, keepdim=True)
         d_query = torch.empty_like(scaled)
         d_key, d_value = (torch.zeros_like(part, dtype=torch.float32) for part in (keys, values))
         d_biases: list[Tensor | None] = [None] * len(ctx.bias_shapes)
@@ -143,12 +143,12 @@ class _ChunkedAttention(torch.autograd.Function):
             stop, num_keys = start + weights.shape[1], weights.shape[2]
             d_chunk = d_output[:, start:stop]
             d_value[:, :num_keys] += weights.mT.bmm(d_chunk)
-            d_scores = d_chunk.bmm(values[:, :num_keys].mT).sub_(mean[:, start:stop]).mul_(weights)
+            d_scores = d_chunk.bmm(values[:, :num_keys].mT).sub_(output_dot[:, start:stop]).mul_(weights)
             d_query[:, start:stop] = d_scores.bmm(keys[:, :num_keys])
             d_key[:, :num_keys] += d_scores.mT.bmm(scaled[:, start:stop])
             if ctx.bias_shapes and ctx.needs_input_grad[3 + chunk]:
-                by_head = d_scores.view(*ctx.heads, *d_scores.shape[1:])
-                d_biases[chunk] = by_head.sum_to_size(ctx.bias_shapes[chunk])
+                d_bias = d_scores.view(*ctx.heads, *d_scores.shape[1:])
+                d_biases[chunk] = d_bias.sum_to_size(ctx.bias_shapes[chunk])
             start = stop
         d_query = d_query / math.sqrt(scaled.shape[-1])
         parts = (part.to(scaled.dtype).view(*ctx.heads, *part.shape[1:]) for part in (d_query, d_key, d_value))
@@ -156,11 +156,11 @@ class _ChunkedAttention(torch.autograd.Function):
 
 
 def attend_with_scores(
-    scores: Scores, value: Float[Tensor, "batch heads key d_head"], queries: int, weight_function: WeightFunction
+    scores: Scores, value: Float[Tensor, "batch heads key d_head"], num_queries: int, weight_function: WeightFunction
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Return causal attention from explicit scores, computed and masked one chunk of queries at a time."""
+    """Return causal attention from explicit scores; the function processes one chunk of queries at a time."""
     parts = []
-    for start, stop, num_keys in _chunks(value, queries):
+    for start, stop, num_keys in _chunks(value, num_queries):
         future = future_mask(stop - start, num_keys, value.device)
         weights = weight_function(scores(start, stop, num_keys, ~future).masked_fill(future, -math.inf))
         parts.append(weights.to(value.dtype) @ value[:, :, :num_keys])
@@ -172,14 +172,14 @@ def dilute_attention(
     value: Float[Tensor, "batch heads key d_head"],
     max_share: float,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Move a share of each head's attention to the mean of all visible values, which simulates longer sequences.
+    """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
-    The queries belong to the last keys.
+    The queries belong to the last tokens.
     """
-    batch, heads, queries, _ = attended.shape
+    batch, heads, num_queries, _ = attended.shape
     sequence, head = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)
     share = max_share * ((sequence[:, None] / batch + head / heads) % 1)[:, :, None, None].to(value.dtype)
     num_visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
-    mean = (value.cumsum(dim=2) / num_visible)[:, :, -queries:]
+    mean = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]
     return (1 - share) * attended + share * mean

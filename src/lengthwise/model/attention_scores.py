@@ -1,4 +1,4 @@
-"""Attention scores of one block: encoding, additive bias and length scaling."""
+"""Attention scores of one block, with the encoding, additive biases and length scaling."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from lengthwise.model.attention import WeightFunction, future_mask
 
 @dataclass(frozen=True, slots=True)
 class AttentionHooks:
-    """Hooks that hide keys or observe weights in the attention of all layers of a decoder.
+    """Hooks that hide keys or observe attention weights in all layers of a decoder.
 
-    ``score_bias``, (1 or batch, query, key), is added to the scores of all heads; minus infinity hides a key.
-    ``on_weights`` is called with each layer's weights, (batch, heads, query, key). ``visible_counts``, (batch, query),
-    has the numbers of keys that length scaling uses instead of the numbers of keys that are not hidden.
+    ``score_bias``, of shape (1 or batch, query, key), is added to the scores of all heads; minus infinity hides a key.
+    ``on_weights`` receives the weights of each layer, of shape (batch, heads, query, key). ``visible_counts``, of shape
+    (batch, query), overrides the number of visible keys in length scaling.
     """
 
     score_bias: Float[Tensor, "#batch query key"] | None = None
@@ -42,7 +42,7 @@ class ScoreChunks:
 
     @property
     def has_bias(self) -> bool:
-        """True if the encoding or a hook adds to the scores."""
+        """True if the encoding or a hook adds a bias to the scores."""
         return self.encoding.has_bias or self.score_bias is not None
 
     def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk num_keys"]:
@@ -56,16 +56,16 @@ class ScoreChunks:
     def scores(
         self, start: int, stop: int, num_keys: int, visible: Tensor
     ) -> Float[Tensor, "batch heads chunk num_keys"]:
-        """Return the scaled scores of these queries and keys, with the bias."""
+        """Return the scaled scores of the same queries and keys as ``bias``, including the bias."""
         ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *ids, visible)
         return scores + self.bias(start, stop, num_keys) if self.has_bias else scores
 
     def weights(self, weight_function: WeightFunction) -> Float[Tensor, "batch heads query key"]:
         """Return the attention weights of all queries in one tensor, for inspection."""
-        queries, keys = self.query.shape[2], self.key.shape[2]
-        future = future_mask(queries, keys, self.key.device)
-        return weight_function(self.scores(0, queries, keys, ~future).masked_fill(future, -math.inf))
+        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
+        future = future_mask(num_queries, num_keys, self.key.device)
+        return weight_function(self.scores(0, num_queries, num_keys, ~future).masked_fill(future, -math.inf))
 
 
 class LengthScale(nn.Module):
@@ -76,6 +76,6 @@ class LengthScale(nn.Module):
         self.offset = nn.Parameter(torch.zeros(num_heads, 1, 1))
         self.power = nn.Parameter(torch.ones(num_heads, 1, 1))
 
-    def forward(self, log: Float[Tensor, "*batch seq 1"]) -> Float[Tensor, "*batch_heads seq 1"]:
-        """Return the factor of each query's scores, computed from ``log(n + 1)``."""
-        return self.offset + log**self.power
+    def forward(self, log_num_keys: Float[Tensor, "*batch seq 1"]) -> Float[Tensor, "*batch_heads seq 1"]:
+        """Return the factor of each query's scores; ``log_num_keys`` is ``log(n + 1)``."""
+        return self.offset + log_num_keys**self.power

@@ -1,4 +1,4 @@
-"""Functions from attention scores to weights: the softmax and its replacements."""
+"""Functions that compute attention weights from scores: the softmax and its alternatives."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.model.attention import WeightFunction
 
 WEIGHTS = ("softmax", "entmax", "top_k", "count")
-# Factor of the weights of a counting head, which keeps their sum near 1 if the head counts few keys.
+# Factor of the weights of a counting head. It keeps the sum of the weights near 1 if the head counts few keys.
 COUNT_SCALE = 1 / 8
 
 
@@ -23,29 +23,29 @@ def top_k(scores: Float[Tensor, "batch heads query key"], k: int) -> Float[Tenso
     """Return the softmax over the k largest scores of each query (Gupta et al. 2021, arXiv 2106.06899)."""
     if k >= scores.shape[-1]:
         return softmax(scores)
-    # Select indexes without a threshold: for equal scores, rounding errors would decide which scores pass a threshold.
+    # Use indexes, not a threshold. With a threshold, rounding errors would affect the selection among equal scores.
     largest = scores.topk(k, dim=-1)
     return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, largest.indices, softmax(largest.values))
 
 
 def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Float[Tensor, "batch heads query key"]:
-    """Return alpha-entmax weights, exactly 0 for most keys (Peters et al. 2019, arXiv 1905.05702)."""
-    # Imported here, because only this option needs the library.
+    """Return alpha-entmax weights, which are exactly 0 for most keys (Peters et al. 2019, arXiv 1905.05702)."""
+    # The import is local, because only this option needs the library.
     from entmax import entmax15, entmax_bisect  # noqa: PLC0415
 
-    # A shift does not change entmax, but its threshold is inexact for large scores.
+    # A constant shift does not change entmax, and large scores would make its threshold inexact.
     scores = scores.float() - scores.detach().float().amax(dim=-1, keepdim=True)
     weights: Tensor = entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
     return weights
 
 
-def count(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
+def scaled_sigmoid(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:
     """Return ``COUNT_SCALE`` times the sigmoid of each score (Ramapuram et al. 2024, arXiv 2409.04431)."""
     return COUNT_SCALE * scores.float().sigmoid()
 
 
 def make_weight_function(name: str, *, k: int, alpha: float) -> WeightFunction | None:
-    """Return the function for a value of ``weights``, or None for the softmax, which has a fused kernel.
+    """Return the weight function of this name, or None for the softmax, which has a fused kernel.
 
     Raises ``SettingError`` for ``"entmax"`` if the entmax library is not installed.
     """
@@ -56,5 +56,5 @@ def make_weight_function(name: str, *, k: int, alpha: float) -> WeightFunction |
             raise SettingError("weights 'entmax' need the entmax library; pip install 'lengthwise[entmax]'") from None
         return partial(entmax, alpha=alpha)
     if name == "count":
-        return count
+        return scaled_sigmoid
     return partial(top_k, k=k) if name == "top_k" else None

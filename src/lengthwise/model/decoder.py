@@ -1,4 +1,4 @@
-"""Decoder with pre-norm blocks, one encoding and, for PPC, one position head per level."""
+"""Decoder with pre-norm blocks and one encoding; for PPC, it also has one position head per level."""
 
 import math
 from dataclasses import dataclass, field
@@ -23,17 +23,17 @@ from lengthwise.model.rms_norm import RMSNorm
 
 @dataclass(slots=True)
 class Cache:
-    """State of cached decoding: the IDs of all previous tokens, and their keys and values in each layer."""
+    """State of cached decoding, with the IDs of all previous tokens, and their keys and values in each layer."""
 
     position_ids: Real[Tensor, "level batch seq"]
     last_embedding: Float[Tensor, "batch 1 d_model"]
-    separators_seen: Int[Tensor, "batch 1"]
+    num_separators: Int[Tensor, "batch 1"]
     keys: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
     values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
 
 
 class Block(nn.Module):
-    """Attention with normalized queries and keys, then an MLP; the outputs of both are initially zero."""
+    """Attention with normalized queries and keys, then an MLP; the initial outputs of both are zero."""
 
     def __init__(self, settings: DecoderSettings) -> None:
         super().__init__()
@@ -65,19 +65,19 @@ class Block(nn.Module):
     ) -> tuple[Float[Tensor, "batch query d_model"], Tensor, Tensor]:
         """Return the hidden states from index ``query_start`` of ``x`` on, and the keys and values of all tokens.
 
-        ``past`` has the keys and values of earlier tokens; ``position_ids`` has the IDs of earlier and new tokens.
+        ``past`` contains the keys and values of earlier tokens, ``position_ids`` the IDs of earlier and new tokens.
         """
-        normed, d_model = self.attention_norm(x), x.shape[2]
-        split = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
+        normalized, d_model, weight = self.attention_norm(x), x.shape[2], self.project.weight
+        split_heads = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
         if query_start == 0:
-            query, key, value = split(self.project(normed), part=3)
+            query, key, value = split_heads(self.project(normalized), part=3)
         else:
-            (query,) = split(nn.functional.linear(normed[:, query_start:], self.project.weight[:d_model]), part=1)
-            key, value = split(nn.functional.linear(normed, self.project.weight[d_model:]), part=2)
+            (query,) = split_heads(nn.functional.linear(normalized[:, query_start:], weight[:d_model]), part=1)
+            key, value = split_heads(nn.functional.linear(normalized, weight[d_model:]), part=2)
         new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
         query_ids, query, key = new_ids[:, :, query_start:], self.query_norm(query), self.key_norm(key)
         if query_start == 0:
-            # Rotate queries and keys together, so that the angles, which dominate for one token, are computed once.
+            # Rotate queries and keys together to compute the angles once; for one token, they dominate the time.
             query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
         else:
             query, key = encoding.rotate(query, query_ids), encoding.rotate(key, new_ids)
@@ -91,34 +91,34 @@ class Block(nn.Module):
         if hooks.on_weights is not None:
             hooks.on_weights(chunks.weights(weight_function))
         if encoding.has_scores or self.weight_function is not None:
-            heads = attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
+            attended = attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
         else:
             bias = chunks.bias if chunks.has_bias else None
-            heads = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
+            attended = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
         if self.training and self.settings.dilution:
-            heads = dilute_attention(heads, value, self.settings.dilution)
-        x = x[:, query_start:] + self.mix_heads(rearrange(heads, "b h s d -> b s (h d)"))
+            attended = dilute_attention(attended, value, self.settings.dilution)
+        x = x[:, query_start:] + self.mix_heads(rearrange(attended, "b h s d -> b s (h d)"))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
     def _length_factor(
-        self, seq: int, keys: int, hooks: AttentionHooks, device: torch.device
+        self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
     ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
         if self.settings.length_scaling == "none":
             return 1.0
-        visible = torch.arange(keys - seq + 1, keys + 1, device=device)
+        num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
         if hooks.visible_counts is not None:
-            visible = hooks.visible_counts[:, None]
+            num_visible = hooks.visible_counts[:, None]
         elif hooks.score_bias is not None:
-            visible = (visible - hooks.score_bias.isneginf().tril(keys - seq).sum(dim=-1))[:, None]
-        log = (visible + 1).log()[..., None]
-        return log if self.length_scale is None else self.length_scale(log)
+            num_visible = (num_visible - hooks.score_bias.isneginf().tril(num_keys - num_queries).sum(dim=-1))[:, None]
+        log_num_keys = (num_visible + 1).log()[..., None]
+        return log_num_keys if self.length_scale is None else self.length_scale(log_num_keys)
 
 
 class Decoder(nn.Module):
-    """Decoder that maps tokens and position IDs to hidden states, which ``token_logits`` and ``next_ids`` read.
+    """Decoder that maps tokens and position IDs to hidden states, the input of ``token_logits`` and ``next_ids``.
 
     If ``num_predicted_ids`` is set, each level has a position head for IDs below this number. The causal mask depends
-    only on the token index; the encoding and the position heads read the IDs.
+    only on the token index; only the encoding and the position heads use the IDs.
     """
 
     def __init__(
@@ -164,10 +164,10 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "entries query d_model"], Cache]:
         """Return the hidden states of ``tokens``, which follow the tokens in ``cache``, and the extended cache.
 
-        ``position_ids`` is (batch, seq) or (level, batch, seq). Raises ``PositionIDError`` for a wrong shape or type or
-        a negative ID, and ``PositionRangeError`` for an ID beyond the encoding's table. The last block computes only
-        hidden states from index ``query_start`` on, which must be 0 with ``hooks``. ``keep_indices`` selects increasing
-        token indexes after the embeddings; it may have several consecutive rows per sequence.
+        ``position_ids`` has shape (batch, seq) or (level, batch, seq). Raises ``PositionIDError`` for a wrong shape or
+        type or a negative ID, and ``PositionRangeError`` for an ID beyond the encoding's table. The last block computes
+        only hidden states from index ``query_start`` on, which must be 0 with ``hooks``. After the embeddings, the
+        decoder keeps only the tokens at ``keep_indices``, which increase; several rows may belong to one sequence.
         """
         x, new_cache = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
         if keep_indices is not None:
@@ -183,7 +183,7 @@ class Decoder(nn.Module):
         return self.norm(x), new_cache
 
     def token_logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
-        """Return the logits of the token after each hidden state, in float32."""
+        """Return the logits of the next token for each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
 
@@ -193,7 +193,7 @@ class Decoder(nn.Module):
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
     ) -> list[Prompt]:
-        """Return the prompts of each level in the form that ``next_ids`` reads; compute it once per batch."""
+        """Return the prompts of each level in the form that ``next_ids`` requires; call this once per batch."""
         embeddings = self.embed_tokens(tokens)
         pairs = zip(self.position_heads(), position_ids, strict=True)
         return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
@@ -228,7 +228,7 @@ class Decoder(nn.Module):
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
         x = embeddings = self.embed_tokens(tokens)
         previous = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
-        num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.separators_seen
+        num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.num_separators
         if self.previous_share is not None:
             x = x + self.previous_share * torch.cat([previous, embeddings[:, :-1]], dim=1)
         is_separator = torch.isin(tokens, torch.tensor(self.separators, device=tokens.device))

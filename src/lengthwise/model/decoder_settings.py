@@ -1,4 +1,4 @@
-"""Size and options of a decoder."""
+"""Settings for the size and options of a decoder."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ LENGTH_SCALINGS = ("none", "log", "learned")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSettings:
-    """Size and options of a decoder.
+    """Size and options of a decoder; all fields have defaults.
 
-    Three options read token indexes or tokens but never IDs, so every scheme can use them. ``length_scaling``
+    Three options depend only on tokens and token indexes, so they work with every scheme. ``length_scaling``
     multiplies the scores of a query with n visible keys by a factor. The factor is ``log(n + 1)`` for ``"log"``
     (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``offset + log(n + 1)^power`` with learned numbers per head
     for ``"learned"`` (after Vasylenko et al. 2025, arXiv 2506.16640), and 1 for ``"none"``. ``previous_token_mix`` adds
-    a learned multiple of the previous token's embedding. ``segments`` adds one vector per preceding separator.
+    a learned multiple of the previous token's embedding. ``segments`` adds a vector for the number of separators.
 
     ``weights`` replaces the softmax. ``"entmax"`` (with ``entmax_alpha``; Peters et al. 2019) sets most weights to 0,
     ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and ``"count"`` (Ramapuram et al.
@@ -55,9 +55,9 @@ class DecoderSettings:
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; change one of them"
             )
         self._check_attention()
-        for setting, known in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
-            if getattr(self, setting) not in known:
-                raise unknown_name(setting, getattr(self, setting), known)
+        for setting, names in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
+            if getattr(self, setting) not in names:
+                raise unknown_name(setting, getattr(self, setting), names)
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     def _check_attention(self) -> None:

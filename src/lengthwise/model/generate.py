@@ -1,4 +1,4 @@
-"""Greedy decoding with a key-value cache; the decoder predicts the IDs that the caller does not supply."""
+"""Greedy decoding with a key-value cache; the decoder predicts missing position IDs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from lengthwise.model.decoder import Decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """New tokens after each prompt and their IDs; ``is_written`` is False after the end token."""
+    """New tokens after each prompt, with their IDs; ``is_written`` is False after the end token."""
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
@@ -25,39 +25,40 @@ def generate(
 ) -> Generation:
     """Continue prompts of equal length until the ``end`` token, by at most ``max_new_tokens`` tokens each.
 
-    ``position_ids``, (batch, n) or (level, batch, n), has the IDs of all prompt tokens and optionally of the first new
-    tokens. The position head predicts each missing ID once its token is known. Raises ``SettingError`` if IDs are
-    missing and the decoder cannot predict them, and the same errors as the decoder for invalid IDs.
+    ``position_ids``, of shape (batch, n) or (level, batch, n), contains the IDs of all prompt tokens and optionally of
+    the first new tokens. The position head predicts each missing ID from the new token. Raises ``SettingError`` if IDs
+    are missing and the decoder cannot predict them, and the same errors as the decoder for invalid IDs.
     """
-    length, num_ids = prompt.shape[1], position_ids.shape[-1]
+    prompt_length, num_ids = prompt.shape[1], position_ids.shape[-1]
     position_ids = decoder.check_ids(prompt.new_zeros(len(prompt), num_ids), position_ids)
-    num_new_ids = num_ids - length
+    num_new_ids = num_ids - prompt_length
     if num_new_ids < 0:
-        raise SettingError(f"{num_ids} IDs for {length} prompt tokens; pass one ID per token")
+        raise SettingError(f"got {num_ids} IDs for {prompt_length} prompt tokens; pass one ID per token")
     if num_new_ids < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
-            f"IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
+            f"got IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
             f"pass all IDs, or train with the scheme predicted"
         )
-    lengths = torch.full((len(prompt),), length, device=prompt.device)
-    prompts = decoder.read_prompt(prompt, position_ids[:, :, :length], lengths) if decoder.predicts_ids else None
+    lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
+    prompt_ids = position_ids[:, :, :prompt_length]
+    prompts = decoder.read_prompt(prompt, prompt_ids, lengths) if decoder.predicts_ids else None
     tokens, ids, is_written = [], [], []
-    is_open = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
-    current_ids = position_ids[:, :, length - 1 : length]
-    hidden, cache = decoder(prompt, position_ids[:, :, :length])
-    for new in range(max_new_tokens):
+    is_unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
+    current_ids = prompt_ids[:, :, -1:]
+    hidden, cache = decoder(prompt, prompt_ids)
+    for index in range(max_new_tokens):
         hidden = hidden[:, -1:]
         token = decoder.token_logits(hidden).argmax(dim=-1)
-        if new < num_new_ids or prompts is None:
-            current_ids = position_ids[:, :, length + new : length + new + 1]
+        if index < num_new_ids or prompts is None:
+            current_ids = position_ids[:, :, prompt_length + index : prompt_length + index + 1]
         else:
             levels = decoder.next_ids(hidden, current_ids, token, prompts)
             current_ids = torch.stack([level.most_likely() for level in levels])
         tokens.append(token)
         ids.append(current_ids)
-        is_written.append(is_open[:, None])
-        is_open = is_open & (token[:, 0] != end)
-        if not is_open.any() or new + 1 == max_new_tokens:
+        is_written.append(is_unfinished[:, None])
+        is_unfinished = is_unfinished & (token[:, 0] != end)
+        if not is_unfinished.any() or index + 1 == max_new_tokens:
             break
         hidden, cache = decoder(token, current_ids, cache)
     return Generation(

@@ -1,4 +1,4 @@
-"""Check of the shape, type and range of position IDs at the decoder's input."""
+"""Check of the shape, type and range of the decoder's position IDs."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lengthwise.core.errors import PositionIDError, PositionRangeError
 
 @dataclass(frozen=True, slots=True)
 class IDCheck:
-    """Format of the position IDs that a decoder accepts: number of levels, upper limit (or None), real or integer."""
+    """Requirements of a decoder on position IDs: number of levels, exclusive upper limit or None, and number type."""
 
     encoding: str
     num_levels: int
@@ -24,7 +24,7 @@ class IDCheck:
         ids = position_ids[None] if position_ids.dim() == 2 else position_ids
         if ids.dim() != 3 or ids.shape[1:] != tokens.shape:
             raise PositionIDError(
-                f"position IDs of shape {tuple(position_ids.shape)} for tokens of shape {tuple(tokens.shape)}; "
+                f"position IDs have shape {tuple(position_ids.shape)} but tokens have shape {tuple(tokens.shape)}; "
                 f"pass (batch, seq), or (level, batch, seq) with {self.num_levels} level(s)"
             )
         if len(ids) != self.num_levels:
@@ -33,10 +33,10 @@ class IDCheck:
                 f"pass {self.num_levels}, or build it with num_levels={len(ids)}"
             )
         if ids.is_complex() or ids.dtype == torch.bool:
-            raise PositionIDError(f"position IDs of type {ids.dtype} are not numbers; pass whole or real numbers")
+            raise PositionIDError(f"position IDs have the invalid type {ids.dtype}; pass whole or real numbers")
         if ids.is_floating_point() and not self.real_valued:
             raise PositionIDError(
-                f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} takes whole numbers; "
+                f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} needs whole numbers; "
                 "use a scheme with whole IDs, or an encoding for real IDs, such as rotary"
             )
         # Distances between unsigned or small integer types would overflow.

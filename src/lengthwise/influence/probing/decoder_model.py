@@ -1,4 +1,4 @@
-"""Adapter of the decoder of this package to the interface of an influence study."""
+"""Adapter for the decoder of this package to the model interface of an influence study."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,10 @@ ROUNDING = 1e-3
 
 
 class DecoderModel:
-    """A trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
+    """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
 
-    They have an effect in encodings that read neighboring scores (DAPE V2), and if a token contains earlier tokens.
-    Options that depend on the number of tokens, such as length scaling, count visible tokens only.
+    Hidden tokens have an effect if an encoding reads neighboring scores (DAPE V2), or if embeddings depend on earlier
+    tokens. Options that depend on the number of tokens, such as length scaling, count visible tokens only.
     """
 
     def __init__(
@@ -41,14 +41,13 @@ class DecoderModel:
         self.device = decoder.embedding.device
         self.forward_tokens = forward_token_budget(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         leaks = {
-            "previous_token_mix adds the previous token to each": decoder.previous_share is not None,
-            "segments count the separators before each": decoder.segment is not None and bool(decoder.separators),
+            "previous_token_mix adds the previous token to each near token": decoder.previous_share is not None,
+            "segments count the separators before near tokens": decoder.segment is not None
+            and bool(decoder.separators),
         }
         for description, leak in leaks.items():
             if leak:
-                raise ModelError(
-                    f"{name} cannot be measured exactly: {description} near token; train without this option"
-                )
+                raise ModelError(f"{name} cannot be measured exactly: {description}; train without this option")
         check_exact(self)
 
     @torch.no_grad()
@@ -64,7 +63,7 @@ class DecoderModel:
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, the next tokens after the last ``t`` tokens."""
         first = tokens.shape[1] - targets.shape[1]
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first)
         logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)
@@ -75,28 +74,29 @@ class DecoderModel:
     def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Return the log-probabilities after the last token from one pass with an optional attention mask."""
+        """Return the log-probabilities after the last token, from one pass with an optional attention mask."""
         hooks = NO_HOOKS if mask is None else AttentionHooks(score_bias=_score_bias(mask[None].to(self.device)))
         ids = torch.arange(len(tokens), device=self.device)
         hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], hooks=hooks)
         return self._last_log_probs(hidden)[0]
 
     def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
-        """Return the largest difference (nats) that rounding explains; a decoder computes in float32."""
+        """Return the largest difference (nats) that rounding in float32 can cause."""
         return ROUNDING
 
     @torch.no_grad()
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Cache | None:
-        """Return the keys and values of the first ``num_read`` tokens, None for 0 tokens."""
-        if num_read == 0:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> Cache | None:
+        """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
+        if num_prefix == 0:
             return None
-        return self.decoder(tokens[None, :num_read].to(self.device), position_ids[None, :num_read].to(self.device))[1]
+        prefix, prefix_ids = tokens[None, :num_prefix], position_ids[None, :num_prefix]
+        return self.decoder(prefix.to(self.device), prefix_ids.to(self.device))[1]
 
     @torch.no_grad()
     def log_probs_with_prefix(
         self, states: Cache | None, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after sequences that continue the tokens of ``states``."""
+        """Return the log-probabilities of the token after each sequence, which continues the tokens of ``states``."""
         cache = None if states is None else _expand(states, len(tokens))
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), cache)
         return self._last_log_probs(hidden)
@@ -107,9 +107,9 @@ class DecoderModel:
         states: Cache | None,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch read"],
+        visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after the near tokens, which attend only to the ``visible`` states."""
+        """Return the log-probabilities of the token after ``near``; near tokens attend only to ``visible`` states."""
         return self._log_probs_with_bias(states, near, position_ids, _score_bias(visible.to(self.device)))
 
     def gate_gradient(
@@ -117,10 +117,10 @@ class DecoderModel:
         states: Cache | None,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " read"],
+        log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " read"]:
-        """Return the gradient of ``objective`` with respect to gates added to the scores on each state."""
+    ) -> Float[Tensor, " states"]:
+        """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
         gates = log_gates.to(self.device).requires_grad_()
         with torch.enable_grad():
             log_probs = self._log_probs_with_bias(states, near, position_ids, gates[None])
@@ -129,7 +129,7 @@ class DecoderModel:
     @torch.no_grad()
     def attention_weights(
         self, states: Cache | None, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " read"]:
+    ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         layers: list[Tensor] = []
 
@@ -145,9 +145,9 @@ class DecoderModel:
         states: Cache | None,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        state_bias: Float[Tensor, "batch read"],
+        state_bias: Float[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after the near tokens, with a bias on the scores of each state."""
+        """Return the log-probabilities after the near tokens, with a bias on the attention scores of each state."""
         batch = len(state_bias)
         bias = torch.nn.functional.pad(state_bias, (0, len(near)))[:, None].expand(-1, len(near), -1)
         hidden, _ = self.decoder(
@@ -168,12 +168,12 @@ def _score_bias(visible: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def _expand(states: Cache, batch: int) -> Cache:
-    """Repeat the states for a batch, as views."""
+    """Expand the states to a batch without copies of the data."""
     return replace(
         states,
         position_ids=states.position_ids.expand(-1, batch, -1),
         last_embedding=states.last_embedding.expand(batch, -1, -1),
-        separators_seen=states.separators_seen.expand(batch, -1),
+        num_separators=states.num_separators.expand(batch, -1),
         keys=[key.expand(batch, -1, -1, -1) for key in states.keys],
         values=[value.expand(batch, -1, -1, -1) for value in states.values],
     )

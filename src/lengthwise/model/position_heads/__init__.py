@@ -1,4 +1,4 @@
-"""Position heads, which predict position IDs (PPC): one file per head, and the table of all heads."""
+"""Position heads predict position IDs (PPC). Each head has its own file; ``POSITION_HEADS`` lists all heads."""
 
 from lengthwise.model.position_heads.absolute import Absolute
 from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, read_prompt

@@ -1,4 +1,4 @@
-"""Absolute head: a classifier over absolute ID values."""
+"""Absolute head, a classifier over absolute ID values."""
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
 
 
 class Absolute(PositionHead):
-    """Baseline classifier; it needs an encoding of absolute IDs and cannot predict IDs that are not in training."""
+    """Baseline classifier. It needs an encoding of absolute IDs and cannot predict IDs absent from training."""
 
     def __init__(self, d_model: int, num_position_ids: int) -> None:
         super().__init__()

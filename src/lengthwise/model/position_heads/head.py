@@ -1,4 +1,4 @@
-"""Contract of a position head (PPC): predict the ID of the next token, once that token is known."""
+"""Interface of position heads (PPC), which predict the ID of the next token from the token and its context."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -11,27 +11,27 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One level of the prompts in the form that a position head reads: keys, IDs and sorted distinct IDs.
+    """Prompts of a batch on one level, as the input of a position head: keys, IDs and sorted distinct IDs.
 
-    ``inside`` masks the prompt tokens. ``ranks`` indexes each token's ID in ``distinct_ids``, padded with ``FILL``.
-    ``sharpness``, log(1 + prompt length), multiplies scores, so that a softmax over a longer prompt is not flatter.
-    ``even`` is True if all prompts have the same length and number of distinct IDs.
+    ``is_prompt`` is False for padding. ``ranks`` contains the index of each token's ID in ``distinct_ids``, which is
+    padded with ``PADDING_ID``. ``sharpness``, log(1 + prompt length), multiplies the scores, so that the softmax over a
+    longer prompt is not flatter. ``has_padding`` is False if all prompts have equally many tokens and distinct IDs.
     """
 
     keys: Float[Tensor, "batch prompt d_key"]
     position_ids: Int[Tensor, "batch prompt"]
-    inside: Bool[Tensor, "batch prompt"]
+    is_prompt: Bool[Tensor, "batch prompt"]
     ranks: Int[Tensor, "batch prompt"]
     distinct_ids: Int[Tensor, "batch rank"]
     sharpness: Float[Tensor, "batch 1 1"]
-    even: bool
+    has_padding: bool
 
-    FILL: ClassVar[int] = torch.iinfo(torch.int64).max
+    PADDING_ID: ClassVar[int] = torch.iinfo(torch.int64).max
 
-    def select(self, select: Callable[[Tensor], Tensor]) -> "Prompt":
-        """Return the prompts with ``select`` applied to the batch axis of every tensor."""
-        names = (field.name for field in fields(self) if field.name != "even")
-        tensors: dict[str, Any] = {name: select(getattr(self, name)) for name in names}
+    def select(self, select_rows: Callable[[Tensor], Tensor]) -> "Prompt":
+        """Return prompts with ``select_rows`` applied to the batch axis of every tensor."""
+        names = (field.name for field in fields(self) if field.name != "has_padding")
+        tensors: dict[str, Any] = {name: select_rows(getattr(self, name)) for name in names}
         return replace(self, **tensors)
 
 
@@ -41,25 +41,25 @@ def read_prompt(
     position_ids: Int[Tensor, "batch seq"],
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
-    """Return the prompts of a batch in the form that ``head`` reads; ``prompt_length`` counts tokens from index 0."""
-    longest = int(prompt_length.max())
-    inside = torch.arange(longest, device=position_ids.device) < prompt_length[:, None]
-    # The first ID replaces the IDs outside the prompt, so these add no distinct ID.
-    ids = torch.where(inside, position_ids[:, :longest], position_ids[:, :1])
-    ordered, order = ids.sort(dim=1)
-    is_new = torch.zeros_like(ordered)
-    is_new[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).long()
-    rank_in_order = is_new.cumsum(dim=1)
-    empty = torch.full((len(ids), int(rank_in_order.max()) + 1), Prompt.FILL, device=ids.device)
-    distinct = empty.scatter(1, rank_in_order, ordered)
+    """Return the prompts of a batch as the input of ``head``; ``prompt_length`` counts the tokens from index 0 on."""
+    max_length = int(prompt_length.max())
+    is_prompt = torch.arange(max_length, device=position_ids.device) < prompt_length[:, None]
+    # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
+    ids = torch.where(is_prompt, position_ids[:, :max_length], position_ids[:, :1])
+    sorted_ids, order = ids.sort(dim=1)
+    differs = torch.zeros_like(sorted_ids)
+    differs[:, 1:] = (sorted_ids[:, 1:] != sorted_ids[:, :-1]).long()
+    sorted_ranks = differs.cumsum(dim=1)
+    padding = torch.full((len(ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=ids.device)
+    distinct_ids = padding.scatter(1, sorted_ranks, sorted_ids)
     return Prompt(
-        keys=head.keys(embeddings[:, :longest], ids),
+        keys=head.keys(embeddings[:, :max_length], ids),
         position_ids=ids,
-        inside=inside,
-        ranks=torch.zeros_like(ids).scatter(1, order, rank_in_order),
-        distinct_ids=distinct,
+        is_prompt=is_prompt,
+        ranks=torch.zeros_like(ids).scatter(1, order, sorted_ranks),
+        distinct_ids=distinct_ids,
         sharpness=prompt_length.add(1).log()[:, None, None],
-        even=bool(inside.all() & (distinct[:, -1] != Prompt.FILL).all()),
+        has_padding=not bool(is_prompt.all() & (distinct_ids[:, -1] != Prompt.PADDING_ID).all()),
     )
 
 
@@ -79,18 +79,18 @@ class NextIDs:
         self, ids: Int[Tensor, "batch query"]
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
         """Return the log-probability of each ID, or 0 if the ID is not a candidate, and a mask of the candidates."""
-        match = self.candidates == ids[..., None]
-        reachable = match.any(dim=-1)
-        return self.log_probs.masked_fill(~match, 0.0).sum(dim=-1), reachable
+        is_match = self.candidates == ids[..., None]
+        is_candidate = is_match.any(dim=-1)
+        return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_candidate
 
 
 class PositionHead(nn.Module):
-    """Abstract predictor of the next ID from a token's hidden state, its ID and the next token's embedding."""
+    """Abstract predictor of the next ID from a token's hidden state, the token's ID and the next token's embedding."""
 
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """Return the keys of the prompt tokens; by default, they have width 0, for heads that read no tokens."""
+        """Return the keys of the prompt tokens; the default keys have width 0, for heads without keys."""
         return embeddings[..., :0]
 
     def forward(
@@ -106,15 +106,15 @@ class PositionHead(nn.Module):
 
 def sum_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> Float[Tensor, "batch query rank"]:
     """Sum the probability mass of prompt tokens that have the same ID."""
-    by_rank = mass.new_zeros(*mass.shape[:2], prompt.distinct_ids.shape[1])
-    return by_rank.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
+    rank_mass = mass.new_zeros(*mass.shape[:2], prompt.distinct_ids.shape[1])
+    return rank_mass.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
 
 
 def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
     """Return the probabilities of the prompt's distinct IDs as ``NextIDs``."""
     candidates = prompt.distinct_ids[:, None]
-    if not prompt.even:
-        fill = candidates == Prompt.FILL
-        probabilities, candidates = probabilities.masked_fill(fill, 0.0), candidates.masked_fill(fill, -1)
-    tiny = torch.finfo(probabilities.dtype).tiny
-    return NextIDs(log_probs=probabilities.clamp_min(tiny).log(), candidates=candidates)
+    if prompt.has_padding:
+        is_padding = candidates == Prompt.PADDING_ID
+        probabilities, candidates = probabilities.masked_fill(is_padding, 0.0), candidates.masked_fill(is_padding, -1)
+    smallest_number = torch.finfo(probabilities.dtype).tiny
+    return NextIDs(log_probs=probabilities.clamp_min(smallest_number).log(), candidates=candidates)

@@ -1,4 +1,4 @@
-"""Increment head: the current ID plus a small offset."""
+"""Increment head, which predicts the current ID plus a small offset."""
 
 import math
 
@@ -11,7 +11,7 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Increment(OffsetHead):
-    """Classifier over offsets from the current ID; the loss ignores target IDs after a gap."""
+    """Classifier over offsets from the current ID. The loss ignores a target ID if no offset reaches it."""
 
     def forward(
         self,

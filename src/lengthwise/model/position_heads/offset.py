@@ -1,4 +1,4 @@
-"""Abstract head for small offsets: a classifier shared by the rank and increment heads."""
+"""Abstract head for small offsets, with the classifier of the rank and increment heads."""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from lengthwise.model.position_heads.head import PositionHead
 
 
 class OffsetScores(nn.Module):
-    """Linear score of each offset, from the hidden state and the next token."""
+    """Linear scores of all offsets, based on the hidden state and the next token."""
 
     def __init__(self, d_model: int, num_offsets: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class OffsetScores(nn.Module):
 
 
 class OffsetHead(PositionHead):
-    """Abstract position head that scores each of ``OFFSETS``."""
+    """Abstract position head that computes a score for each of ``OFFSETS``."""
 
     OFFSETS = (-1, 0, 1, 2)
 

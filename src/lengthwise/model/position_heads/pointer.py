@@ -1,4 +1,4 @@
-"""Pointer head: the next ID is a prompt token's ID, or the next smaller or larger distinct ID."""
+"""Pointer head, which predicts the ID of a prompt token, or the next smaller or larger distinct ID."""
 
 import math
 
@@ -9,27 +9,27 @@ from torch import Tensor, nn
 from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, distinct_id_distribution, sum_by_id
 
-# Factor of the shift scores, which otherwise change too slowly at a learning rate that suits weight matrices.
+# Factor of the shift scores. Without it, they change too slowly at learning rates that suit weight matrices.
 SHIFT_SCALE = 10.0
 
 
 class Pointer(PositionHead):
-    """Softmax over prompt tokens; the mass of equal IDs is summed, then shifted by -1, 0 or +1 ranks.
+    """Softmax over prompt tokens; the head sums the mass of equal IDs and shifts it by -1, 0 or +1 ranks.
 
-    The score of prompt token j is a rotary term between the current ID and j's ID, plus a content term between the
-    next token and token j with its predecessor. The next token determines the shift. Therefore, the head can express
-    IDs that depend on content.
+    The score of prompt token j is a rotary term between the current ID and the ID of j, plus a content term between
+    the next token and token j with its predecessor. The shift depends on the next token. Therefore, the predicted ID
+    can depend on content.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
         super().__init__()
-        # Fast angles and a small base, because the rotary term has to separate adjacent IDs.
+        # Large frequencies and a small base help the rotary term to separate adjacent IDs.
         self.rotary = RotaryEncoding(base=100.0, fastest=3.0)
         self.distance = nn.Parameter(torch.full((2, d_pointer), 1 / math.sqrt(d_pointer)))
         self.content = nn.Linear(d_model, d_pointer, bias=False)
         self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
-        # With 0, the gain would become negative: the next ID is often not the ID of an equal prompt token.
+        # A gain of 0 would become negative in training: the next ID is often not the ID of an equal prompt token.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
         self.shift = nn.Linear(d_model, 3)
         for parameter in self.shift.parameters():
@@ -59,18 +59,18 @@ class Pointer(PositionHead):
             dim=-1,
         )
         scores = (prompt.sharpness * query) @ prompt.keys.mT
-        if not prompt.even:
-            scores = scores.masked_fill(~prompt.inside[:, None], -math.inf)
+        if prompt.has_padding:
+            scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
         mass = scores.softmax(dim=-1)
         return distinct_id_distribution(self._shift(sum_by_id(mass, prompt), next_embeddings), prompt)
 
     def _shift(
-        self, by_rank: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
+        self, rank_mass: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
     ) -> Float[Tensor, "batch query rank"]:
-        """Shift mass by -1, 0 or +1 ranks; mass that leaves the prompt's IDs is lost."""
+        """Shift mass by -1, 0 or +1 ranks; mass shifted out of the range of ranks is lost."""
         down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        padded = nn.functional.pad(by_rank, (1, 1))
-        return stay * by_rank + up * padded[..., :-2] + down * padded[..., 2:]
+        padded = nn.functional.pad(rank_mass, (1, 1))
+        return stay * rank_mass + up * padded[..., :-2] + down * padded[..., 2:]
 
     def _rotated_distance(
         self, vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]

@@ -1,4 +1,4 @@
-"""Rank head: the current ID's rank among the prompt's distinct IDs, plus a small offset."""
+"""Rank head, which adds a small offset to the rank of the current ID among the prompt's distinct IDs."""
 
 import math
 
@@ -11,7 +11,7 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Rank(OffsetHead):
-    """Classifier over rank offsets; it is fast but cannot point to a token by content."""
+    """Classifier over rank offsets. It is fast, but its predictions cannot depend on the content of prompt tokens."""
 
     def forward(
         self,
@@ -23,8 +23,8 @@ class Rank(OffsetHead):
         """Return a distribution over the prompt IDs at the current rank plus each of ``OFFSETS``."""
         offsets = torch.tensor(self.OFFSETS, device=hidden.device)
         ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + offsets
-        last = (prompt.distinct_ids != Prompt.FILL).sum(dim=1)[:, None, None] - 1
-        exists = (ranks >= 0) & (ranks <= last)
-        candidates = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(last).flatten(1)).view(ranks.shape)
-        scores = self.scores(hidden, next_embeddings).masked_fill(~exists, -math.inf)
-        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~exists, -1))
+        max_rank = (prompt.distinct_ids != Prompt.PADDING_ID).sum(dim=1)[:, None, None] - 1
+        in_range = (ranks >= 0) & (ranks <= max_rank)
+        candidates = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(max_rank).flatten(1)).view(ranks.shape)
+        scores = self.scores(hidden, next_embeddings).masked_fill(~in_range, -math.inf)
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~in_range, -1))

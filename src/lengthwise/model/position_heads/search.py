@@ -1,4 +1,4 @@
-"""Search head: the next ID is the ID of the prompt token whose content best matches the next token."""
+"""Search head, which predicts the ID of the prompt token with the best content match to the next token."""
 
 import math
 
@@ -10,10 +10,10 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, 
 
 
 class Search(PositionHead):
-    """Softmax over prompt tokens that reads only their content; the mass of equal IDs is summed.
+    """Softmax over prompt tokens that depends only on their content; the head sums the mass of equal IDs.
 
-    The next token and the prompt tokens have different projections, so scores are asymmetric: the head can learn which
-    token is next in an order. The content term of the pointer head can only learn similarity. Equal tokens have equal
+    The next token and the prompt tokens have different projections, so scores are asymmetric. Therefore, the head can
+    learn an order of tokens. The content term of the pointer head can only learn similarity. Equal tokens have equal
     scores.
     """
 
@@ -21,7 +21,7 @@ class Search(PositionHead):
         super().__init__()
         self.query = nn.Linear(d_model, d_search, bias=False)
         self.key = nn.Linear(d_model, d_search, bias=False)
-        # The scores of an order have a large range, which is learned slowly if the initial gain is small.
+        # An order needs a large range of scores. A small initial gain would make learning slow.
         self.log_gain = nn.Parameter(torch.tensor(math.log(100.0)))
 
     def keys(
@@ -40,5 +40,5 @@ class Search(PositionHead):
         """Return a distribution over the prompt's distinct IDs."""
         query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
         scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
-        mass = scores.float().masked_fill(~prompt.inside[:, None], -math.inf).softmax(dim=-1)
+        mass = scores.float().masked_fill(~prompt.is_prompt[:, None], -math.inf).softmax(dim=-1)
         return distinct_id_distribution(sum_by_id(mass, prompt), prompt)
