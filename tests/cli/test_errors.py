@@ -328,7 +328,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
         SettingError,
-        r"the laws plant \[1, 2\] tokens; use one number for all",
+        r"the laws plant \[1, 2\] tokens; use the same k in all laws",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),

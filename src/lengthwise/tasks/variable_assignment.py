@@ -14,7 +14,7 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
 
-SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
+DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class VariableAssignment:
     answer: ``a = b v1  b = v3 v2 ? a > a v1 b v6 end``. A variable depends on the previous variable and its assignment:
     k = 3. A sum depends on the operands and the previous sum: k is ``operands + 1``.
 
-    The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, so this ID depends
-    on the content. A sum has the ID of the preceding token. A value has the ID of the query.
+    The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, which depends on
+    the content. A sum has the ID of the preceding token. A value has the ID of the query.
     """
 
     num_chains: int = 4
@@ -66,7 +66,7 @@ class VariableAssignment:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs between assignments, query and scratchpad."""
+        """Signs that end the assignments and the query."""
         return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -92,18 +92,20 @@ class VariableAssignment:
     def from_prompt(self, prompt: str) -> Examples:
         """Parse assignments in any order and a query, such as ``x1 = x2 x2 = v3 ? x1``."""
         constants = "".join(f" v{number}" for number in range(1, self.operands))
-        form = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
+        expected_format = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
         parts = prompt.replace(">", " ").split("?")
         width = self.operands + 2
         if len(parts) != 2 or len(parts[1].split()) != 1:
-            raise PromptError(f"'{prompt}' does not query exactly one variable; write {form}")
-        symbols = parse_symbols(parts[0].split(), self.vocabulary[:-3], self.name, form)
-        (query,) = parse_symbols(parts[1].split(), self.vocabulary[: self.num_names], self.name, form)
+            raise PromptError(f"'{prompt}' does not query exactly one variable; write {expected_format}")
+        symbols = parse_symbols(parts[0].split(), self.vocabulary[:-3], self.name, expected_format)
+        (query,) = parse_symbols(parts[1].split(), self.vocabulary[: self.num_names], self.name, expected_format)
         blocks = symbols.reshape(-1, width) if len(symbols) % width == 0 else np.zeros((1, width), dtype=np.int64)
         is_value = (blocks >= self.num_names) & (blocks < self.num_names + self.num_values)
         signs = blocks[:, 1] == len(self.vocabulary) - 4
         if not signs.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
-            raise PromptError(f"'{prompt}' is not a list of assignments of {self.operands} operands; write {form}")
+            raise PromptError(
+                f"'{prompt}' is not a list of assignments with {self.operands} operands; write {expected_format}"
+            )
         place = {int(variable): index for index, variable in enumerate(blocks[:, 0])}
         if len(place) < len(blocks):
             raise PromptError(f"'{prompt}' assigns a variable twice; assign each variable once")
@@ -117,10 +119,10 @@ class VariableAssignment:
         return self._lay_out(blocks[None, :, 0], blocks[None, :, 2:], np.array([path]), np.array([len(path)]))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return variants whose queried chain has a quarter, half or all assignments, if there are several chains."""
+        """Return variants with a queried chain of a quarter, half or all assignments, if there are several chains."""
         if self.num_chains == 1:
             return {}
-        return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in SHARES.items()}
+        return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in DEPTH_SHARES.items()}
 
     def _depths(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
         if self.num_chains == 1:
@@ -133,12 +135,12 @@ class VariableAssignment:
     def _is_last(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
-        """Return a mask of the last assignment of each chain; the ends of the distractor chains are random."""
+        """Return a mask of the last assignment of each chain; the distractor chains end at random assignments."""
         index, size = np.arange(length), len(depth)
-        free = (index >= depth[:, None]) & (index < length - 1)
-        cuts = rng.integers(0, max(1, self.num_chains - 1), size=size)[:, None]
-        rank = np.where(free, rng.random((size, length)), np.inf).argsort(axis=1).argsort(axis=1)
-        return (free & (rank < cuts)) | (index == depth[:, None] - 1) | (index == length - 1)
+        may_be_last = (index >= depth[:, None]) & (index < length - 1)
+        num_cuts = rng.integers(0, max(1, self.num_chains - 1), size=size)[:, None]
+        rank = np.where(may_be_last, rng.random((size, length)), np.inf).argsort(axis=1).argsort(axis=1)
+        return (may_be_last & (rank < num_cuts)) | (index == depth[:, None] - 1) | (index == length - 1)
 
     def _lay_out(
         self,
@@ -147,13 +149,13 @@ class VariableAssignment:
         path: Int[np.ndarray, "batch deepest"],
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
-        """Build examples; ``path`` has the assignments of the queried chain, then padding from ``depth`` on."""
+        """Build examples; ``path`` has the assignments of the queried chain, and padding from index ``depth``."""
         size, length = variables.shape
         sign, question, start = (len(self.vocabulary) - place for place in (4, 3, 2))
         blocks = np.concatenate([variables[..., None], np.full((size, length, 1), sign), operands], axis=2)
         query = variables[np.arange(size), path[:, 0]][:, None]
-        column = np.ones_like(query)
-        prompt = np.concatenate([blocks.reshape(size, -1), question * column, query, start * column], axis=1)
+        ones = np.ones_like(query)
+        prompt = np.concatenate([blocks.reshape(size, -1), question * ones, query, start * ones], axis=1)
         prompt_length = prompt.shape[1]
         response = self._response(blocks, path, depth, prompt_length)
         prompt_groups = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), length + np.array([1, 2, 2]))
@@ -185,21 +187,21 @@ class VariableAssignment:
         support[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
         sources = [np.broadcast_to(prompt_length + steps, path.shape), path * width, path * width + 2]
-        needs = np.stack(sources, axis=2)
-        support[:, steps[1:], :3] = needs[:, :-1]
+        dependencies = np.stack(sources, axis=2)
+        support[:, steps[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
             tokens[batch, depth], groups[batch, depth] = chain[batch, last, 2], length + 2
-            support[batch, depth, :3] = needs[batch, last]
+            support[batch, depth, :3] = dependencies[batch, last]
             end, end_source = depth + 1, prompt_length + depth
         else:
             constants = np.where(chain[:, :, 2:] < self.num_names, 0, chain[:, :, 2:] - self.num_names)
             tokens[:, steps + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
             groups[:, steps + 1] = path + 1
-            support[:, steps + 1, : self.operands] = needs[:, :, 2:] + np.arange(self.operands)
+            support[:, steps + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
             support[:, steps[1:] + 1, self.operands] = prompt_length + steps[:-1] + 1
-            end, end_source = 2 * depth, needs[batch, last, 2]
-        is_fill = np.arange(tokens.shape[1]) >= end[:, None]
-        tokens[is_fill], groups[is_fill], support[is_fill] = len(self.vocabulary) - 1, length + 3, -1
+            end, end_source = 2 * depth, dependencies[batch, last, 2]
+        is_padding = np.arange(tokens.shape[1]) >= end[:, None]
+        tokens[is_padding], groups[is_padding], support[is_padding] = len(self.vocabulary) - 1, length + 3, -1
         support[batch, end, 0] = end_source
         return _Response(tokens=tokens, groups=groups, support=support, end=end)
 

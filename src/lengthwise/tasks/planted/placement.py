@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.tasks.planted.distribution import check_distribution, check_listed, check_num_planted, check_shapes
+from lengthwise.tasks.planted.distribution import check_distribution, check_num_planted, check_num_shapes, check_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeLaw:
     """Distribution over sets ``c + shapes[o]`` at one length, with probabilities ``probability[o, c]``.
 
-    A shape has the distances from its first token, starting with 0. Shapes that do not fit have probability 0.
+    A shape is a tuple of distances from its first token, starting with 0. Shapes that do not fit have probability 0.
     """
 
     shapes: Int[np.ndarray, "shapes k"]
@@ -54,7 +54,7 @@ class Placement(Protocol):
 
     @property
     def min_length(self) -> int:
-        """Smallest length at which a set fits."""
+        """Smallest length that can contain a set."""
         ...
 
     def law(self, length: int) -> ShapeLaw:
@@ -68,7 +68,7 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Random shape at a uniform place; the weights give the probabilities of the shapes that fit.
+    """Random shape at a uniform place; the probability of a shape is its weight, normalized over the shapes that fit.
 
     This placement is regular with constant 1 (``docs/theory.md``). ``widest`` is an optional upper bound of the span.
     """
@@ -105,9 +105,10 @@ class Local:
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution; the weights are normalized over the shapes that fit."""
         shapes, weights = np.array(self.shapes), self._weights(length)
-        places = np.maximum(length - shapes[:, -1], 0)
-        fits = np.arange(length) < places[:, None]
-        return ShapeLaw(shapes=shapes, probability=np.where(fits, (weights / np.maximum(places, 1))[:, None], 0.0))
+        num_starts = np.maximum(length - shapes[:, -1], 0)
+        is_start = np.arange(length) < num_starts[:, None]
+        probability = np.where(is_start, (weights / np.maximum(num_starts, 1))[:, None], 0.0)
+        return ShapeLaw(shapes=shapes, probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample a shape, then the index of its first token."""
@@ -115,7 +116,7 @@ class Local:
         return rng.integers(0, length - shapes[:, -1])[:, None] + shapes
 
     def _weights(self, length: int) -> Float[np.ndarray, " shapes"]:
-        check_fits(self, length)
+        check_length(self, length)
         weights = np.where(np.array(self.shapes)[:, -1] < length, np.array(self.weights), 0.0)
         return np.asarray(weights / weights.sum())
 
@@ -137,7 +138,7 @@ class UniformShapes:
             raise SettingError(
                 f"widest {self.widest} is too small for {self.num_planted} tokens; use at least {self.num_planted}"
             )
-        check_listed(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
+        check_num_shapes(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
 
     @property
     def k(self) -> int:
@@ -146,12 +147,12 @@ class UniformShapes:
 
     @property
     def span(self) -> int:
-        """Largest span, or 1 for single tokens."""
+        """Largest span of a shape, which is 1 for single tokens."""
         return self.widest if self.num_planted > 1 else 1
 
     @property
     def min_length(self) -> int:
-        """Number of planted tokens, the shortest span."""
+        """Number of planted tokens, which is the shortest span."""
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
@@ -163,7 +164,7 @@ class UniformShapes:
         return self._local().sample(length, size, rng)
 
     def _local(self) -> Local:
-        shapes = tuple((0, *rest) for rest in combinations(range(1, self.span), self.num_planted - 1))
+        shapes = tuple((0, *distances) for distances in combinations(range(1, self.span), self.num_planted - 1))
         return Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
 
 
@@ -187,7 +188,7 @@ class Subsets:
 
     @property
     def span(self) -> int | None:
-        """1 for single tokens, otherwise None, because the span is unbounded."""
+        """Span of a single token, or None for several tokens, because their span is unbounded."""
         return 1 if self.num_planted == 1 else None
 
     @property
@@ -197,21 +198,21 @@ class Subsets:
 
     def law(self, length: int) -> ShapeLaw:
         """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
-        check_fits(self, length)
-        check_listed(comb(length - 1, self.k - 1), f"length {length}")
-        shapes = np.array([(0, *rest) for rest in combinations(range(1, length), self.k - 1)])
-        fits = np.arange(length) < (length - shapes[:, -1])[:, None]
-        return ShapeLaw(shapes=shapes, probability=np.where(fits, 1 / comb(length, self.k), 0.0))
+        check_length(self, length)
+        check_num_shapes(comb(length - 1, self.k - 1), f"length {length}")
+        shapes = np.array([(0, *distances) for distances in combinations(range(1, length), self.k - 1)])
+        is_start = np.arange(length) < (length - shapes[:, -1])[:, None]
+        return ShapeLaw(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample the indexes of the k smallest of ``length`` uniform numbers."""
-        check_fits(self, length)
+        check_length(self, length)
         return np.sort(np.argpartition(rng.random((size, length)), self.k - 1, axis=1)[:, : self.k], axis=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLength:
-    """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``, the last law to other lengths."""
+    """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``, the last law to longer lengths."""
 
     until: tuple[int, ...] = (16,)
     laws: tuple[Local, ...] = (Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
@@ -222,18 +223,22 @@ class ByLength:
     def __post_init__(self) -> None:
         check_types(self)
         if list(self.until) != sorted(set(self.until)):
-            raise SettingError(f"the lengths in until, {self.until}, do not increase; use increasing lengths")
+            raise SettingError(f"the lengths in until {self.until} do not increase; use increasing lengths")
         if len(self.laws) != len(self.until) + 1:
-            raise SettingError(f"{len(self.until)} lengths separate {len(self.laws)} laws; use {len(self.until) + 1}")
+            raise SettingError(
+                f"until has {len(self.until)} lengths but laws has {len(self.laws)}; use {len(self.until) + 1} laws"
+            )
         if len({law.k for law in self.laws}) > 1:
-            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same number")
-        first, *later = self.laws
-        if self.until and first.min_length > self.until[0]:
-            raise SettingError(f"the law up to length {self.until[0]} needs length {first.min_length}; increase it")
-        for last, law in zip(self.until, later, strict=True):
+            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same k in all laws")
+        first_law, *later_laws = self.laws
+        if self.until and first_law.min_length > self.until[0]:
+            raise SettingError(
+                f"the first law needs length {first_law.min_length}; increase until[0] {self.until[0]} to this length"
+            )
+        for last, law in zip(self.until, later_laws, strict=True):
             if law.min_length > last + 1:
                 raise SettingError(
-                    f"the law from length {last + 1} on needs length {law.min_length}; "
+                    f"the law for length {last + 1} and longer needs length {law.min_length}; "
                     f"use a narrower shape or start it at {law.min_length}"
                 )
 
@@ -249,26 +254,28 @@ class ByLength:
 
     @property
     def min_length(self) -> int:
-        """Smallest length of the first law."""
+        """Smallest length that the first law supports."""
         return self.laws[0].min_length
 
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution at this length."""
-        return self._at(length).law(length)
+        return self._law_at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample from the law for this length."""
-        return self._at(length).sample(length, size, rng)
+        return self._law_at(length).sample(length, size, rng)
 
-    def _at(self, length: int) -> Local:
+    def _law_at(self, length: int) -> Local:
         return self.laws[bisect_left(self.until, length)]
 
 
-PLACEMENTS: dict[str, type[Placement]] = {law.name: law for law in (Local, UniformShapes, Subsets, ByLength)}
+PLACEMENTS: dict[str, type[Placement]] = {
+    placement.name: placement for placement in (Local, UniformShapes, Subsets, ByLength)
+}
 
 
-def check_fits(placement: Placement, length: int) -> None:
-    """Raise ``SettingError`` for a length at which no set fits."""
+def check_length(placement: Placement, length: int) -> None:
+    """Raise ``SettingError`` if a length is too short for every set."""
     if length < placement.min_length:
         raise SettingError(
             f"length {length} is too short for {placement.k} planted tokens; use at least {placement.min_length}"

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.distribution import check_coded, check_distribution
+from lengthwise.tasks.planted.distribution import check_distribution, check_num_tuples
 from lengthwise.tasks.planted.placement import Local, Placement
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
@@ -59,7 +59,7 @@ class Planted:
     def _check_tuples(self) -> None:
         for each, label_probabilities in zip(self.tuples, self.labels, strict=True):
             if len(each) != self.placement.k:
-                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k} as in the placement")
+                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k}, as in the placement")
             if not all(0 <= token < len(self.background) for token in each):
                 raise SettingError(f"planted tuple {each} has an invalid token; use 0 to {len(self.background) - 1}")
             if len(label_probabilities) != len(self.labels[0]):
@@ -73,16 +73,16 @@ class Planted:
             raise SettingError("tuples contain a tuple twice; use each tuple once with its total probability")
 
     @property
-    def possible(self) -> "Planted":
-        """Same distribution without the tuples that have probability 0."""
-        possible = [index for index, share in enumerate(self.probabilities) if share > 0]
-        if len(possible) == len(self.tuples):
+    def with_possible_tuples(self) -> "Planted":
+        """Same distribution without the tuples with probability 0."""
+        indexes = [index for index, share in enumerate(self.probabilities) if share > 0]
+        if len(indexes) == len(self.tuples):
             return self
         return replace(
             self,
-            tuples=tuple(self.tuples[index] for index in possible),
-            probabilities=tuple(self.probabilities[index] for index in possible),
-            labels=tuple(self.labels[index] for index in possible),
+            tuples=tuple(self.tuples[index] for index in indexes),
+            probabilities=tuple(self.probabilities[index] for index in indexes),
+            labels=tuple(self.labels[index] for index in indexes),
         )
 
     @property
@@ -92,7 +92,7 @@ class Planted:
 
     @property
     def min_length(self) -> int:
-        """Smallest length with room for the planted tokens."""
+        """Smallest length that can contain the planted tokens."""
         return self.placement.min_length
 
     @property
@@ -108,21 +108,21 @@ class Planted:
     @cached_property
     def tuple_law(self) -> Float[np.ndarray, " codes"]:
         """Probability of each tuple of k tokens, indexed by its code."""
-        check_coded(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
+        check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         law = np.zeros(self.num_tokens**self.k)
-        law[self.codes(np.array(self.tuples))] = self.probabilities
+        law[self.tuple_codes(np.array(self.tuples))] = self.probabilities
         return law
 
     @cached_property
     def label_law(self) -> Float[np.ndarray, "codes labels"]:
-        """Label probabilities of each tuple, indexed by its code; tuples that are not planted have the mean."""
-        check_coded(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
+        """Label probabilities of each tuple, indexed by its code; other tuples have the mean label probabilities."""
+        check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         planted = np.array(self.labels)
         law = np.tile(np.array(self.probabilities) @ planted, (self.num_tokens**self.k, 1))
-        law[self.codes(np.array(self.tuples))] = planted
+        law[self.tuple_codes(np.array(self.tuples))] = planted
         return law
 
-    def codes(self, tuples: Int[np.ndarray, "*many k"]) -> Int[np.ndarray, "*many"]:
+    def tuple_codes(self, tuples: Int[np.ndarray, "*many k"]) -> Int[np.ndarray, "*many"]:
         """Return the code of each tuple: its tokens as the digits of a number, most significant first."""
         return np.asarray(tuples @ self.num_tokens ** np.arange(self.k - 1, -1, -1))
 
@@ -137,7 +137,7 @@ class Planted:
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample sets, tuples, background and labels as in the class description."""
+        """Sample the sets, tuples, background tokens and labels."""
         check_sizes(self.name, length, size, min_length=self.min_length)
         tokens, sets, label = self.draw(length, size, rng)
         return self._lay_out(tokens, sets, label)
@@ -147,37 +147,37 @@ class Planted:
     ) -> tuple[Int[np.ndarray, "size length"], Int[np.ndarray, "size k"], Int[np.ndarray, " size"]]:
         """Sample input tokens, planted sets (token indexes from 0) and labels."""
         sets = self.placement.sample(length, size, rng)
-        choice = rng.choice(len(self.tuples), size=size, p=self.probabilities)
+        tuple_index = rng.choice(len(self.tuples), size=size, p=self.probabilities)
         tokens = rng.choice(self.num_tokens, size=(size, length), p=self.background)
-        np.put_along_axis(tokens, sets, np.array(self.tuples)[choice], axis=1)
-        # The first label whose cumulative probability exceeds a uniform number.
-        cumulative = np.cumsum(np.array(self.labels), axis=1)[choice]
+        np.put_along_axis(tokens, sets, np.array(self.tuples)[tuple_index], axis=1)
+        # Select the first label whose cumulative probability exceeds a uniform number.
+        cumulative = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
         label = (rng.random(size)[:, None] >= cumulative[:, :-1]).sum(axis=1)
         return tokens, sets, label
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse letters such as ``abcda``; answer and support are the most probable label and the most probable set."""
+        """Parse letters such as ``abcda``; the answer and the support are the most probable label and set."""
         symbols = list(prompt.replace(" ", "").removesuffix("="))
         tokens = parse_symbols(symbols, self.vocabulary[: self.num_tokens], self.name, "letters such as abcda")[None]
         if tokens.shape[1] < self.min_length:
             raise PromptError(f"'{prompt}' is too short for {self.k} planted tokens; write {self.min_length} or more")
-        sets, weight = self.set_weights(tokens)
+        sets, weight = self.planted_set_weights(tokens)
         if weight.sum() == 0:
             raise PromptError(f"'{prompt}' has probability 0; write background letters around {self._tuple_examples()}")
-        votes = weight @ self.label_law[self.codes(tokens[0][sets])]
-        return self._lay_out(tokens, sets[[weight[0].argmax()]], votes.argmax(axis=1))
+        label_scores = weight @ self.label_law[self.tuple_codes(tokens[0][sets])]
+        return self._lay_out(tokens, sets[[weight[0].argmax()]], label_scores.argmax(axis=1))
 
-    def set_weights(
+    def planted_set_weights(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
         """Return all sets with positive probability, and the ratios ``P(x, S) / prod mu'(x_i)``.
 
-        ``mu'`` is the background, with 1 instead of 0. The divisor is equal for all sets of a sequence.
+        ``mu'`` is the background distribution, with 1 instead of 0. The divisor is equal for all sets of a sequence.
         """
         sets, probability = self.placement.law(tokens.shape[1]).sets()
         mu = np.array(self.background)
         set_tokens = tokens[:, sets]  # batch sets k
-        ratio = self.tuple_law[self.codes(set_tokens)] / np.where(mu == 0, 1.0, mu)[set_tokens].prod(axis=2)
+        ratio = self.tuple_law[self.tuple_codes(set_tokens)] / np.where(mu == 0, 1.0, mu)[set_tokens].prod(axis=2)
         # A token with background probability 0 must be planted.
         is_possible = (mu == 0)[tokens].sum(axis=1)[:, None] == (mu == 0)[set_tokens].sum(axis=2)
         return sets, np.where(is_possible, probability * ratio, 0.0)
@@ -187,7 +187,9 @@ class Planted:
         return {}
 
     def _tuple_examples(self) -> str:
-        tuples = " or ".join("".join(ascii_letters[token] for token in each) for each in self.possible.tuples[:3])
+        tuples = " or ".join(
+            "".join(ascii_letters[token] for token in each) for each in self.with_possible_tuples.tuples[:3]
+        )
         return f"{tuples}, in a shape of the placement"
 
     def _lay_out(
@@ -198,9 +200,9 @@ class Planted:
     ) -> Examples:
         size, length = tokens.shape
         equals = np.full((size, 1), self.num_tokens)
-        whole = np.concatenate([tokens, equals, equals + 1 + label[:, None], equals + 1 + self.num_labels], axis=1)
+        sequences = np.concatenate([tokens, equals, equals + 1 + label[:, None], equals + 1 + self.num_labels], axis=1)
         support = np.full((size, length + 3, self.k), -1)
         support[:, length + 1] = sets
         # The end token depends on the separator, two tokens before it.
         support[:, length + 2, 0] = length
-        return Examples.with_prompt_length(whole, length + 1, support=support)
+        return Examples.with_prompt_length(sequences, length + 1, support=support)
