@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tests.support.small_runs import equal_tensors, facts, tree, weights
+from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.terminal import ProgressLine
@@ -265,7 +265,7 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
     named = [] if task == "copy" else ["--task", task]
     assert command.split() == ["train", "--resume", "--out", "stopped", *named, *custom]
     output_of([*command.split(), "--device", "cpu"], capsys)
-    assert equal_tensors(weights(runs / "stopped"), weights(runs / "whole"))
+    assert equal_tensors(run_weights(runs / "stopped"), run_weights(runs / "whole"))
     # Without the custom classes, the error names them.
     assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
 
@@ -273,32 +273,32 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
 def test_resuming_with_the_task_flags_keeps_the_other_saved_settings(runs, capsys):
     flags = ["train", "--task", "parity", "--scheme", "sequential", "--encoding", "nope"]
     output_of([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
-    before = tree(runs)
+    before = folder_contents(runs)
     output_of([*flags, "--resume", "--out", "new"], capsys)
-    assert tree(runs) == before
+    assert folder_contents(runs) == before
 
 
 def test_resuming_a_finished_run_changes_nothing(runs, capsys):
-    before = tree(runs)
+    before = folder_contents(runs)
     document = json.loads(output_of(["train", "--resume", "--out", "run", "--json"], capsys)[0])
     assert document["steps"] == 20
-    assert tree(runs) == before
+    assert folder_contents(runs) == before
 
 
 def test_resuming_an_unfinished_run_finishes_it(runs, capsys):
     output_of(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
-    assert equal_tensors(weights(runs / "unfinished"), weights(runs / "run"))
+    assert equal_tensors(run_weights(runs / "unfinished"), run_weights(runs / "run"))
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-200], lambda content: b""], ids=["truncated", "emptied"])
 def test_resuming_a_run_with_a_damaged_model_restores_it(damage, runs, capsys):
     model = runs / "run" / "model.safetensors"
-    whole, saved_facts = weights(runs / "run"), facts(runs / "run")
+    whole, saved_facts = run_weights(runs / "run"), training_facts(runs / "run")
     model.write_bytes(damage(model.read_bytes()))
     assert "--resume" in error_of(["evaluate", "run"], capsys)
     output_of(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
-    assert equal_tensors(weights(runs / "run"), whole)
-    assert facts(runs / "run") == saved_facts
+    assert equal_tensors(run_weights(runs / "run"), whole)
+    assert training_facts(runs / "run") == saved_facts
 
 
 def test_evaluate_prints_a_row_per_length_and_appends_it_to_the_results(runs, capsys):
@@ -583,9 +583,9 @@ INVALID: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(("arguments", "text"), INVALID, ids=[" ".join(arguments) for arguments, _ in INVALID])
 def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, runs, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = tree(runs)
+    before = folder_contents(runs)
     assert text in error_of(arguments, capsys)
-    assert tree(runs) == before
+    assert folder_contents(runs) == before
 
 
 def header_end(content: bytes) -> int:
@@ -622,11 +622,11 @@ def test_a_damaged_model_is_named_in_the_error(verb, damage, runs, capsys):
     content = DAMAGE[damage](model.read_bytes())
     assert content != model.read_bytes()
     model.write_bytes(content)
-    before = tree(runs)
+    before = folder_contents(runs)
     line = error_of(verb, capsys)
     assert line.startswith("run/model.safetensors ")
     assert "--resume" in line
-    assert tree(runs) == before
+    assert folder_contents(runs) == before
 
 
 def test_a_changed_byte_in_the_header_of_a_model_raises_an_error(runs):
@@ -666,9 +666,9 @@ def test_a_damaged_experiment_raises_an_error(damage, runs, capsys):
     changed = change(path.read_text())
     assert changed != path.read_text()
     path.write_text(changed)
-    before = tree(runs)
+    before = folder_contents(runs)
     assert text in error_of(["evaluate", "run"], capsys)
-    assert tree(runs) == before
+    assert folder_contents(runs) == before
 
 
 def test_a_custom_task_satisfies_the_protocol():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.small_runs import small_experiment, tree
+from tests.support.small_runs import folder_contents, small_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.cli import options
@@ -307,7 +307,7 @@ def test_untrained_distances_cause_one_warning_per_experiment_also_on_a_repeated
 
 def test_another_comparison_in_the_same_folder_raises_an_error(tmp_path):
     compare_two_seeds(tmp_path)
-    before = tree(tmp_path)
+    before = folder_contents(tmp_path)
     renamed = dict(zip(["one", "two"], EXPERIMENTS.values(), strict=True))
     others = {
         "experiments.NoPE, a control": lambda: compare_two_seeds(tmp_path, {"PPC": EXPERIMENTS["PPC"]}),
@@ -323,7 +323,7 @@ def test_another_comparison_in_the_same_folder_raises_an_error(tmp_path):
         text = rf"contains another comparison: different {names}; choose another"
         with pytest.raises(RunFolderError, match=text):
             other()
-    assert tree(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"comparison": ', b"\xff"], ids=repr)
@@ -331,7 +331,7 @@ def test_a_damaged_comparison_file_is_named_in_the_error(content, tmp_path):
     (tmp_path / "comparison.json").write_bytes(content)
     with pytest.raises(RunFolderError, match=r"comparison\.json"):
         compare_two_seeds(tmp_path)
-    assert tree(tmp_path) == {"comparison.json": content}
+    assert folder_contents(tmp_path) == {"comparison.json": content}
 
 
 def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_training(tmp_path):
@@ -339,7 +339,7 @@ def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_traini
     text = r"length 8 requires ID 18, but the encoding supports IDs up to 17; set its num_position_ids to at least 19"
     with pytest.raises(PositionRangeError, match=text):
         compare_two_seeds(tmp_path, {**EXPERIMENTS, "learned": learned})
-    assert tree(tmp_path) == {}
+    assert folder_contents(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_traini
 def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_path):
     with pytest.raises(SettingError, match=text):
         compare_two_seeds(tmp_path, **settings)
-    assert tree(tmp_path) == {}
+    assert folder_contents(tmp_path) == {}
 
 
 FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--jobs", "1", "--device", "cpu"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from tests.support.small_runs import small_experiment, tree
+from tests.support.small_runs import folder_contents, small_experiment
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.cli import app as cli
@@ -206,7 +206,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus, or train the recipe"),
     (
         ["train", "language_model", "--corpus", "corpus", "--train-lengths", "9:99999"],
-        "length 99999 needs 100000 tokens but this train text has",
+        "length 99999 needs 100000 tokens, but this train text has",
     ),
     (["train", "--task", "text", "--scheme", "predicted"], "this task declares no coupling; use the scheme sequential"),
     (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
@@ -233,11 +233,11 @@ INVALID: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "text"), INVALID, ids=[" ".join(arguments) for arguments, _ in INVALID])
 def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, tmp_path, capsys):
-    before = tree(tmp_path)
+    before = folder_contents(tmp_path)
     line = error_of(arguments, capsys)
     assert text in line
     assert "\n" not in line
-    assert tree(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 def test_experiment_for_starts_from_the_recipe_of_the_task():

@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests.support.cases import randomize
-from tests.support.small_runs import equal_tensors, facts, small_experiment, stop_after, tree, weights
+from tests.support.small_runs import (
+    equal_tensors,
+    folder_contents,
+    run_weights,
+    small_experiment,
+    stop_after,
+    training_facts,
+)
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.terminal import ProgressLine
@@ -106,7 +113,7 @@ def test_a_resumed_run_has_the_facts_of_an_uninterrupted_run(tmp_path):
     train(experiment, tmp_path / "whole", device="cpu")
     train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6))
     train(experiment, tmp_path / "stopped", device="cpu", resume=True)
-    assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
+    assert training_facts(tmp_path / "stopped") == training_facts(tmp_path / "whole")
 
 
 def test_evaluate_measures_and_names_a_variant(tmp_path):
@@ -285,12 +292,12 @@ def test_every_rotary_encoding_keeps_the_angles_of_the_recipe(encoding):
 
 def test_training_into_the_folder_of_another_run_raises_an_error(tmp_path):
     trained(tmp_path)
-    before = tree(tmp_path)
+    before = folder_contents(tmp_path)
     with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
     with pytest.raises(RunFolderError, match=r"contains another run: different training.steps; choose"):
         train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
-    assert tree(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("file", "word"), [("comparison.json", "comparison"), ("influence.json", "study")])
@@ -298,7 +305,7 @@ def test_training_into_the_folder_of_a_comparison_or_study_raises_an_error(file,
     (tmp_path / file).write_text("{}")
     with pytest.raises(RunFolderError, match=rf"already contains a {word}; choose another --out for the run"):
         train(small_experiment(), tmp_path, device="cpu", resume=True)
-    assert set(tree(tmp_path)) == {file}
+    assert set(folder_contents(tmp_path)) == {file}
 
 
 INVALID: dict[str, tuple[Experiment, type[LengthwiseError], str]] = {
@@ -330,7 +337,7 @@ def test_an_invalid_experiment_raises_an_error_before_anything_is_written(name, 
     experiment, error, text = INVALID[name]
     with pytest.raises(error, match=text):
         train(experiment, tmp_path / "run", device="cpu")
-    assert tree(tmp_path) == {}
+    assert folder_contents(tmp_path) == {}
 
 
 def test_an_encoding_with_exactly_enough_ids_trains(tmp_path):
@@ -461,8 +468,8 @@ def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, m
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
     cli.main([*shlex.split(printed.err.splitlines()[-1].split("lengthwise ")[1]), "--device", "cpu"])
-    assert equal_tensors(weights(stopped), weights(tmp_path / "whole"))
-    assert facts(stopped) == facts(tmp_path / "whole")
+    assert equal_tensors(run_weights(stopped), run_weights(tmp_path / "whole"))
+    assert training_facts(stopped) == training_facts(tmp_path / "whole")
     assert (stopped / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 

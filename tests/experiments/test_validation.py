@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from tests.support.small_runs import equal_tensors, small_experiment, tree, weights
+from tests.support.small_runs import equal_tensors, folder_contents, run_weights, small_experiment
 from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError
@@ -315,7 +315,7 @@ def assert_error_before_training(experiment: Experiment, folder: Any, error: typ
         with pytest.raises(error, match=text) as raised:
             train(experiment, folder / "run", device="cpu")
     assert "\n" not in str(raised.value)
-    assert tree(folder) == {}
+    assert folder_contents(folder) == {}
 
 
 @pytest.mark.parametrize("name", CUSTOM_SCHEMES)
@@ -401,7 +401,7 @@ class Zero(EncodingSettings):
 def test_custom_classes_train_the_same_weights_as_equal_built_in_classes(tmp_path):
     train(small_experiment(scheme=TokenIndex(), encoding=Zero()), tmp_path / "custom", device="cpu")
     train(small_experiment(scheme=Sequential(), encoding=NoPE()), tmp_path / "built_in", device="cpu")
-    assert equal_tensors(weights(tmp_path / "custom"), weights(tmp_path / "built_in"))
+    assert equal_tensors(run_weights(tmp_path / "custom"), run_weights(tmp_path / "built_in"))
 
 
 @dataclass(frozen=True)

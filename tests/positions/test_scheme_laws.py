@@ -6,7 +6,14 @@ from math import comb
 
 import numpy as np
 import pytest
-from tests.support.cases import NUM_POSITION_IDS, TASK_VARIANTS, small_scheme, smallest_length, supports_examples, words
+from tests.support.cases import (
+    NUM_POSITION_IDS,
+    TASK_VARIANTS,
+    decode_tokens,
+    small_scheme,
+    smallest_length,
+    supports_examples,
+)
 
 from lengthwise.core.errors import UnsupportedTaskError
 from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
@@ -318,7 +325,7 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
     for example, tokens in enumerate(examples.tokens):
         places, expected, place = examples.places[example], [], 0
-        for index, symbol in enumerate(words(task, tokens)):
+        for index, symbol in enumerate(decode_tokens(task, tokens)):
             # Signs end a number or string; start tokens, carries and products are not symbols of it.
             is_sign = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[example] - 1
             is_product = isinstance(task, Multiplication) and len(symbol) == 2

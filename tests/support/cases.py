@@ -120,7 +120,7 @@ def randomize(module: torch.nn.Module) -> None:
             parameter.add_(0.15 * torch.randn(parameter.shape, generator=generator))
 
 
-def symbols_of(task: Task, tokens: np.ndarray) -> list[str]:
+def decode_tokens(task: Task, tokens: np.ndarray) -> list[str]:
     """Return the symbols of the tokens of one example."""
     vocabulary = task.vocabulary
     return [vocabulary[token] for token in tokens]

@@ -75,12 +75,12 @@ def stop_after(steps: int) -> Callable[[], bool]:
     return stop
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def run_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return copies of the weights of a run, because the loaded tensors share memory with the file."""
     return {name: tensor.clone() for name, tensor in load_tensors(folder / "model.safetensors")[0].items()}
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def training_facts(folder: Path) -> dict[str, Any]:
     """Return the facts that a run stores about its training, without the training time."""
     return {
         name: fact
@@ -94,6 +94,6 @@ def equal_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def tree(folder: Path) -> dict[str, bytes | None]:
+def folder_contents(folder: Path) -> dict[str, bytes | None]:
     """Return the content of every path in a folder; subfolders have the content None."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tests.support.small_runs import tree
+from tests.support.small_runs import folder_contents
 
 from lengthwise.core.errors import (
     LengthwiseError,
@@ -183,7 +183,7 @@ def test_another_process_writes_the_same_files_and_another_seed_another_split(te
         "prepare_corpus(['prose', 'code'], Path('again'), vocabulary_size=300, held_out=0.2)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    assert tree(Path("again")) == tree(first)
+    assert folder_contents(Path("again")) == folder_contents(first)
     other = prepare(out="other", seed=1)
     assert split_texts(other, HELD_OUT) != split_texts(first, HELD_OUT)
 
@@ -239,10 +239,10 @@ def test_an_interrupted_preparation_writes_nothing(stage, error, texts):
         if current == stage and done == 3:
             raise error
 
-    before = tree(texts)
+    before = folder_contents(texts)
     with pytest.raises((KeyboardInterrupt, OSError, RunFolderError)):
         prepare(report=report)
-    assert tree(texts) == before
+    assert folder_contents(texts) == before
 
 
 def test_preparation_deletes_the_leftovers_of_a_killed_one(texts):
@@ -312,7 +312,7 @@ def test_texts_that_change_during_preparation_raise_an_error(texts):
 
 
 INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
-    "no text": ({"sources": []}, TextError, r"no source of text; use files, folders or dataset:NAME"),
+    "no text": ({"sources": []}, TextError, r"no text source; use files, folders or dataset:NAME"),
     "a kind without a source": ({"sources": ["prose="]}, TextError, r"prose= does not exist; use a file, a folder"),
     "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist; use a file, a folder"),
     "a small vocabulary": (
@@ -345,11 +345,11 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
 def test_invalid_settings_raise_a_one_line_error_and_write_nothing(name, texts):
     Path("short.txt").write_text("x")
     settings, error, text = INVALID[name]
-    before = tree(texts)
+    before = folder_contents(texts)
     with pytest.raises(error, match=text) as caught:
         prepare(**settings)
     assert "\n" not in str(caught.value)
-    assert tree(texts) == before
+    assert folder_contents(texts) == before
 
 
 def test_encoding_without_the_tokenizers_library_raises_an_error_and_reading_tokens_does_not(texts, monkeypatch):
@@ -357,7 +357,7 @@ def test_encoding_without_the_tokenizers_library_raises_an_error_and_reading_tok
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     # Tokenizers of the library are cached.
     _library_tokenizer.cache_clear()
-    text = r"text needs the tokenizers library; pip install 'lengthwise\[text\]'"
+    text = r"text needs the tokenizers library; run pip install 'lengthwise\[text\]'"
     with pytest.raises(TextError, match=text):
         prepare(out="other")
     with pytest.raises(TextError, match=text):

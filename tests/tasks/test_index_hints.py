@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.support.cases import TASK_VARIANTS, words
+from tests.support.cases import TASK_VARIANTS, decode_tokens
 
 from lengthwise.tasks import Addition, Copy, IndexHints, Parity, Task
 
@@ -22,8 +22,11 @@ def with_and_without_hints(
     hinted, plain = (each.sample(length=length, size=size, rng=np.random.default_rng(1)) for each in (hints, task))
     assert plain.places is not None
     return (
-        [words(hints, tokens[: end + 1]) for tokens, end in zip(hinted.tokens, hinted.response_end, strict=True)],
-        [words(task, tokens[: end + 1]) for tokens, end in zip(plain.tokens, plain.response_end, strict=True)],
+        [
+            decode_tokens(hints, tokens[: end + 1])
+            for tokens, end in zip(hinted.tokens, hinted.response_end, strict=True)
+        ],
+        [decode_tokens(task, tokens[: end + 1]) for tokens, end in zip(plain.tokens, plain.response_end, strict=True)],
         plain.places,
     )
 
@@ -47,9 +50,9 @@ def test_the_answer_without_its_hints_is_the_answer_of_the_task(task):
     hinted, plain = (each.sample(length=5, size=40, rng=np.random.default_rng(1)) for each in (hints, task))
     end = task.vocabulary.index("end")
     for example in range(40):
-        answer = words(hints, hinted.tokens[example, hinted.is_answer[example]])
+        answer = decode_tokens(hints, hinted.tokens[example, hinted.is_answer[example]])
         assert answer[0].startswith("#") == bool(plain.places[example, plain.prompt_length[example]] > 0)
-        assert [symbol for symbol in answer if symbol[0] != "#"] == words(
+        assert [symbol for symbol in answer if symbol[0] != "#"] == decode_tokens(
             task, plain.tokens[example, plain.is_answer[example]]
         )
         assert np.flatnonzero(hinted.is_answer[example])[0] == hinted.prompt_length[example]
@@ -73,7 +76,7 @@ def test_the_number_of_first_hints_is_the_number_that_leaves_hints_for_all_place
 def test_a_parsed_prompt_gets_hints_from_zero_on():
     task = IndexHints(task=Addition(zero_padding=False), num_hints=9)
     examples = task.from_prompt("57+8")
-    assert " ".join(words(task, examples.tokens[0])) == "#0 7 #1 5 + #0 8 = #0 5 #1 6 end"
+    assert " ".join(decode_tokens(task, examples.tokens[0])) == "#0 7 #1 5 + #0 8 = #0 5 #1 6 end"
     assert examples.prompt_length == 8
 
 

@@ -15,8 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cli.test_cli import error_of, output_of
-from tests.support.cases import words
-from tests.support.small_runs import equal_tensors, facts, small_experiment, stop_after, tree, weights
+from tests.support.cases import decode_tokens
+from tests.support.small_runs import (
+    equal_tensors,
+    folder_contents,
+    run_weights,
+    small_experiment,
+    stop_after,
+    training_facts,
+)
 
 from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length, iter_examples
@@ -65,7 +72,7 @@ def file(tmp_path: Path) -> Path:
 
 def sample_texts(task: JSONLTask, length: int, rng: np.random.Generator, size: int = 1) -> list[str]:
     """Sample sequences as text."""
-    return [" ".join(words(task, tokens)) for tokens in task.sample(length=length, size=size, rng=rng).tokens]
+    return [" ".join(decode_tokens(task, tokens)) for tokens in task.sample(length=length, size=size, rng=rng).tokens]
 
 
 def task_of(tmp_path: Path, *records: Record) -> JSONLTask:
@@ -83,7 +90,7 @@ def test_a_task_file_satisfies_the_protocols_for_run_files_and_lengths_and_parit
 def test_an_example_is_prompt_mark_start_response_and_end(tmp_path, rng):
     task = task_of(tmp_path, {"prompt": " go  left ", "response": "left"})
     examples = task.sample(length=2, size=1, rng=rng)
-    assert words(task, examples.tokens[0]) == ["go", "left", MARK, START, "left", "end"]
+    assert decode_tokens(task, examples.tokens[0]) == ["go", "left", MARK, START, "left", "end"]
     assert (examples.prompt_length.tolist(), examples.is_answer[0].tolist()) == ([4], [False] * 4 + [True] * 2)
     assert task.vocabulary == ("go", "left", MARK, START, "end")
     assert examples.coupling is examples.places is examples.support is None
@@ -102,7 +109,7 @@ def test_records_of_one_length_may_have_different_prompt_and_response_lengths(tm
     task = task_of(tmp_path, *records)
     assert task.available_lengths == (7,)
     examples = task.sample(length=7, size=20, rng=rng)
-    sequences = {" ".join(words(task, tokens)) for tokens in examples.tokens}
+    sequences = {" ".join(decode_tokens(task, tokens)) for tokens in examples.tokens}
     short, long = f"a {MARK} {START} b b b end", f"a a a {MARK} {START} b end"
     assert sequences == {short, long}
     # The fill after an end token is never scored.
@@ -426,8 +433,8 @@ def test_a_stopped_run_on_a_task_file_resumes_to_the_same_weights(file, tmp_path
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
     train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
-    assert equal_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
-    assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
+    assert equal_tensors(run_weights(tmp_path / "stopped"), run_weights(tmp_path / "whole"))
+    assert training_facts(tmp_path / "stopped") == training_facts(tmp_path / "whole")
 
 
 def test_a_run_of_another_task_does_not_load_with_a_task_file(file, tmp_path):
@@ -500,16 +507,16 @@ def test_the_command_line_trains_evaluates_and_compares_on_task_files(file, tmp_
         (label, length) for label in ("coupled/rotary", "sequential/nope") for length in (2, 4)
     ]
     # Training with --resume does not change a finished run.
-    before = tree(tmp_path / "run")
+    before = folder_contents(tmp_path / "run")
     output_of(["train", "--task", "rows.jsonl", *flags, "--resume", "--out", "run"], capsys)
-    assert tree(tmp_path / "run") == before
+    assert folder_contents(tmp_path / "run") == before
 
 
 def test_invalid_task_files_exit_with_status_2_and_write_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_records(tmp_path / "bad.jsonl", [GOOD, "{}"])
     write_records(tmp_path / "short.jsonl", without_coupling(reversals([1, 2])))
-    before = tree(tmp_path)
+    before = folder_contents(tmp_path)
     for task, flags, text in (
         ("bad.jsonl", [], 'bad.jsonl line 2: the record has no "prompt"; write one object such as'),
         ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); use a readable --task"),
@@ -521,9 +528,9 @@ def test_invalid_task_files_exit_with_status_2_and_write_nothing(tmp_path, capsy
         ("short.jsonl", [], "this task declares no coupling; use the scheme sequential"),
     ):
         assert text in error_of(["train", "--task", task, "--scheme", "coupled", *flags, "--out", "run"], capsys)
-        assert tree(tmp_path) == before
+        assert folder_contents(tmp_path) == before
     flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
     assert "has no records of length 20; use one of 1-2" in error_of(["compare", *flags, "--out", "both"], capsys)
     certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
     assert "does not declare which tokens its answers depend on" in error_of(certify, capsys)
-    assert tree(tmp_path) == before
+    assert folder_contents(tmp_path) == before

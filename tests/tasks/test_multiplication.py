@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from tests.support.cases import words
+from tests.support.cases import decode_tokens
 from tests.tasks.test_oracles import expected_multiplication
 
 from lengthwise.tasks import Multiplication
@@ -24,7 +24,7 @@ def test_scratchpads_match_an_implementation_with_integers(length, digits, rng):
     task = Multiplication(digits=digits)
     examples = task.sample(length=length, size=1_000, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
-        symbols = words(task, tokens)
+        symbols = decode_tokens(task, tokens)
         assert symbols == expected_multiplication(task, symbols[:prompt_length])
         # The last row is the product.
         a, b, width, _ = factors_of(symbols[:prompt_length])
@@ -54,7 +54,7 @@ def test_only_the_support_of_a_step_is_at_id_distance_zero(length, rng):
     examples = task.sample(length=length, size=1, rng=rng)
     assert examples.coupling is not None
     assert examples.support is not None
-    ids, symbols = examples.coupling[:, 0], words(task, examples.tokens[0])
+    ids, symbols = examples.coupling[:, 0], decode_tokens(task, examples.tokens[0])
     index, (times, equals) = np.arange(len(symbols)), (symbols.index(sign) for sign in "x=")
     is_sum = np.array(["c" in symbol for symbol in symbols])
     for answer in np.flatnonzero(examples.is_answer[0]):
@@ -71,7 +71,7 @@ def test_only_the_support_of_a_step_is_at_id_distance_zero(length, rng):
 def test_neighboring_step_tokens_differ_by_at_most_one_id_on_both_levels(rng):
     examples = Multiplication(digits=3).sample(length=5, size=1, rng=rng)
     assert examples.coupling is not None
-    symbols = words(Multiplication(), examples.tokens[0])
+    symbols = decode_tokens(Multiplication(), examples.tokens[0])
     steps = np.diff(examples.coupling[:, 0], axis=1)
     within = [place for place in range(examples.prompt_length[0], len(symbols)) if symbols[place] not in (">", "end")]
     assert np.abs(steps[:, np.array(within) - 1]).max() == 1
@@ -83,7 +83,7 @@ def test_neighboring_step_tokens_differ_by_at_most_one_id_on_both_levels(rng):
 def test_a_parsed_product_has_the_answer_of_python(prompt):
     task = Multiplication()
     examples = task.from_prompt(prompt)
-    symbols = words(task, examples.tokens[0])
+    symbols = decode_tokens(task, examples.tokens[0])
     assert symbols == expected_multiplication(task, symbols[: examples.prompt_length[0]])
     first, second = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
     a, b, width, count = factors_of(symbols[: examples.prompt_length[0]])
@@ -95,6 +95,6 @@ def test_both_factors_have_the_configured_numbers_of_digits(rng):
         examples = Multiplication(digits=digits).sample(length=length, size=300, rng=rng)
         task = Multiplication()
         for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
-            a, b, width, count = factors_of(words(task, tokens[:prompt_length]))
+            a, b, width, count = factors_of(decode_tokens(task, tokens[:prompt_length]))
             assert (len(str(a)), len(str(b))) == (length, count) == (length, length if digits is None else digits)
             assert width == length + count

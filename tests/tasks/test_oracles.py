@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.cases import ADDITION_VARIANTS, EXACT_MATCH_TASKS, smallest_length, words
+from tests.support.cases import ADDITION_VARIANTS, EXACT_MATCH_TASKS, decode_tokens, smallest_length
 
 from lengthwise.tasks import (
     TASKS,
@@ -214,7 +214,7 @@ def length_of(task: Addition, prompt: list[str]) -> tuple[int, int]:
 def test_the_longer_operand_has_as_many_digits_as_the_length(length, task, rng):
     examples = task.sample(length=length, size=100, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
-        assert max(length_of(task, words(task, tokens[:prompt_length]))) == length
+        assert max(length_of(task, decode_tokens(task, tokens[:prompt_length]))) == length
 
 
 def longest_chain(a: int, b: int, length: int) -> int:
@@ -228,7 +228,7 @@ def longest_chain(a: int, b: int, length: int) -> int:
 
 def chain_lengths(task: Addition, length: int, size: int, rng: np.random.Generator) -> list[int]:
     examples = task.sample(length=length, size=size, rng=rng)
-    prompts = [words(task, row[:end]) for row, end in zip(examples.tokens, examples.prompt_length, strict=True)]
+    prompts = [decode_tokens(task, row[:end]) for row, end in zip(examples.tokens, examples.prompt_length, strict=True)]
     return [longest_chain(*map(int, operands_of(task, prompt)), length) for prompt in prompts]
 
 
@@ -256,7 +256,7 @@ def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task
     variant = task.variants()["unequal"]
     examples = variant.sample(length=6, size=600, rng=rng)
     lengths = [
-        length_of(variant, words(variant, tokens[:prompt_length]))
+        length_of(variant, decode_tokens(variant, tokens[:prompt_length]))
         for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True)
     ]
     assert {first for first, _ in lengths} == {6}
@@ -270,13 +270,13 @@ def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task
 )
 def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
     examples = task.from_prompt(sum_of)
-    answer = words(task, examples.tokens[0, examples.is_answer[0]])
+    answer = decode_tokens(task, examples.tokens[0, examples.is_answer[0]])
     assert answer.pop() == "end"
     digits = "".join(symbol.removesuffix("c") for symbol in answer)
     a, b = map(int, sum_of.replace("=", "").split("+"))
     assert int(digits if task.order == "most" else digits[::-1]) == a + b
     assert task.zero_padding or len(digits) == len(str(a + b))
-    prompt = words(task, examples.tokens[0, : examples.prompt_length[0]])
+    prompt = decode_tokens(task, examples.tokens[0, : examples.prompt_length[0]])
     assert tuple(map(int, operands_of(task, prompt))) == (a, b)
 
 
@@ -285,19 +285,19 @@ def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
 def test_a_parsed_string_is_copied_or_reversed(step, task, prompt):
     examples = task.from_prompt(prompt)
     symbols = prompt.replace(" ", "").removesuffix("=>")
-    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
+    assert decode_tokens(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
 
 
 @pytest.mark.parametrize(("task", "step"), [(Copy(num_symbols=12), 1), (Reverse(num_symbols=12), -1)])
 def test_symbols_of_two_digits_are_separated_by_spaces(step, task):
     examples = task.from_prompt("11 3 10")
-    assert words(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
+    assert decode_tokens(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
 
 
 @pytest.mark.parametrize("prompt", ["0110", "0 1 1 0", "0110=", "0110=0"])
 def test_parsed_bits_have_their_running_parity_as_the_answer(prompt):
     examples = Parity().from_prompt(prompt)
-    assert "".join(words(Parity(), examples.tokens[0])) == "0110=00100end"
+    assert "".join(decode_tokens(Parity(), examples.tokens[0])) == "0110=00100end"
 
 
 @pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()])
@@ -306,7 +306,7 @@ def test_parsing_a_sampled_prompt_gives_the_same_example(task, rng):
     task = replace(task, num_hints=5) if isinstance(task, IndexHints) else task
     examples = task.sample(length=5, size=10, rng=rng)
     for row, prompt_length in enumerate(examples.prompt_length):
-        symbols = words(task, examples.tokens[row, :prompt_length])
+        symbols = decode_tokens(task, examples.tokens[row, :prompt_length])
         prompt = " ".join(symbol for symbol in symbols if not symbol.startswith("#"))
         if isinstance(task, Addition):
             prompt = "+".join(number.lstrip("0") or "0" for number in operands_of(task, symbols))
@@ -334,7 +334,7 @@ def test_the_queried_chain_has_its_share_of_the_assignments_and_distractor_chain
     examples = task.sample(length=12, size=1_000, rng=rng)
     depths, ends = [], []
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
-        symbols = words(task, tokens)
+        symbols = decode_tokens(task, tokens)
         response = symbols[prompt_length : symbols.index("end")]
         depths.append(sum(symbol.startswith("x") for symbol in response))
         ends.append(sum(symbol.startswith("v") for symbol in symbols[2 : prompt_length - 3 : operands + 2]))
@@ -347,7 +347,7 @@ def test_the_queried_chain_has_its_share_of_the_assignments_and_distractor_chain
 def test_a_parsed_sum_of_several_numbers_has_the_partial_sums_of_python():
     task = MultiAddition()
     examples = task.from_prompt("999 + 1 + 27 + 999 =")
-    rows = "".join(words(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
+    rows = "".join(decode_tokens(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
     sums = [row.replace("c", "").replace(".", "")[::-1] for row in rows]
     assert [int(total) for total in sums] == [1000, 1027, 2026]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.support.cases import words
+from tests.support.cases import decode_tokens
 
 from lengthwise.tasks import Sort
 
@@ -39,4 +39,4 @@ def test_values_repeat_only_with_the_setting_repeats(rng):
 @pytest.mark.parametrize("prompt", ["17 4 33", "17 4 33 =", " 17  4 33 = > "])
 def test_a_parsed_list_has_the_answer_of_python(prompt):
     examples = Sort().from_prompt(prompt)
-    assert words(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]
+    assert decode_tokens(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]

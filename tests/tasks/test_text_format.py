@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.cases import EXACT_MATCH_TASKS, smallest_length, words
+from tests.support.cases import EXACT_MATCH_TASKS, decode_tokens, smallest_length
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
@@ -21,7 +21,7 @@ def test_the_symbols_of_every_task_can_be_recovered_from_its_text(beyond, task, 
     examples = task.sample(length=smallest_length(task) + beyond, size=20, rng=rng)
     for index, text in enumerate(format_examples(task, examples)):
         last, first = examples.response_end[index], examples.prompt_length[index]
-        assert text.symbols == words(task, examples.tokens[index, : last + 1])
+        assert text.symbols == decode_tokens(task, examples.tokens[index, : last + 1])
         assert text.prompt.split(" ") == text.symbols[:first]
         assert text.answer.split(" ") == text.symbols[first:last]
 

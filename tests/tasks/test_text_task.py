@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.small_runs import equal_tensors, facts, stop_after, tree, weights
+from tests.support.small_runs import equal_tensors, folder_contents, run_weights, stop_after, training_facts
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
@@ -163,7 +163,7 @@ def test_evaluating_on_another_corpus_raises_an_error(corpora, tmp_path):
 
 def test_a_run_on_the_built_in_texts_stores_no_task_files(tmp_path):
     claim_run_folder(tmp_path / "run", text_experiment(Text()), resume=False)
-    assert set(tree(tmp_path / "run")) == {"experiment.json"}
+    assert set(folder_contents(tmp_path / "run")) == {"experiment.json"}
     assert read_experiment(tmp_path / "run").task == Text()
 
 
@@ -172,8 +172,8 @@ def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
     train(experiment, tmp_path / "whole", device="cpu")
     assert train(experiment, tmp_path / "stopped", device="cpu", stop=stop_after(6)) is None
     train(read_experiment(tmp_path / "stopped"), tmp_path / "stopped", device="cpu", resume=True)
-    assert equal_tensors(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
-    assert facts(tmp_path / "stopped") == facts(tmp_path / "whole")
+    assert equal_tensors(run_weights(tmp_path / "stopped"), run_weights(tmp_path / "whole"))
+    assert training_facts(tmp_path / "stopped") == training_facts(tmp_path / "whole")
 
 
 def test_a_task_graded_by_loss_has_no_fitted_step(text, tmp_path):

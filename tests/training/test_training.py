@@ -18,12 +18,12 @@ import torch
 from tests.support.cases import randomize
 from tests.support.small_runs import (
     equal_tensors,
-    facts,
+    run_weights,
     sampler_of,
     small_experiment,
     stop_after,
     trainer_of,
-    weights,
+    training_facts,
 )
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
@@ -61,8 +61,8 @@ def train_run(folder: Path, experiment: Experiment) -> Path:
 def same_run(one: Path, other: Path) -> bool:
     """Return whether weights, facts and metrics of two runs are bitwise equal."""
     return (
-        equal_tensors(weights(one), weights(other))
-        and facts(one) == facts(other)
+        equal_tensors(run_weights(one), run_weights(other))
+        and training_facts(one) == training_facts(other)
         and (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     )
 
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_weights(uninterrupted_runs, tmp_path):
 
 def test_another_seed_gives_other_weights(uninterrupted_runs, tmp_path):
     other = train_run(tmp_path / "other", replace(EXPERIMENTS["predicted"], seed=1))
-    assert not equal_tensors(weights(other), weights(uninterrupted_runs["predicted"]))
+    assert not equal_tensors(run_weights(other), run_weights(uninterrupted_runs["predicted"]))
 
 
 @pytest.mark.covering(1)
@@ -324,7 +324,7 @@ def test_exact_match_in_training_is_measured_at_the_longest_length_and_changes_n
     # Training without measurements ends with the same weights.
     trainer = trainer_of(experiment, tmp_path)
     trainer.run()
-    assert equal_tensors(dict(trainer.decoder.state_dict()), weights(tmp_path / "watched"))
+    assert equal_tensors(dict(trainer.decoder.state_dict()), run_weights(tmp_path / "watched"))
 
 
 def test_weight_decay_applies_only_to_matrices(tmp_path):
@@ -631,12 +631,12 @@ def test_testing_for_a_fit_does_not_change_the_weights(uninterrupted_runs, tmp_p
 def test_resuming_a_run_that_stopped_at_a_fit_does_not_train_it(tmp_path):
     experiment = small_experiment(fit_every=5, fit_threshold=0.0)
     train_run(tmp_path, experiment)
-    before = weights(tmp_path)
+    before = run_weights(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     run = train(experiment, tmp_path, resume=True, device="cpu", report=pytest.fail)
     assert run is not None
     assert run.facts["steps"] == 5
-    assert equal_tensors(weights(tmp_path), before)
+    assert equal_tensors(run_weights(tmp_path), before)
 
 
 # Torch warns of a slower kernel for norms once per process.
