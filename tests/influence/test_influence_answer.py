@@ -100,8 +100,8 @@ def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocume
 def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path):
     summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")
     assert summary["answer"]["sentence"] == (
-        "No evidence that planted uses far tokens "
-        "(difference between own and other text: 0.000 nats per target, 95% interval 0.000 to 0.000)"
+        "There is no evidence that planted uses far tokens. The difference in loss between other and own text is "
+        "0.000 nats per target (95% interval 0.000 to 0.000)."
     )
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None
 
@@ -111,12 +111,12 @@ def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path)
 def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
     result = answer(Votes(indexes), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
     assert (result["shown"], result["at_least"], result["at_most"]) == (True, len(indexes), len(indexes))
-    noun = "token" if len(indexes) == 1 else "tokens"
+    noun, verb = ("token", "token recovers") if len(indexes) == 1 else ("tokens", "tokens recover")
     assert result["sentence"].startswith(
-        f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {noun} recover 100% of the effect"
+        f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {verb} 100% of the effect"
     )
     # In these documents, far tokens from elsewhere have the same effect.
-    assert "; no clear difference from text elsewhere in the same document: 0.000 nats" in result["sentence"]
+    assert " The difference from elsewhere in the same document is not clear: 0.000 nats" in result["sentence"]
 
 
 @pytest.mark.slow
@@ -124,14 +124,14 @@ def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):
     texts = texts_of(rng, repeats=True)
     sentence = answer(DisturbedVotes((4,)), texts, tmp_path / "out")["answer"]["sentence"]
     assert sentence.startswith("planted uses ")
-    assert "; but far tokens increase the loss: gain -1." in sentence
+    assert " However, far tokens increase the loss: the gain is -1." in sentence
     assert "increase" not in answer(Votes((4,)), texts, tmp_path / "helped")["answer"]["sentence"]
 
 
 @pytest.mark.slow
 def test_no_evidence_for_far_tokens_without_information(rng, tmp_path):
     summary = answer(Votes((0, 5, 11)), texts_of(rng, repeats=False), tmp_path / "out")
-    assert summary["answer"]["sentence"].startswith("No evidence that planted uses far tokens")
+    assert summary["answer"]["sentence"].startswith("There is no evidence that planted uses far tokens")
     # Predictions change, and few tokens recover the change, which alone is no evidence of use.
     shares = [each["value"] for each in summary["groups"][0]["all_targets"]["prediction"]["shares"]]
     assert shares[2] == pytest.approx(1.0)

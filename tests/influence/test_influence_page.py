@@ -159,7 +159,7 @@ def test_all_targets_in_an_excerpt_are_listed_in_text_order():
     rows = [row(place, selection((1, 0.5, "x"))) for place in (14, 10, 12, 9, 15)]
     study = parsed_page([*rows, row(12, document="b")], ["x"] * 5, start=10).study
     assert [target["place"] for target in study["documents"][0]["targets"]] == [10, 12, 14]
-    assert study["notes"] == ["Not displayed: 3 targets outside the excerpts."]
+    assert study["notes"] == ["The page omits 3 targets outside the excerpts."]
 
 
 def test_targets_without_selections_are_listed():
@@ -173,7 +173,7 @@ def test_page_starts_with_the_answer_and_counts_omitted_targets():
     rows = [row(place, document=name) for name in "abc" for place in range(4)]
     study = ParsedPage(render_page(rows, excerpts, ks=KS, near=2, answer="No use.", max_targets=5)).study
     assert [len(document["targets"]) for document in study["documents"]] == [4, 1]
-    omitted = "Not displayed: 4 targets outside the excerpts, 3 targets beyond the limit of the page."
+    omitted = "The page omits 4 targets outside the excerpts and 3 targets beyond the limit of the page."
     assert study["notes"] == ["No use.", omitted]
     assert parsed_page([row(3)], ["x"] * 5).study["notes"] == []
 
@@ -225,7 +225,7 @@ document.getElementById("study").textContent = STUDY;
 """
 PROBE = """
 const spans = elements.texts.all.filter((each) => each.name === "span");
-const highlights = () => Object.fromEntries(["active", "near", "border", "needed"].map(
+const highlights = () => Object.fromEntries(["active", "near", "border", "selected"].map(
   (name) => [name, spans.flatMap((span, at) => span.classList.has(name) ? [at] : [])]));
 const state = () => ({ ...highlights(), focus: spans.indexOf(document.focused), text: elements.panel.visibleText,
   tab: spans.flatMap((span, at) => span.tabIndex === 0 ? [at] : []),
@@ -270,22 +270,22 @@ ROWS = (
 @needs_node
 def test_first_target_highlights_far_tokens_by_gain_and_near_tokens():
     first = run_script(list(ROWS), list("ABCDEFGHIJ"))["states"][0]
-    assert (first["active"], first["near"], first["border"], first["needed"]) == ([5], [3, 4], [3], [0, 2])
+    assert (first["active"], first["near"], first["border"], first["selected"]) == ([5], [3, 4], [3], [0, 2])
     assert (first["gain"][0], first["gain"][2]) == ("1.000", "0.500")
     # Tab reaches one target; arrow keys and the pointer reach the others.
     assert (first["tab"], first["by_arrow"]) == ([5], [7, 8])
-    assert first["count"] == "3 of 3 targets displayed."
+    assert first["count"] == "3 of 3 targets are displayed."
     for text in (
         'Target "F"',
         "token 105",
-        "clear gap",
+        "clear gain",
         "digit, word_start",
         "1.500 0.75",
         "2.000 0.250",
         '"A" 5 1.000',
     ):
         assert text in first["text"]
-    assert "1 of them precede this excerpt." in first["text"]
+    assert "Number of selected tokens before this excerpt: 1." in first["text"]
 
 
 @needs_node
@@ -296,9 +296,9 @@ def test_arrow_keys_and_pointer_move_between_targets():
     ]
     assert [state["active"][0] for state in states] == [5, 7, 8, 8, 5, 8, 7, 7, 5, 5]
     assert all(state["tab"] == state["active"] for state in states)
-    assert states[1]["needed"] == [3]
-    assert states[2]["needed"] == []
-    assert "This selection was not measured for this target." in states[2]["text"]
+    assert states[1]["selected"] == [3]
+    assert states[2]["selected"] == []
+    assert "The study did not measure this selection for this target." in states[2]["text"]
 
 
 @needs_node
@@ -306,21 +306,21 @@ def test_kind_filter_excludes_other_targets_from_keys_and_pointer():
     rows = list(ROWS)
     result = run_script(rows, list("ABCDEFGHIJ"), {"kind": "0"}, {"key": "ArrowRight"}, {"over": 7}, {"kind": ""})
     assert [state["active"] for state in result["states"]] == [[5], [5], [5], [5], [5]]
-    assert result["states"][1]["count"] == "1 of 3 targets displayed."
+    assert result["states"][1]["count"] == "1 of 3 targets are displayed."
 
 
 @needs_node
 def test_tokens_of_another_document_are_listed_but_not_highlighted():
     state = run_script(list(ROWS), list("ABCDEFGHIJ"), {"group": "1"}, {"key": "ArrowRight"})["states"][-1]
-    assert state["needed"] == []
+    assert state["selected"] == []
     assert '"other" 4 0.700' in state["text"]
-    assert "These tokens are not from this context, so none is highlighted." in state["text"]
+    assert "These tokens are from another context, so the page does not highlight them." in state["text"]
 
 
 @needs_node
 def test_random_selections_have_no_token_list():
     (state,) = run_script([row(105, selection())], list("ABCDEFGHIJ"))["states"]
-    assert "No token list: the losses are means over several random selections." in state["text"]
+    assert "The losses are means over random selections, so there is no list of tokens." in state["text"]
 
 
 @needs_node
@@ -334,10 +334,12 @@ def test_hostile_tokens_stay_text_in_the_document():
     result = run_script([row(100 + len(HOSTILE) - 1, selection((1, 0.5, "</script>")))], HOSTILE)
     assert result["texts"] == HOSTILE
     classes = dict(zip(HOSTILE, result["classes"], strict=True))
-    assert ("line" in classes["\n"], "empty" in classes[""], "turned" in classes["\u202eabc"]) == (True, True, True)
+    assert "line" in classes["\n"]
+    assert "empty" in classes[""]
+    assert "bidirectional" in classes["\u202eabc"]
 
 
 @needs_node
 def test_excerpt_without_targets_displays_a_message():
     (state,) = run_script([], list("ABC"))["states"]
-    assert (state["active"], state["text"]) == ([], "No target of this kind.")
+    assert (state["active"], state["text"]) == ([], "The page has no target of this kind.")

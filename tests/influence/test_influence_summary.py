@@ -132,7 +132,7 @@ def test_headline_covers_clear_targets_only():
 @pytest.mark.parametrize("documents", [6, 12])
 def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
     rows = sample_rows(rng, documents, 9)
-    result = headline(rows, [1], seed=5, resamples=200)
+    result = headline(rows, [1], seed=5, num_resamples=200)
     by_document = [
         [each for each in rows if each["clear"] and each["document"] == str(name)] for name in range(documents)
     ]
@@ -163,7 +163,7 @@ def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
 def test_intervals_cover_the_true_value_in_nine_of_ten_repetitions(rng):
     covered = {"loss": 0, "median": 0, "all_targets": 0, "gains": 0}
     for repetition in range(200):
-        summary = summarize(sample_rows(rng, 14, 10, measured_share=0.3), [1], seed=repetition, resamples=300)
+        summary = summarize(sample_rows(rng, 14, 10, measured_share=0.3), [1], seed=repetition, num_resamples=300)
         (group,) = summary["groups"]
         for name, estimate, truth in (
             ("loss", group["selected"]["own"]["loss"][0], CLEAR_TRUTH),
@@ -185,7 +185,7 @@ def test_intervals_depend_on_the_seed_only(rng):
 def test_block_size_of_resamples_has_no_effect(rng, monkeypatch):
     rows = sample_rows(rng, 6, 9)
     whole = headline(rows, [1])
-    monkeypatch.setattr(bootstrap, "BLOCK", 1000)
+    monkeypatch.setattr(bootstrap, "BLOCK_SIZE", 1000)
     assert headline(rows, [1]) == whole
 
 
@@ -218,7 +218,7 @@ def test_no_gain_in_total_gives_a_reason_instead_of_a_share():
 def test_undefined_resamples_are_counted_in_the_reason():
     # Five gaps of -1 and one of 5.5: the sum is negative in resamples without the latter.
     rows = [row(1.0, 2.0, document=name) for name in "abcde"]
-    result = headline([*rows, row(6.5, 1.0, document="f")], resamples=400)
+    result = headline([*rows, row(6.5, 1.0, document="f")], num_resamples=400)
     (estimate, *_) = result["loss"]
     assert estimate["value"] is not None
     assert (estimate["low"], estimate["high"]) == (None, None)
@@ -234,7 +234,7 @@ def test_group_without_clear_targets_has_a_reason():
     rows = [row(clear=False, document=name) for name in "ab"]
     result = headline(rows)
     assert (result["targets"], result["documents"]) == (0, 0)
-    reason = "no target with a clear gap has this selection"
+    reason = "no target with a clear gain has this selection"
     assert {each["reason"] for each in (*result["loss"], *result["median"])} == {reason}
     assert over_all(rows)["loss"][0]["value"] is not None
 
@@ -293,11 +293,11 @@ def test_linear_gains_are_estimated_exactly_from_any_sample(rng):
 
 def test_regression_estimate_is_unbiased_and_better_than_weighted_sums(rng):
     every = sample_rows(rng, 12, 10)
-    truth = over_all(every, [1], resamples=2)["loss"][0]["value"]
+    truth = over_all(every, [1], num_resamples=2)["loss"][0]["value"]
     errors = []
     for _ in range(60):
         rows = [each | sampling(rng, 0.2) if not each["clear"] else each for each in every]
-        result = over_all(rows, [1], resamples=2)["loss"][0]["value"]
+        result = over_all(rows, [1], num_resamples=2)["loss"][0]["value"]
         measured = [each for each in rows if each["weight"]]
         gained = sum(each["weight"] * (each["loss_short"] - each["selections"][0]["losses"][0]) for each in measured)
         gap = sum(each["weight"] * (each["loss_short"] - each["loss_long"]) for each in measured)
@@ -320,7 +320,7 @@ def test_equal_gaps_in_the_sample_use_the_mean():
 
 def test_missing_sample_gives_a_reason_instead_of_a_share():
     result = over_all([row(), row(clear=False, weight=0.0, selections=[], document="b")])
-    reason = "no target without a clear gap was measured; use a background fraction above 0"
+    reason = "the study measured no target without a clear gain; use a background fraction above 0"
     assert {each["reason"] for each in result["loss"]} == {reason}
     assert values(result["loss"]) == [None] * 3
 
@@ -329,7 +329,7 @@ def test_missing_selections_give_a_reason_instead_of_a_share():
     rows = [row(), row(document="b", selections=[selection((2.0, 2.0, 2.0), knows="prediction")])]
     result = over_all(rows)
     reasons = {each["reason"] for each in (*result["loss"], *result["prediction"]["shares"])}
-    assert reasons == {"1 of the measured targets lack this selection"}
+    assert reasons == {"this selection is missing for 1 of the measured targets"}
     assert result["measured"] == 1
 
 
@@ -423,8 +423,8 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
     assert sentence == (
         "tiny uses about 3 to 4 far tokens: 4 selected tokens recover 95% of the effect of far context on its "
-        "predictions, beyond the effect of another text (difference between own and other text: 1.000 nats per target, "
-        "95% interval 1.000 to 1.000)"
+        "predictions, after subtraction of the effect of another text. The difference in loss between other and own "
+        "text is 1.000 nats per target (95% interval 1.000 to 1.000)."
     )
     assert (least, most) == (3, 4)
     # The effect of another text is subtracted.
@@ -432,28 +432,31 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     assert sentence.startswith("tiny uses more than 4 far tokens: 4 selected tokens recover 50% of the effect")
     assert (least, most) == (5, None)
     sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
-    assert sentence.startswith("tiny uses about 1 far token: 1 selected token recover")
+    assert sentence.startswith("tiny uses about 1 far token: 1 selected token recovers")
     few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
     assert few.startswith(
-        "No evidence that tiny uses far tokens (difference between own and other text: 1.000 nats per target, fewer"
+        "There is no evidence that tiny uses far tokens. The difference in loss between other and own text is "
+        "1.000 nats per target (fewer"
     )
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
-    assert "on its predictions, not corrected for the effect of another text (diff" in answer_of(alone)[0]
+    assert "on its predictions, not corrected for the effect of another text. The diff" in answer_of(alone)[0]
     without = [{**each, "selections": []} for each in alone]
-    assert answer_of(without)[0].startswith("tiny uses far tokens; their number was not measured (diff")
+    assert answer_of(without)[0].startswith("tiny uses far tokens, but their number was not measured. The diff")
 
 
 def test_answer_reports_no_difference_to_elsewhere_in_the_document():
     rows = [row(document=name, other=2.0) for name in "abcdef"]
     for each in rows:
         each["controls"]["elsewhere"] = {"loss": 1.0, "gains": True, "loses": False}
-    assert "; no clear difference from text elsewhere in the same document: 0.000 nats per target" in answer_of(rows)[0]
+    assert (
+        " The difference from elsewhere in the same document is not clear: 0.000 nats per target" in answer_of(rows)[0]
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_evidence_if_own_and_other_tokens_gain_the_same(seed):
     sentence, least, most = answer_of(random_rows(np.random.default_rng(seed), 1000), [1])
-    assert sentence.startswith("No evidence that tiny uses far tokens (difference between own and other text: ")
+    assert sentence.startswith("There is no evidence that tiny uses far tokens. The difference in loss between ")
     assert (least, most) == (None, None)
 
 
@@ -505,11 +508,14 @@ def test_memory_grows_by_a_few_numbers_per_row():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([], "no rows to summarize; measure at least one target"),
-        ([row(), row(model="big")], r"rows of several models \(big, tiny\); summarize each separately"),
+        ([], "the study has no rows; measure at least one target"),
+        (
+            [row(), row(model="big")],
+            r"the rows belong to several models \(big, tiny\); summarize each model separately",
+        ),
         (
             [row(), row(losses=(1.0,))],
-            "row 2 has 1 losses, but k has 3 values; use the k of the study that wrote the rows",
+            "row 2 has 1 losses, but k has 3 values; use the same k as the study that wrote the rows",
         ),
         ([row(), row(long=float("nan"))], "row 2 has a loss that is not finite; measure it in float32"),
         ([row(losses=(1.0, float("inf"), 1.0))], "row 1 has a loss that is not finite"),
@@ -630,11 +636,11 @@ def test_distance_figure_shows_gain_and_the_uniform_distribution(tmp_path, monke
     figure = RecordedFigure(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, tokens=[(17, 3.0), (30, 1.0), (80, 0.0)])
     assert draw_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
-    edges, shares = figure.steps["strict, prediction objective: 15 tokens selected for 5 clear targets in 5 documents"]
+    count = "15 tokens selected for 5 targets with a clear gain in 5 documents"
+    edges, shares = figure.steps[f"strict, prediction objective: {count}"]
     assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
     assert shares == [0.75, 0.25, 0.0, 0.0, 0.0]
-    masked = "masked, prediction objective: 15 tokens selected for 5 clear targets in 5 documents"
-    assert figure.steps[masked] == (edges, shares)
+    assert figure.steps[f"masked, prediction objective: {count}"] == (edges, shares)
     assert figure.steps["uniform over the far tokens"][1] == [each / 64 for each in (6, 9, 14, 18, 17)]
 
 

@@ -13,15 +13,16 @@ TIMED_QUERIES = 64
 
 
 def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
-    """Return the minimum and maximum seconds, if ``background_fraction`` or all of the targets get selections."""
+    """Return the seconds if only ``background_fraction`` of the targets get selections, and if all targets get them."""
     counter = TokenCounter(evaluator.model)
-    full, selection = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
-    seconds = len(targets) / _tokens_per_second(evaluator, targets[0])
-    return (full + evaluator.settings.background_fraction * selection) * seconds, (full + selection) * seconds
+    full_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
+    factor = len(targets) / _tokens_per_second(evaluator, targets[0])
+    minimum = full_tokens + evaluator.settings.background_fraction * selection_tokens
+    return minimum * factor, (full_tokens + selection_tokens) * factor
 
 
 def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
-    """Time one batch of queries that hide all far tokens."""
+    """Measure the speed on one batch of queries that hide all far tokens."""
     settings = evaluator.settings
     window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
     start = time.perf_counter()

@@ -9,60 +9,60 @@ from lengthwise.core.errors import SettingError
 from lengthwise.influence.targets import Target
 from lengthwise.tasks import TokenizedDocument
 
-# Sources of far tokens, beside "own".
+# Sources of far tokens other than the own text ("own").
 OTHER, ELSEWHERE = "other", "elsewhere"
-Far = Int[np.ndarray, " far"]
+FarTokens = Int[np.ndarray, " far"]
 
 
 class PlaceboSampler:
-    """Sampler of consecutive far tokens for a target, uniform over all start indexes.
+    """Sampler of consecutive far tokens for a target, with equal probability of every start index.
 
-    ``texts`` may be pieces of documents; pieces of one document have the same name and are adjacent.
+    ``texts`` may be pieces of documents. Pieces of one document have the same name and are adjacent in the list.
     """
 
     def __init__(self, texts: Sequence[TokenizedDocument], near: int, far: int) -> None:
         self.texts, self.near, self.far = texts, near, far
         # Cumulative number of start indexes before each text, and the range of texts of each document.
-        self.starts = np.cumsum([0, *(max(0, len(text.tokens) - far + 1) for text in texts)])
+        self.start_offsets = np.cumsum([0, *(max(0, len(text.tokens) - far + 1) for text in texts)])
         self.pieces: dict[str, tuple[int, int]] = {}
         for index, text in enumerate(texts):
             self.pieces[text.name] = (self.pieces.get(text.name, (index, index))[0], index + 1)
 
-    def check(self, targets: Sequence[Target]) -> None:
-        """Raise ``SettingError`` if a target has no other document to sample from."""
+    def check_other_documents(self, targets: Sequence[Target]) -> None:
+        """Raise ``SettingError`` if the texts contain no other document with enough tokens for a target."""
         for name in {target.text.name for target in targets}:
             if not self._num_other_starts(name):
                 raise SettingError(
-                    f"no text except {name} has {self.far} tokens, and a study compares with the far tokens of "
-                    "another text; add texts (five or more for intervals), or use a smaller --far"
+                    f"no text except {name} has {self.far} tokens, but a study needs far tokens of another text; "
+                    "add texts (five or more for intervals), or use a smaller --far"
                 )
 
-    def sample_other(self, target: Target, rng: np.random.Generator) -> Far:
+    def sample_other(self, target: Target, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
-        first, last = (self.starts[text] for text in self.pieces[target.text.name])
+        first, last = (self.start_offsets[text] for text in self.pieces[target.text.name])
         start = int(rng.integers(self._num_other_starts(target.text.name)))
-        # Skip the start indexes in the target's own document.
+        # Skip the start indexes in the document of the target.
         return self._far_tokens(start if start < first else start + int(last - first))
 
-    def sample_elsewhere(self, target: Target, rng: np.random.Generator) -> Far | None:
-        """Sample far tokens of the same document outside the target's context; None if the document is too short."""
-        first, last = (int(self.starts[text]) for text in self.pieces[target.text.name])
-        text = next(each for each in range(*self.pieces[target.text.name]) if self.texts[each] is target.text)
-        begin, end = int(self.starts[text]), int(self.starts[text + 1])
+    def sample_elsewhere(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
+        """Sample far tokens of the same document outside the context of the target; None if it is too short."""
+        first, last = (int(self.start_offsets[text]) for text in self.pieces[target.text.name])
+        text = next(index for index in range(*self.pieces[target.text.name]) if self.texts[index] is target.text)
+        begin, end = int(self.start_offsets[text]), int(self.start_offsets[text + 1])
         # Start indexes whose tokens end before the context, and start indexes after the target.
         before = max(begin, min(end, begin + target.place - self.near - 2 * self.far + 1))
         after = min(end, begin + target.place + 1)
-        number = (before - first) + (last - after)
-        if number == 0:
+        num_starts = (before - first) + (last - after)
+        if num_starts == 0:
             return None
-        start = first + int(rng.integers(number))
+        start = first + int(rng.integers(num_starts))
         return self._far_tokens(start if start < before else start + after - before)
 
     def _num_other_starts(self, name: str) -> int:
         first, last = self.pieces[name]
-        return int(self.starts[-1] - self.starts[last] + self.starts[first])
+        return int(self.start_offsets[-1] - self.start_offsets[last] + self.start_offsets[first])
 
-    def _far_tokens(self, start: int) -> Far:
-        text = int(np.searchsorted(self.starts, start, side="right")) - 1
-        offset = start - int(self.starts[text])
+    def _far_tokens(self, start: int) -> FarTokens:
+        text = int(np.searchsorted(self.start_offsets, start, side="right")) - 1
+        offset = start - int(self.start_offsets[text])
         return self.texts[text].tokens[offset : offset + self.far].astype(np.int64)

@@ -12,7 +12,7 @@ from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.subset_scoring import OBJECTIVES
 from lengthwise.influence.targets import GapRule
 
-# Controls of the selection: random own tokens, and the same search among far tokens from other places.
+# Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
 CONTROLS = ("random", OTHER, ELSEWHERE)
 
 
@@ -20,11 +20,11 @@ CONTROLS = ("random", OTHER, ELSEWHERE)
 class InfluenceSettings:
     """Settings of an influence study; ``near``, ``far`` and ``ks`` are numbers of tokens.
 
-    The losses with the full contexts are measured for all ``num_targets`` targets (None: every token with a full
-    context). Far tokens are selected for targets with a clear gain (``rule``) from their own or the other text's far
-    tokens, and for a random ``background_fraction`` of the rest. ``max_document_tokens`` splits longer texts. The
-    first ``sink`` tokens of each context are in addition to ``far`` and always visible; models trained without a start
-    token may need them as attention sinks. Rows are written in blocks of ``block`` targets.
+    A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a full
+    context). It selects far tokens for targets with a clear gain (``rule``) from far tokens of their own or another
+    text, and for a random ``background_fraction`` of the other targets. ``max_document_tokens`` splits longer texts.
+    Each context starts with ``sink`` tokens that are always visible and do not count as far tokens; models trained
+    without a start token may need them as attention sinks. A study writes rows in blocks of ``block`` targets.
     """
 
     near: int = 64
@@ -66,21 +66,21 @@ class InfluenceSettings:
 
     @property
     def context(self) -> int:
-        """Number of tokens before a target."""
+        """Number of tokens before a target, including the sink tokens."""
         return self.sink + self.far + self.near
 
-    def _check_names(self, kind: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    def _check_names(self, kind: str, names: tuple[str, ...], options: tuple[str, ...]) -> None:
         if not names:
-            raise SettingError(f"missing {kind}; use one or more of {', '.join(known)}")
+            raise SettingError(f"missing {kind}; use one or more of {', '.join(options)}")
         for name in names:
-            if name not in known:
-                raise unknown_name(kind, name, known)
+            if name not in options:
+                raise unknown_name(kind, name, options)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON values; the measure becomes its name and settings."""
-        plain = asdict(self)
-        plain["measure"] = _measure_to_dict(self.measure)
-        return plain
+        """Return the settings as JSON values. The measure is a dictionary with its name and settings."""
+        values = asdict(self)
+        values["measure"] = _measure_to_dict(self.measure)
+        return values
 
 
 def _measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:

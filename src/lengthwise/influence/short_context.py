@@ -1,4 +1,4 @@
-"""Losses with short context for every token of a long text, from a few forward passes."""
+"""Losses with short context for every token of a long text, computed in a few forward passes."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from lengthwise.influence.probing.next_token_model import NextTokenModel
 def short_context_losses(
     model: NextTokenModel, tokens: Int[np.ndarray, " seq"], *, near: int, stride: int
 ) -> Float[np.ndarray, " scored"]:
-    """Return the loss (nats) of every token from token index ``near`` on.
+    """Return the loss (nats) of every token except the first ``near`` tokens.
 
     Each token has ``near`` to ``near + stride - 1`` tokens of context, as in Fang et al. 2024 (arXiv:2410.23771):
     each window of ``near + stride`` tokens scores its last ``stride`` tokens. Raises ``SettingError`` if the text has
@@ -25,20 +25,20 @@ def short_context_losses(
             f"the text has {len(tokens)} tokens, but near={near} needs at least {near + 1}; use a smaller near"
         )
     losses = np.empty(len(tokens) - near)
-    size = batch_size(model, near + stride, predictions=stride)
-    for starts, scored in _windows(len(tokens) - near, stride, size):
-        batch = torch.from_numpy(np.stack([tokens[start : start + near + scored] for start in starts])).long()
-        ids = torch.arange(near + scored - 1).expand(len(batch), -1)
+    size = batch_size(model, near + stride, num_predictions=stride)
+    for starts, num_scored in _window_batches(len(tokens) - near, stride, size):
+        batch = torch.from_numpy(np.stack([tokens[start : start + near + num_scored] for start in starts])).long()
+        ids = torch.arange(near + num_scored - 1).expand(len(batch), -1)
         batch_losses = model.losses(batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
         for start, window_losses in zip(starts, batch_losses, strict=True):
-            losses[start : start + scored] = window_losses
+            losses[start : start + num_scored] = window_losses
     return losses
 
 
-def _windows(num_scored: int, stride: int, size: int) -> Iterator[tuple[list[int], int]]:
-    """Yield batches of window starts and the tokens that each window scores; the last window may score fewer."""
-    full = list(range(0, num_scored - stride + 1, stride))
-    for first in range(0, len(full), size):
-        yield full[first : first + size], stride
-    if rest := num_scored % stride:
-        yield [num_scored - rest], rest
+def _window_batches(num_scored: int, stride: int, size: int) -> Iterator[tuple[list[int], int]]:
+    """Yield batches of window starts, and the number of tokens that each window scores; it is smaller at the end."""
+    starts = list(range(0, num_scored - stride + 1, stride))
+    for first in range(0, len(starts), size):
+        yield starts[first : first + size], stride
+    if remainder := num_scored % stride:
+        yield [num_scored - remainder], remainder

@@ -1,4 +1,4 @@
-"""Influence study: measures the targets of a model on texts and writes their rows to a folder; can be resumed."""
+"""Influence study that measures targets of a model on texts and writes one row per target to a folder."""
 
 import hashlib
 import json
@@ -27,16 +27,16 @@ from lengthwise.influence.targets import Target, sample_targets, split_texts
 from lengthwise.influence.text_codec import TextCodec
 from lengthwise.tasks import TokenizedDocument
 
-SUMMARY = "summary.json"
-# Version of the row format. Another version cannot resume a study.
+SUMMARY_FILE = "summary.json"
+# Version of the row format. A study can only be resumed with the version that started it.
 VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceStudy:
-    """Description of a study: a model with its tokenizer, texts and settings.
+    """Model, tokenizer, texts and settings of a study.
 
-    ``part`` (i, n) is the i-th of n shares of the targets, counted from 1.
+    ``part`` (i, n) is the i-th of n parts of the study, counted from 1.
     """
 
     model: NextTokenModel
@@ -56,26 +56,26 @@ class InfluenceStudy:
                 f"near {near} and far {far} need {needed} positions, but {model.name} has "
                 f"{model.num_positions}; use at most {model.num_positions - needed + far} far tokens"
             )
-        distance, trained = needed - 1, model.trained_distance
-        if trained is not None and distance > trained:
+        distance, trained_distance = needed - 1, model.trained_distance
+        if trained_distance is not None and distance > trained_distance:
             warnings.warn(
                 f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, but the training "
-                f"of {model.name} used at most {trained}; far context may increase the loss",
+                f"of {model.name} used at most {trained_distance}; far context may increase the loss",
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
-        for name, number in Counter(text.name for text in self.texts).items():
-            if number > 1:
-                raise SettingError(f"duplicate text name {name}; give each text its own name")
-        for name, first in _copies(self.texts).items():
+        for name, count in Counter(text.name for text in self.texts).items():
+            if count > 1:
+                raise SettingError(f"duplicate text name {name}; use a different name for each text")
+        for name, first in _find_copies(self.texts).items():
             raise SettingError(
-                f"text {name} is a copy of {first}, which makes intervals over texts too narrow; remove it, for "
+                f"text {name} is a copy of {first}, and copies make intervals over texts too narrow; remove it, for "
                 "example with without_copies"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything that the rows depend on as JSON values; texts are represented by a digest."""
-        facts = {
+        """Return the description of the study as JSON values, with a digest of the texts."""
+        description = {
             "version": VERSION,
             "model": {
                 "name": self.model.name,
@@ -84,12 +84,12 @@ class InfluenceStudy:
                 "dtype": self.model.dtype,
                 "weights": self.model.weights_digest,
             },
-            "texts": _digest(self.texts),
+            "texts": _digest_texts(self.texts),
             "settings": self.settings.to_dict(),
             **({} if self.part == (1, 1) else {"part": self.part}),
         }
-        plain: dict[str, Any] = json.loads(json.dumps(facts))
-        return plain
+        json_values: dict[str, Any] = json.loads(json.dumps(description))
+        return json_values
 
     def pieces(self) -> Sequence[TokenizedDocument]:
         """Return the texts, split if ``max_document_tokens`` is set."""
@@ -97,18 +97,18 @@ class InfluenceStudy:
         return self.texts if max_tokens is None else list(split_texts(self.texts, max_tokens))
 
     def targets(self, pieces: Sequence[TokenizedDocument]) -> Sequence[Target]:
-        """Sample the targets of all parts from ``pieces()``."""
+        """Sample the targets of all parts of the study from ``pieces``."""
         settings = self.settings
-        return sample_targets(pieces, context=settings.context, number=settings.num_targets, seed=settings.seed)
+        return sample_targets(pieces, context=settings.context, num_targets=settings.num_targets, seed=settings.seed)
 
     def block_starts(self, num_targets: int) -> range:
-        """Return the index of the first target of each block of this part."""
+        """Return the index of the first target of each block in this part."""
         part, num_parts = self.part
         block = self.settings.block
         return range((part - 1) * block, num_targets, num_parts * block)
 
     def claim(self, folder: Path, *, resume: bool) -> None:
-        """Write the description of the study to a folder, or compare it with the description there."""
+        """Write the description of the study to a folder; with ``resume``, compare it with the stored description."""
         claim_folder(folder, STUDY_FOLDER, self.to_dict(), resume=resume, normalize=_resolve_model_path)
 
 
@@ -122,11 +122,11 @@ def measure_influence(
     stop: Callable[[], bool] = lambda: False,
     estimate: Callable[[float, float], None] | None = None,
 ) -> bool:
-    """Write a row per target to ``out``/influence.jsonl. Return False if ``stop()`` became true.
+    """Write one row per target to ``out``/influence.jsonl. Return False if ``stop()`` returned True.
 
-    The same arguments give the same file, even after interruptions: targets are sampled before anything is measured,
-    and an incomplete block is measured again. ``stop`` is called before every forward pass. ``estimate`` receives the
-    minimum and maximum seconds that the study takes. Raises ``RunFolderError`` if the folder already contains a study
+    The same arguments give the same file, even after interruptions: targets are sampled before the first measurement,
+    and a resumed study repeats an incomplete block. ``stop`` runs before every forward pass. ``estimate`` receives the
+    estimated minimum and maximum duration in seconds. Raises ``RunFolderError`` if the folder already contains a study
     (with ``resume``: another study), or if another process writes to it.
     """
     out, settings, pieces = Path(out), study.settings, study.pieces()
@@ -139,13 +139,13 @@ def measure_influence(
         start=study.codec.start,
         labels={"model": study.model.name},
     )
-    evaluator.placebo.check(targets)
+    evaluator.placebo.check_other_documents(targets)
     check_study(
         study.model,
         targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
-        masked="masked" in settings.modes,
-        gated=isinstance(settings.measure, (Gradient, Screened)),
-        attended=isinstance(settings.measure, AttentionWeight),
+        with_masks="masked" in settings.modes,
+        with_gates=isinstance(settings.measure, (Gradient, Screened)),
+        with_attention=isinstance(settings.measure, AttentionWeight),
     )
     with exclusive_lock(out):
         _check_version(out, resume=resume)
@@ -154,36 +154,36 @@ def measure_influence(
         total = sum(map(len, blocks.values()))
         complete = complete_blocks(out, settings.block, total)
         truncate_to(out, complete)
-        done = min(len(complete) * settings.block, total)
+        num_done = min(len(complete) * settings.block, total)
         try:
-            if estimate is not None and done < total:
-                estimate(*estimate_seconds(evaluator, targets[: total - done]))
+            if estimate is not None and num_done < total:
+                estimate(*estimate_seconds(evaluator, targets[: total - num_done]))
             for first, block in list(blocks.items())[len(complete) :]:
                 rows = evaluator.rows(block, first)
                 append_block(out, rows)
-                done += len(rows)
+                num_done += len(rows)
                 if report is not None:
-                    report(done, total)
+                    report(num_done, total)
         except StopRequestedError:
             return False
         return True
 
 
 def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:
-    """Keep the first of several texts with the same tokens; warn about the others (``SkippedTextWarning``)."""
-    copies = _copies(texts)
+    """Remove texts with the same tokens as an earlier text, and raise a ``SkippedTextWarning`` for them."""
+    copies = _find_copies(texts)
     if copies:
         name, first = next(iter(copies.items()))
         warnings.warn(
-            f"removed {len(copies)} text(s) that are copies of others, such as {name} of {first}",
+            f"removed {len(copies)} text(s) that are copies of other texts; for example, {name} is a copy of {first}",
             SkippedTextWarning,
             stacklevel=2,
         )
     return [text for text in texts if text.name not in copies]
 
 
-def _copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
-    """Map each text with the tokens of an earlier text to the name of the earlier one."""
+def _find_copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
+    """Map the name of each copy to the name of the first text with the same tokens."""
     first_names: dict[bytes, str] = {}
     copies = {}
     for text in texts:
@@ -204,15 +204,15 @@ def _check_version(out: Path, *, resume: bool) -> None:
 
 
 def _resolve_model_path(study: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the path of the model, so that different spellings of a path are equal."""
+    """Resolve the path of the model, so that two spellings of the same path are equal."""
     model = study.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("name"), str):
-        # Not written by a study: the comparison reports the difference.
+        # A study did not write this description; the later comparison reports the difference.
         return study
     return {**study, "model": {**model, "name": os.path.realpath(model["name"])}}
 
 
-def _digest(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
+def _digest_texts(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())

@@ -1,4 +1,4 @@
-"""Target tokens of a study: sampling before anything is measured, and the rule for a clear gain from far context."""
+"""Target tokens of a study: random sampling, and the rule for a clear gain from far context."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from lengthwise.tasks import TokenizedDocument
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Token of a text; ``place`` is its token index."""
+    """Token that a model predicts in a study; ``place`` is its token index in ``text``."""
 
     text: TokenizedDocument
     place: int
@@ -33,7 +33,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapRule:
-    """Rule for a clear gain: far context lowers the loss by more than ``gap`` nats, and below ``below`` if set."""
+    """Rule for a clear gain: far context lowers the loss by more than ``gap`` nats, to less than ``below`` (if set)."""
 
     gap: float = 0.5
     below: float | None = None
@@ -47,31 +47,33 @@ class GapRule:
         return loss_short - loss_long > self.gap and (self.below is None or loss_long < self.below)
 
 
-# Fang et al. 2024 (arXiv:2410.23771), key tokens.
+# Rule for key tokens of Fang et al. 2024 (arXiv:2410.23771).
 LONGPPL = GapRule(gap=2.0, below=2.0)
 
 
-def sample_targets(texts: Sequence[TokenizedDocument], *, context: int, number: int | None, seed: int) -> list[Target]:
-    """Sample ``number`` targets uniformly (None: all) among the tokens with ``context`` tokens before them.
+def sample_targets(
+    texts: Sequence[TokenizedDocument], *, context: int, num_targets: int | None, seed: int
+) -> list[Target]:
+    """Sample ``num_targets`` tokens uniformly (None: all) that have at least ``context`` tokens before them.
 
-    Targets are in text order. Raises ``SettingError`` if no text is long enough.
+    Return targets in text order. Raises ``SettingError`` if no text is long enough.
     """
-    eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
-    total = int(eligible.sum())
+    num_eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
+    total = int(num_eligible.sum())
     if total == 0:
         longest = max((len(text.tokens) for text in texts), default=0)
         raise SettingError(
-            f"no text is long enough: the longest has {longest} tokens, and a target needs {context} before it; "
+            f"the longest text has {longest} tokens, but a target needs {context} tokens before it; "
             "use longer texts, or a smaller --near or --far"
         )
-    if number is None or number >= total:
+    if num_targets is None or num_targets >= total:
         indices = np.arange(total)
     else:
-        indices = np.sort(stream(seed, "targets").choice(total, size=number, replace=False, shuffle=False))
-    ends = eligible.cumsum()
+        indices = np.sort(stream(seed, "targets").choice(total, size=num_targets, replace=False, shuffle=False))
+    ends = num_eligible.cumsum()
     text_indices = np.searchsorted(ends, indices, side="right")
     return [
-        Target(text=texts[text], place=int(context + index - (ends[text] - eligible[text])))
+        Target(text=texts[text], place=int(context + index - (ends[text] - num_eligible[text])))
         for index, text in zip(indices, text_indices, strict=True)
     ]
 

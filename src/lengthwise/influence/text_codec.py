@@ -1,4 +1,4 @@
-"""Interface of a tokenizer for an influence study."""
+"""Interface of a tokenizer in an influence study."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from lengthwise.tasks.text.tokenizer import Tokenizer
 
 @runtime_checkable
 class TextCodec(Protocol):
-    """Tokenizer of a model; ``start`` holds its start token, if any."""
+    """Tokenizer of a model. ``start`` contains the start token, or is empty for a tokenizer without one."""
 
     name: str
     start: tuple[int, ...]
@@ -28,7 +28,7 @@ class TextCodec(Protocol):
 
 
 class PieceCodec:
-    """Tokenizer of this package, whose tokens are sequences of bytes; it has no start token."""
+    """Adapter for the byte-pair tokenizer of this package, which has no start token."""
 
     start: tuple[int, ...] = ()
 
@@ -40,14 +40,14 @@ class PieceCodec:
         return self.tokenizer.encode(text)
 
     def token_text(self, token: int) -> str:
-        """Return the text of a single token; the end token is the empty string."""
+        """Return the text of a single token, which is empty for the end token."""
         return self.tokenizer.pieces[token].decode("utf-8", "replace")
 
 
 def tokenize_documents(
     codec: TextCodec, documents: Iterable[Document], vocabulary_size: int
 ) -> Iterator[TokenizedDocument]:
-    """Tokenize documents. Raises ``ModelError`` for a token outside the model's vocabulary."""
+    """Tokenize documents. Raises ``ModelError`` if a token is outside the vocabulary of the model."""
     for document in documents:
         tokens = np.asarray(codec.encode(document.text), dtype=np.int32)
         if len(tokens) and tokens.max() >= vocabulary_size:

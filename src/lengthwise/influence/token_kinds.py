@@ -1,4 +1,4 @@
-"""Kinds of target tokens: spelling, and repetition of n-grams in the near and far context."""
+"""Kinds of target tokens by their spelling and by repetition of n-grams in the near and far context."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Integer
 
 NGRAMS = (1, 2, 3)
-# Number of tokens on each side of the target that are searched for its word and the end of a sentence.
-AROUND = 24
+# Number of tokens on each side of the target in which to find its word and the start of its sentence.
+NUM_NEIGHBORS = 24
 SENTENCE_ENDS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
 QUOTES = frozenset("\"'`*_")
@@ -27,11 +27,12 @@ def token_kinds(
 ) -> list[str]:
     """Return the kinds of a target, in the order of ``KINDS``.
 
-    ``texts`` are the decoded tokens of the context (the last ``near`` are near), then the decoded target.
-    ``after`` are the decoded next tokens. ``tokens`` are the IDs of context and target, which distinguish tokens with
-    the same text; with them, the last ``AROUND`` texts and the target suffice. For n = 2, ``repeated_near_2`` means
-    that the bigram that ends with the target ends in the near context too, ``repeated_far_2`` that it occurs in the far
-    context only, and ``new_2`` that it does not occur.
+    ``texts`` contains the decoded tokens of the context (the last ``near`` are near), then the decoded target.
+    ``after`` contains the decoded next tokens. ``tokens`` contains the IDs of context and target, as several tokens may
+    have the same text. If it is passed, ``texts`` only needs the target and ``NUM_NEIGHBORS`` tokens before it.
+
+    The n-gram kinds describe the n-gram that ends with the target. For example, a bigram is ``repeated_near_2`` if it
+    also ends in the near context, ``repeated_far_2`` if it occurs in the far context only, and ``new_2`` otherwise.
     """
     if tokens is None:
         vocabulary: dict[str, int] = {}
@@ -40,39 +41,39 @@ def token_kinds(
     kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAMS}
     if text.splitlines() not in ([text], []):
         kinds.add("newline")
-    # A token with a part of a character's bytes decodes to a replacement character, or to half a surrogate pair.
-    if any(each == "\N{REPLACEMENT CHARACTER}" or "\ud800" <= each <= "\udfff" for each in text):
+    # A token with only some bytes of a character decodes to a replacement character or half of a surrogate pair.
+    if any(character == "\N{REPLACEMENT CHARACTER}" or "\ud800" <= character <= "\udfff" for character in text):
         kinds |= {"other", "partial_character"}
-    elif any(_is_word_character(each) for each in text):
-        kinds |= set(_word_kinds("".join(texts[-1 - AROUND : -1]), text, "".join(after[:AROUND])))
+    elif any(_is_word_character(character) for character in text):
+        kinds |= set(_word_kinds("".join(texts[-1 - NUM_NEIGHBORS : -1]), text, "".join(after[:NUM_NEIGHBORS])))
     elif text.isspace():
         kinds.add("whitespace")
     else:
-        marks = text and all(each.isspace() or unicodedata.category(each)[0] in "PS" for each in text)
-        kinds.add("punctuation" if marks else "other")
+        is_punctuation = text and all(mark.isspace() or unicodedata.category(mark)[0] in "PS" for mark in text)
+        kinds.add("punctuation" if is_punctuation else "other")
     return [kind for kind in KINDS if kind in kinds]
 
 
-def _is_word_character(each: str) -> bool:
-    # Vowel signs have the category of marks and occur inside words.
-    return each == "_" or each.isalnum() or unicodedata.category(each)[0] == "M"
+def _is_word_character(character: str) -> bool:
+    # Vowel signs, which occur inside words, have the Unicode category of marks.
+    return character == "_" or character.isalnum() or unicodedata.category(character)[0] == "M"
 
 
 def _word_kinds(before: str, text: str, after: str) -> Iterator[str]:
     """Yield the kinds that depend on the spelling and place of the word that contains the target."""
-    around = before + text + after
-    start = end = len(before) + next(index for index, each in enumerate(text) if _is_word_character(each))
-    while start and _joins_word(around, start - 1):
+    passage = before + text + after
+    start = end = len(before) + next(index for index, character in enumerate(text) if _is_word_character(character))
+    while start and _joins_word(passage, start - 1):
         start -= 1
-    while end < len(around) and _joins_word(around, end):
+    while end < len(passage) and _joins_word(passage, end):
         end += 1
-    word = around[start:end]
+    word = passage[start:end]
     yield "continuation" if start < len(before) else "word_start"
-    if any(each.isnumeric() for each in text) and not any(each.isalpha() for each in text):
+    if any(character.isnumeric() for character in text) and not any(character.isalpha() for character in text):
         yield "digit"
     # A single capital is an initial or a pronoun, such as the English I, also in "I'm".
     capitalized = word[0].isupper() or word[0].istitle()
-    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(around[:start]):
+    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(passage[:start]):
         yield "name_like"
     if _is_identifier(word):
         yield "identifier"
@@ -81,31 +82,32 @@ def _word_kinds(before: str, text: str, after: str) -> Iterator[str]:
 def _joins_word(text: str, index: int) -> bool:
     """Return True for a word character, and for an apostrophe between two word characters."""
     if text[index] in APOSTROPHES:
-        inside = 0 < index < len(text) - 1
-        return inside and _is_word_character(text[index - 1]) and _is_word_character(text[index + 1])
+        is_inside = 0 < index < len(text) - 1
+        return is_inside and _is_word_character(text[index - 1]) and _is_word_character(text[index + 1])
     return _is_word_character(text[index])
 
 
 def _starts_sentence(before: str) -> bool:
     """Return True if a sentence or line starts after this text, ignoring quotes and brackets."""
-    for each in reversed(before):
-        if each.splitlines() != [each]:
+    for character in reversed(before):
+        if character.splitlines() != [character]:
             return True
-        if not (each.isspace() or each in QUOTES or unicodedata.category(each) in {"Ps", "Pe", "Pi", "Pf"}):
-            return each in SENTENCE_ENDS
+        category = unicodedata.category(character)
+        if not (character.isspace() or character in QUOTES or category in {"Ps", "Pe", "Pi", "Pf"}):
+            return character in SENTENCE_ENDS
     return True
 
 
 def _is_identifier(word: str) -> bool:
-    """Return True for the spelling of code: with an underscore, a capital after a lowercase letter, or a digit."""
-    if not any(each.isalpha() for each in word):
+    """Return True for words with an underscore, a digit, or a capital after a lowercase letter, as in code."""
+    if not any(character.isalpha() for character in word):
         return False
     camel_case = any(left.islower() and right.isupper() for left, right in pairwise(word))
-    return "_" in word or camel_case or (word[0].isalpha() and any(each.isdecimal() for each in word))
+    return "_" in word or camel_case or (word[0].isalpha() and any(character.isdecimal() for character in word))
 
 
 def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, near: int) -> str:
-    """Return the part of the context that contains the n-gram ending with the last token."""
+    """Return where the context repeats the n-gram that ends with the last token: near, far, or nowhere (new)."""
     first = len(tokens) - n
     if first < 1:
         return "new"

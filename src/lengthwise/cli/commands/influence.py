@@ -11,10 +11,10 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message, print_table
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.interruption import StoppedError, catch_interrupts
-from lengthwise.hf.language_models import LanguageModel, check_exists, load_language_model
+from lengthwise.hf.language_models import LanguageModel, check_model_exists, load_language_model
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.scale_figure import draw_scale
-from lengthwise.influence.report.study_report import PAGE, report_study
+from lengthwise.influence.report.study_report import PAGE_FILE, report_study
 from lengthwise.influence.report.summary_tables import summary_tables
 from lengthwise.influence.settings import CONTROLS, InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
@@ -23,7 +23,7 @@ from lengthwise.influence.targets import LONGPPL, GapRule
 from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
-from lengthwise.tasks.text.text_records import FORM
+from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 
 RULES = ("gap", "longppl")
 DEFAULT = InfluenceSettings()
@@ -35,7 +35,7 @@ def influence(
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help=f"Files, folders or {FORM}.", show_default="held-out text of the run"),
+        typer.Argument(metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"),
     ] = None,
     documents: Annotated[
         int | None, options.integer("Number of documents to read per TEXT; streams data sets.")
@@ -110,7 +110,7 @@ def influence(
     process_part = parse_part(part)
     names = [model, *(compare_model if compare_model is not None else [])]
     for name in names:
-        check_exists(name)
+        check_model_exists(name)
     folders = [out] if len(names) == 1 else [out / f"{index}-{Path(name).name}" for index, name in enumerate(names)]
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(names, folders, strict=True):
@@ -135,7 +135,7 @@ def influence(
         return
     for table in (table for summary in summaries for table in summary_tables(summary)):
         print_table(table.title, table.header, table.body)
-    output = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE}"
+    output = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE_FILE}"
     for line in (output, *(summary["answer"]["sentence"] for summary in summaries)):
         print_line(line)
 

@@ -1,4 +1,4 @@
-"""Measures of the influence of far tokens, by name."""
+"""Measures of the influence of far tokens, and the table of their names."""
 
 from lengthwise.influence.measures.add_one_in import AddOneIn
 from lengthwise.influence.measures.attention_weight import AttentionWeight

@@ -1,4 +1,4 @@
-"""Add-one-in measure, which scores single far tokens."""
+"""Add-one-in measure, which scores each far token alone."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,16 +11,16 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOneIn:
-    """Measure by the gain ``score(near) - score(near + i)``. It misses joint effects and selects copies of a token."""
+    """Measure of the gain ``score(near) - score(near + i)``. It misses joint effects and selects copies of a token."""
 
     name: ClassVar[str] = "add_one_in"
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
     paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
     exact: ClassVar[bool] = True
-    around: ClassVar[str] = "none"
+    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
-        """Score the near tokens alone and with each candidate."""
+        """Score the near tokens without and with each candidate."""
         visible = np.stack([scorer.only([])] + [scorer.only([index]) for index in scorer.candidates.tolist()])
         scores = scorer.scores(visible)
         return top_k(scorer, scores[0] - scores[1:], k)

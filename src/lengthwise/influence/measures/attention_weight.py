@@ -1,4 +1,4 @@
-"""Measure by the attention weights of the last near token."""
+"""Measure based on the attention weights of the last near token."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,13 +11,13 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeight:
-    """Measure by the last near token's mean attention weight over layers and heads. Ignores values and the target."""
+    """Mean attention weight of the last near token over layers and heads, which ignores values and the target."""
 
     name: ClassVar[str] = "attention"
     summary: ClassVar[str] = "mean attention weight of the last near token; ignores values and the target"
     paper: ClassVar[str] = "Abnar, Zuidema 2020, arXiv:2005.00928 (raw attention and its limits)"
     exact: ClassVar[bool] = False
-    around: ClassVar[str] = "all"
+    gradient_context: ClassVar[str] = "all"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Rank all candidates with one forward pass."""

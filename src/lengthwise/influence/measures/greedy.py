@@ -11,13 +11,13 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greedy:
-    """Greedy search that adds the best next token k times. Gains can be negative. It misses joint effects."""
+    """Greedy search that adds the best token k times. It misses joint effects, and its gains can be negative."""
 
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
     exact: ClassVar[bool] = True
-    around: ClassVar[str] = "none"
+    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score every remaining candidate in each of k steps."""

@@ -1,4 +1,4 @@
-"""Leave-one-out measure, which hides single far tokens."""
+"""Leave-one-out measure, which hides one far token at a time."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,16 +11,16 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut:
-    """Measure that ranks tokens by ``score(all without i) - score(all)``. It misses tokens that occur twice."""
+    """Measure of the loss ``score(all without i) - score(all)``. It misses tokens that occur twice."""
 
     name: ClassVar[str] = "leave_one_out"
     summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
     exact: ClassVar[bool] = True
-    around: ClassVar[str] = "all"
+    gradient_context: ClassVar[str] = "all"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
-        """Score the whole context, and the context without each candidate."""
+        """Score the whole context and the contexts without one candidate."""
         visible = np.stack([~scorer.only([])] + [~scorer.only([index]) for index in scorer.candidates.tolist()])
         scores = scorer.scores(visible)
         return top_k(scorer, scores[1:] - scores[0], k)

@@ -11,9 +11,9 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRanking:
-    """Indices of far tokens in the order of selection, and the gain of each.
+    """Indices and gains of far tokens, in the order of selection.
 
-    The unit of a gain depends on the measure: nats of the objective if the measure is exact.
+    Gains of an exact measure are in nats of the objective. Other measures have other units.
     """
 
     indices: tuple[int, ...]
@@ -22,17 +22,17 @@ class TokenRanking:
 
 @runtime_checkable
 class InfluenceMeasure(Protocol):
-    """Measure that ranks far tokens; the first k tokens of a longer ranking are the selection of k tokens.
+    """Measure that ranks far tokens. The first k tokens of a ranking are the selection of k tokens.
 
-    ``exact`` is True if gains are computed with forward passes, not estimated. ``around`` is the context at which a
-    gradient prefilters candidates for this measure, see ``SubsetScorer.gradient``.
+    ``exact`` is True if forward passes compute the gains, and False for an approximation. ``gradient_context`` is the
+    context of the gradient that prefilters candidates for this measure; see ``SubsetScorer.gradient``.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str]
     exact: ClassVar[bool]
-    around: ClassVar[str]
+    gradient_context: ClassVar[str]
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Return the best k candidates of the scorer, best first."""
@@ -40,7 +40,7 @@ class InfluenceMeasure(Protocol):
 
 
 def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
-    """Return the k candidates with the largest gains; ties go to the earlier token."""
+    """Return the k candidates with the largest gains. Of equal gains, the earlier token comes first."""
     order = np.argsort(-gains, kind="stable")[:k]
     return TokenRanking(
         indices=tuple(int(index) for index in scorer.candidates[order]),

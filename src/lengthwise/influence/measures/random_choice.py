@@ -1,4 +1,4 @@
-"""Random selection, the control of all measures."""
+"""Random selection of far tokens, a control for the measures."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,15 +11,15 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomChoice:
-    """Random candidates without repetition, with gains of 0. Runs no forward pass."""
+    """Random selection of different candidates with gains of 0, which runs no forward pass."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "random far tokens: the control"
     paper: ClassVar[str] = ""
     exact: ClassVar[bool] = False
-    around: ClassVar[str] = "none"
+    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
-        """Return the first k of a random permutation of the candidates."""
+        """Return the first k candidates of a random permutation."""
         indices = rng.permutation(scorer.candidates)[:k]
         return TokenRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))

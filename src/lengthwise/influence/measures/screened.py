@@ -1,4 +1,4 @@
-"""Screened measure: a gradient prefilters the candidates, another measure scores them exactly."""
+"""Screened measure, which prefilters candidates by gradient and scores the remaining ones exactly."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """Measure ``then``, applied to the fraction ``share`` (at least k) of the far tokens with the largest gradients."""
+    """Measure ``then`` on the far tokens with the largest gradients: a fraction ``share``, but at least k tokens."""
 
     name: ClassVar[str] = "screened"
     summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy (or another) scores these exactly"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = True
-    around: ClassVar[str] = "none"
+    gradient_context: ClassVar[str] = "none"
 
     then: InfluenceMeasure = field(default_factory=Greedy)
     share: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise SettingError(f"invalid share {self.share} of far tokens to score; use a number above 0, up to 1")
+            raise SettingError(f"invalid share {self.share} of far tokens; use a number above 0 and at most 1")
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Run one backward pass, then the measure ``then`` on the remaining candidates."""
-        gradients = scorer.gradient(around=self.then.around)[scorer.candidates]
+        gradients = scorer.gradient(context=self.then.gradient_context)[scorer.candidates]
         number = max(k, math.ceil(self.share * len(scorer.candidates)))
         candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:number]]
         return self.then.select(scorer.restrict(candidates), k, rng)

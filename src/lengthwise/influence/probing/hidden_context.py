@@ -1,4 +1,4 @@
-"""Log-probabilities of targets with parts of their far context hidden, batched into few forward passes."""
+"""Predictions with some of the far tokens hidden, computed in batches of queries."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -14,36 +14,36 @@ from torch import Tensor
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.probing.window import Window
 
-# strict: the model reads only the visible tokens. masked: it reads all tokens, but hides some from the near tokens.
+# strict: the model reads only visible tokens. masked: it reads all tokens, but near tokens attend only to visible ones.
 MODES = ("strict", "masked")
-# Limit on the log-probabilities of a forward pass, per token of ``forward_tokens``.
-NUMBERS_PER_TOKEN = 1 << 12
+# Maximum number of log-probabilities in a forward pass per token of ``forward_tokens``.
+LOG_PROBS_PER_TOKEN = 1 << 12
 
-Visible = Bool[np.ndarray, " far"]
-# Indices of queries, and the log-probabilities of the next token for each of them.
+VisibilityMask = Bool[np.ndarray, " far"]
+# Indices of queries, and the log-probabilities of the next token for each query.
 Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 
 
 class WindowEvaluator:
-    """Evaluator of a model on one window with subsets of its far tokens visible; the far states are computed once."""
+    """Evaluator of a model on one window with some far tokens hidden, which computes the far states only once."""
 
     def __init__(self, model: NextTokenModel, window: Window) -> None:
         self.model, self.window = model, window
-        self.tokens, self.num_read = torch.from_numpy(window.tokens), len(window.start) + window.num_far
+        self.tokens, self.num_prefix = torch.from_numpy(window.tokens), len(window.start) + window.num_far
         self.position_ids = torch.arange(len(self.tokens))
-        self.near, self.near_ids = self.tokens[self.num_read :], self.position_ids[self.num_read :]
+        self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[self.num_prefix :]
 
     @cached_property
     def states(self) -> Any:
-        """States of the start and far tokens, from one pass that hides nothing."""
-        return self.model.prefill(self.tokens, self.position_ids, self.num_read)
+        """States of the start and far tokens, from one pass that hides no tokens."""
+        return self.model.prefill(self.tokens, self.position_ids, self.num_prefix)
 
     def log_probs(self, visible: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
         """Yield the predictions for each visibility mask, in one of ``MODES``."""
-        return self._strict(visible) if mode == "strict" else self._masked(visible)
+        return self._strict_predictions(visible) if mode == "strict" else self._masked_predictions(visible)
 
-    def _masked(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Hide far tokens from the near tokens only; the states of visible far tokens still summarize hidden ones."""
+    def _masked_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+        """Hide far tokens from near tokens only; the states of visible far tokens may depend on hidden tokens."""
         size, states = batch_size(self.model, 2 * len(self.near)), self.states
         start = np.ones((len(visible), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start, visible], axis=1))
@@ -55,29 +55,29 @@ class WindowEvaluator:
                 lambda part: self.model.log_probs_with_mask(states, self.near, self.near_ids, part),
             )
 
-    def _strict(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Compute ``strict_log_probs`` up to twice as fast: queries share prefixes without hidden tokens."""
+    def _strict_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+        """Compute ``strict_log_probs`` up to twice as fast, because queries share prefixes without hidden tokens."""
         masks = np.stack([self.window.expand(row) for row in visible])
         seq = masks.shape[1]
-        # A larger step reads fewer prefixes, but repeats more tokens after each of them.
+        # With a larger step, the model reads fewer prefixes, but repeats more tokens after each prefix.
         step = max(1, ceil(seq / sqrt(len(visible) / 2)))
         first_hidden = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for query, prefix in enumerate((np.minimum(first_hidden, seq - 1) // step * step).tolist()):
             groups[prefix, int(masks[query, prefix:].sum())].append(query)
-        single: list[int] = []
+        ungrouped: list[int] = []
         for (prefix, length), queries in groups.items():
             if prefix * (len(queries) - 1) <= seq:
-                single += queries
+                ungrouped += queries
             else:
-                yield from self._with_prefix(prefix, length, queries, masks)
-        for indices, log_probs in strict_log_probs(self.model, [(self.window, visible[query]) for query in single]):
-            yield [single[index] for index in indices], log_probs
+                yield from self._prefix_predictions(prefix, length, queries, masks)
+        for indices, log_probs in strict_log_probs(self.model, [(self.window, visible[query]) for query in ungrouped]):
+            yield [ungrouped[index] for index in indices], log_probs
 
-    def _with_prefix(
+    def _prefix_predictions(
         self, prefix: int, length: int, queries: list[int], masks: Bool[np.ndarray, "all seq"]
     ) -> Iterator[Predictions]:
-        """Evaluate queries that share a prefix and have the same number of visible tokens (``length``) after it."""
+        """Evaluate queries that have the same prefix and the same number of visible tokens (``length``) after it."""
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
         ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
         # Each sequence attends to a copy of the states.
@@ -91,10 +91,10 @@ class WindowEvaluator:
             )
 
 
-def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visible]]) -> Iterator[Predictions]:
-    """Yield the predictions of a model that reads only the visible tokens of each window, at their own position IDs.
+def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[Predictions]:
+    """Yield the predictions of a model that reads only the visible tokens of each window, with their position IDs.
 
-    Hidden tokens cannot leak. Sequences of the same length share a forward pass.
+    The model does not read hidden tokens, so they cannot leak. Sequences of equal length share a forward pass.
     """
     by_length: dict[int, list[int]] = defaultdict(list)
     for index, (window, visible) in enumerate(queries):
@@ -109,16 +109,16 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
             yield from split_on_out_of_memory(batch, (torch.from_numpy(tokens), torch.from_numpy(ids)), model.log_probs)
 
 
-def batch_size(model: NextTokenModel, length: int, predictions: int = 1) -> int:
-    """Return the number of sequences per forward pass, given their length and predictions per sequence."""
-    numbers = NUMBERS_PER_TOKEN * model.forward_tokens
-    return max(1, min(model.forward_tokens // length, numbers // (predictions * model.vocabulary_size)))
+def batch_size(model: NextTokenModel, length: int, num_predictions: int = 1) -> int:
+    """Return the number of sequences per forward pass for a length and a number of predictions per sequence."""
+    max_log_probs = LOG_PROBS_PER_TOKEN * model.forward_tokens
+    return max(1, min(model.forward_tokens // length, max_log_probs // (num_predictions * model.vocabulary_size)))
 
 
 def split_on_out_of_memory(
     indices: list[int], inputs: tuple[Tensor, ...], predict: Callable[..., Tensor]
 ) -> Iterator[Predictions]:
-    """Yield the predictions for a batch, split in halves until it fits in memory."""
+    """Yield the predictions for a batch. Split the batch in halves until it fits in memory."""
     try:
         log_probs = predict(*inputs)
     except torch.OutOfMemoryError:

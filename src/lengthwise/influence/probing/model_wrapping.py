@@ -1,4 +1,4 @@
-"""Copies of a model that can stop before a forward pass, or count tokens without computing."""
+"""Copies of a model that can stop before a forward pass, or count tokens without a forward pass."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 
-PASSES = (
+FORWARD_METHODS = (
     "log_probs",
     "losses",
     "plain_log_probs",
@@ -20,30 +20,30 @@ PASSES = (
     "gate_gradient",
     "attention_weights",
 )
-# Cost of a forward and backward pass, in forward passes.
-BACKWARD = 3
+# Cost of a forward and backward pass, in units of a forward pass.
+BACKWARD_COST = 3
 
 
 class StopRequestedError(Exception):
-    """Stop requested before a forward pass."""
+    """Request to stop, raised before a forward pass."""
 
 
 def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
-    """Return a copy of the model whose forward passes raise ``StopRequestedError`` once ``stop()`` is true."""
+    """Return a copy of the model that raises ``StopRequestedError`` before a forward pass if ``stop()`` is True."""
 
-    def checked(run: Callable[..., Any]) -> Callable[..., Any]:
+    def add_stop_check(method: Callable[..., Any]) -> Callable[..., Any]:
         def run_unless_stopped(*inputs: Any) -> Any:
             if stop():
                 raise StopRequestedError
-            return run(*inputs)
+            return method(*inputs)
 
         return run_unless_stopped
 
-    return _replace_methods(model, {name: checked(getattr(model, name)) for name in PASSES})
+    return _replace_methods(model, {name: add_stop_check(getattr(model, name)) for name in FORWARD_METHODS})
 
 
 class TokenCounter:
-    """Counter of the tokens that a model would read; ``model`` predicts uniformly without computing."""
+    """Counter of the tokens that a model would read. Its ``model`` predicts uniformly without a forward pass."""
 
     def __init__(self, model: NextTokenModel) -> None:
         self.tokens, self.vocabulary_size = 0, model.vocabulary_size
@@ -51,13 +51,13 @@ class TokenCounter:
             model,
             {
                 "log_probs": lambda tokens, ids: self._uniform(tokens.numel(), len(tokens)),
-                "prefill": lambda tokens, ids, num_read: self._count(len(tokens), num_read),
+                "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
                 "log_probs_with_prefix": lambda states, tokens, ids: self._uniform(tokens.numel(), len(tokens)),
                 "log_probs_with_mask": lambda states, near, ids, visible: self._uniform(
                     len(near) * len(visible), len(visible)
                 ),
                 "gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
-                    BACKWARD * len(near), torch.zeros(len(log_gates))
+                    BACKWARD_COST * len(near), torch.zeros(len(log_gates))
                 ),
                 "attention_weights": lambda states, near, ids: self._count(
                     len(near), torch.full((states,), 1 / states)
@@ -69,13 +69,13 @@ class TokenCounter:
         self.tokens += tokens
         return result
 
-    def _uniform(self, tokens: int, batch: int) -> Float[Tensor, "batch vocab"]:
+    def _uniform(self, tokens: int, num_predictions: int) -> Float[Tensor, "batch vocab"]:
         uniform = -torch.tensor(float(self.vocabulary_size)).log()
-        return self._count(tokens, uniform.expand(batch, self.vocabulary_size))
+        return self._count(tokens, uniform.expand(num_predictions, self.vocabulary_size))
 
 
 def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., Any]]) -> NextTokenModel:
-    replaced = copy(model)
+    new_model = copy(model)
     for name, method in methods.items():
-        setattr(replaced, name, method)
-    return replaced
+        setattr(new_model, name, method)
+    return new_model

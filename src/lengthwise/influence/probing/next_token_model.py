@@ -11,10 +11,10 @@ from torch import Tensor
 class NextTokenModel(Protocol):
     """Causal model that takes position IDs and can hide single far tokens from the near tokens.
 
-    ``num_positions`` is the exclusive upper bound of IDs, None if unlimited. ``trained_distance`` is the largest ID
-    distance met in training, None if unknown. ``dtype`` names the precision. ``weights_digest`` identifies the weights.
-    ``forward_tokens`` is the approximate number of tokens per forward pass. ``states`` is the cache that ``prefill``
-    returns; only the model reads it.
+    ``num_positions`` is the exclusive upper bound of IDs, or None without a bound. ``trained_distance`` is the largest
+    ID distance in training, or None if it is unknown. ``dtype`` is the name of the precision. ``weights_digest``
+    identifies the weights. ``forward_tokens`` is the approximate number of tokens per forward pass. ``states`` is the
+    cache that ``prefill`` returns; only the model uses its contents.
     """
 
     name: str
@@ -29,13 +29,13 @@ class NextTokenModel(Protocol):
     def log_probs(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities (nats) of the token after each sequence, which attends only to itself."""
+        """Return the log-probabilities (nats) of the token after each of several independent sequences."""
         ...
 
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, the next tokens after the last ``t`` tokens."""
         ...
 
     def plain_log_probs(
@@ -43,26 +43,26 @@ class NextTokenModel(Protocol):
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities after the last token from one forward pass over all tokens, without a cache.
 
-        ``mask`` (query, key) is True where a token attends; IDs then count from 0. Without it, the model gets neither
-        IDs nor a mask. The results of all other methods are checked against this one.
+        ``mask`` (query, key) is True if the query attends to the key; IDs then count from 0. Without it, the model gets
+        neither IDs nor a mask. Checks compare the results of all other methods with this method.
         """
         ...
 
     def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
-        """Return the largest difference (nats) between two computations of a log-probability that rounding explains."""
+        """Return the largest difference (nats) in a log-probability that rounding can cause."""
         ...
 
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> Any:
-        """Return the states of the first ``num_read`` tokens.
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> Any:
+        """Return the states of the first ``num_prefix`` tokens.
 
-        The remaining tokens are passed too, because rotary angles may depend on the largest ID of a call.
+        Pass the remaining tokens too, because rotary angles may depend on the largest ID of a call.
         """
         ...
 
     def log_probs_with_prefix(
         self, states: Any, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after sequences that continue the tokens of ``states``."""
+        """Return the log-probabilities of the token after each sequence, which continues the tokens of ``states``."""
         ...
 
     def log_probs_with_mask(
@@ -70,9 +70,9 @@ class NextTokenModel(Protocol):
         states: Any,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch read"],
+        visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after the near tokens, which attend only to the ``visible`` states."""
+        """Return the log-probabilities of the token after ``near``; near tokens attend only to ``visible`` states."""
         ...
 
     def gate_gradient(
@@ -80,17 +80,17 @@ class NextTokenModel(Protocol):
         states: Any,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " read"],
+        log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " read"]:
+    ) -> Float[Tensor, " states"]:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
-        In every layer, ``log_gates`` are added to the attention scores of the near tokens on each state.
+        Every layer adds ``log_gates`` to the attention scores of the near tokens on each state.
         """
         ...
 
     def attention_weights(
         self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " read"]:
+    ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         ...

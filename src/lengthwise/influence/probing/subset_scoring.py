@@ -1,4 +1,4 @@
-"""Scores of subsets of far tokens: objectives, and the interface through which a measure evaluates a window."""
+"""Scores of subsets of far tokens for measures, and the objectives that define a score."""
 
 import math
 from collections.abc import Sequence
@@ -11,30 +11,30 @@ from torch import Tensor
 
 from lengthwise.influence.probing.hidden_context import WindowEvaluator
 
-# target: the loss of the true next token. prediction: the model's own prediction, the only information available to a
-# method that drops keys and values.
+# target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
+# is also available to a method that drops keys and values.
 OBJECTIVES = ("target", "prediction")
 
 
 @dataclass(frozen=True, slots=True)
 class TargetLoss:
-    """Loss of the target, in nats."""
+    """Objective that is the loss (nats) of the true next token."""
 
     target: int
 
     def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
-        """Return the loss under each prediction."""
+        """Return the loss of the target for each prediction."""
         return -log_probs[..., self.target]
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Kullback-Leibler divergence from the prediction with the whole context, in nats."""
+    """Objective that is the Kullback-Leibler divergence (nats) from the prediction with the whole context."""
 
     log_probs_long: Float[Tensor, " vocab"]
 
     def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
-        """Return the divergence of each prediction."""
+        """Return the divergence for each prediction, in nats."""
         probs = self.log_probs_long.exp()
         # A token of probability 0 adds nothing, even if its log-probability is -inf in both predictions.
         return torch.where(probs > 0, probs * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
@@ -47,7 +47,7 @@ Objective = TargetLoss | Divergence
 class SubsetScorer:
     """Scorer of subsets of the far tokens of one window, for one objective and one of ``MODES``.
 
-    A measure selects among ``candidates``, indices of far tokens.
+    ``candidates`` contains the indices of far tokens that a measure may select.
     """
 
     evaluator: WindowEvaluator
@@ -57,33 +57,33 @@ class SubsetScorer:
 
     @property
     def num_far(self) -> int:
-        """Number of far tokens, including those that are not candidates."""
+        """Number of far tokens, including tokens that are not candidates."""
         return self.evaluator.window.num_far
 
-    def only(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
-        """Return the visibility mask of the far tokens that is True at ``indices`` only."""
-        return self.evaluator.window.only(indices)
+    def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
+        return self.evaluator.window.visibility_mask(indices)
 
     def restrict(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
         """Return a copy with other candidates."""
         return replace(self, candidates=np.sort(candidates))
 
     def scores(self, visible: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
-        """Return the exact objective for each visibility mask; lower is better."""
+        """Return the exact value of the objective for each visibility mask; lower values are better."""
         scores = np.empty(len(visible))
         for queries, log_probs in self.evaluator.log_probs(visible, self.mode):
             scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
-    def gradient(self, *, around: str) -> Float[np.ndarray, " far"]:
-        """Return the first-order decrease of the objective as the near tokens attend more to each far token.
+    def gradient(self, *, context: str) -> Float[np.ndarray, " far"]:
+        """Return the decrease of the objective, to first order, if near tokens attend more to each far token.
 
-        ``around`` is "all" (the whole context) or "none" (all far tokens together weigh about as much as one). Far
-        states come from the pass that hides nothing, so in strict mode the gradient is only an approximation.
+        ``context`` is "all" (the whole context) or "none" (all far tokens together weigh about as much as one). The
+        pass that computes far states hides no token, so the gradient is an approximation in strict mode.
         """
         start = len(self.evaluator.window.start)
         gates = torch.zeros(start + self.num_far)
-        if around == "none":
+        if context == "none":
             gates[start:] = -math.log(self.num_far)
 
         def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:

@@ -9,10 +9,10 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Context of one target. Hidden tokens do not change the position IDs of the others.
+    """Context of one target. Hidden tokens do not change the position IDs of other tokens.
 
-    ``start`` holds the tokens before the far tokens that are always visible: the start token of the model (if any)
-    and the sink tokens.
+    ``start`` contains the tokens before the far tokens, which are always visible: the start token of the model (if
+    any) and the sink tokens.
     """
 
     start: Int[np.ndarray, " start"]
@@ -22,7 +22,7 @@ class Window:
 
     @property
     def num_far(self) -> int:
-        """Number of far tokens, visible or hidden."""
+        """Number of visible and hidden far tokens."""
         return len(self.far)
 
     @property
@@ -31,11 +31,11 @@ class Window:
         return np.concatenate([self.start, self.far, self.near])
 
     def expand(self, visible: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
-        """Extend a visibility mask of the far tokens to all tokens of the context."""
+        """Extend a visibility mask of the far tokens to all tokens; start and near tokens are visible."""
         return np.concatenate([np.ones(len(self.start), bool), visible, np.ones(len(self.near), bool)])
 
-    def only(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
-        """Return the visibility mask of the far tokens that is True at ``indices`` only."""
+    def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
         visible = np.zeros(self.num_far, bool)
         visible[list(indices)] = True
         return visible

@@ -1,4 +1,4 @@
-"""Estimates with bootstrap intervals over documents, because tokens of one document are not independent."""
+"""Estimates with bootstrap intervals that resample documents, because tokens of one document are not independent."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -12,69 +12,69 @@ from jaxtyping import Float, Int
 from lengthwise.core.intervals import t_critical_value
 from lengthwise.core.randomness import stream
 
-BLOCK = 1 << 22  # numbers in one block of resamples
+BLOCK_SIZE = 1 << 22  # maximum number of values in one block of resamples
 # With fewer documents, bootstrap intervals contain the true value far less often than their level.
-FEWEST = 5
-FEW_DOCUMENTS = f"fewer than {FEWEST} documents, too few for an interval; measure more documents"
+MIN_DOCUMENTS = 5
+TOO_FEW_DOCUMENTS = f"fewer than {MIN_DOCUMENTS} documents, too few for an interval; measure more documents"
 
 Counts = Int[np.ndarray, "resamples documents"]
 Statistic = Callable[[Counts], Float[np.ndarray, "resamples values"]]
-# Object of summary.json. An estimate has the keys value, low, high and reason (of a missing number).
+# Object of summary.json. An estimate has the keys value, low, high, and reason (the reason for a missing number).
 JSON = dict[str, Any]
 Sums = Float[np.ndarray, "documents values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bootstrap:
-    """Bootstrap over documents; statistics of the same number of documents share the resamples."""
+    """Bootstrap over documents. Statistics over the same number of documents use the same resamples."""
 
     seed: int
-    resamples: int
+    num_resamples: int
 
-    def __call__(self, statistic: Statistic, documents: int, undefined: str, width: int = 0) -> list[JSON]:
-        """Return an estimate per value of a statistic; ``undefined`` is the reason for NaN.
+    def __call__(self, statistic: Statistic, documents: int, nan_reason: str, num_values: int = 0) -> list[JSON]:
+        """Return one estimate per value of a statistic. A value of NaN becomes None with the reason ``nan_reason``.
 
-        ``width`` is the count of numbers per resample that the statistic keeps in memory.
+        ``num_values`` is the number of values per resample that the statistic keeps in memory.
         """
-        values = np.concatenate([statistic(counts) for counts in self.counts(documents, width)])
-        return [estimate(column, documents, undefined) for column in values.T]
+        values = np.concatenate([statistic(counts) for counts in self.counts(documents, num_values)])
+        return [estimate(column, documents, nan_reason) for column in values.T]
 
-    def counts(self, documents: int, width: int) -> Iterator[Counts]:
-        """Yield document counts: first each document once, then blocks of resamples that fit in memory."""
+    def counts(self, documents: int, num_values: int) -> Iterator[Counts]:
+        """Yield the count of every document: first one of each, then resamples in blocks that fit in memory."""
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
-        block = max(1, BLOCK // max(documents, width, 1))
-        for first in range(0, self.resamples if documents >= FEWEST else 0, block):
-            number = min(block, self.resamples - first)
-            draws = rng.integers(0, documents, size=(number, documents)) + documents * np.arange(number)[:, None]
-            yield np.bincount(draws.ravel(), minlength=number * documents).reshape(number, documents)
+        block_size = max(1, BLOCK_SIZE // max(documents, num_values, 1))
+        for first in range(0, self.num_resamples if documents >= MIN_DOCUMENTS else 0, block_size):
+            size = min(block_size, self.num_resamples - first)
+            samples = rng.integers(0, documents, size=(size, documents)) + documents * np.arange(size)[:, None]
+            yield np.bincount(samples.ravel(), minlength=size * documents).reshape(size, documents)
 
 
-def estimate(values: Float[np.ndarray, " resamples"], documents: int, undefined: str) -> JSON:
-    """Return the first value with the 95% interval of the other values.
+def estimate(values: Float[np.ndarray, " resamples"], documents: int, nan_reason: str) -> JSON:
+    """Return an estimate with the first value, and the 95% interval of the remaining values.
 
-    For few documents, the tails follow Student's t (Hesterberg 2015).
+    The interval is wider for few documents, by a correction with Student's t (Hesterberg 2015).
     """
-    value, resampled = float(values[0]), values[1:]
+    value, resamples = float(values[0]), values[1:]
     result: JSON = {"value": value, "low": None, "high": None, "reason": None}
     if math.isnan(value):
-        return result | {"value": None, "reason": undefined}
-    if documents < FEWEST:
-        return result | {"reason": FEW_DOCUMENTS}
-    if num_undefined := int(np.isnan(resampled).sum()):
-        return result | {"reason": f"in {num_undefined:,} of {len(resampled):,} resamples, {undefined}"}
+        return result | {"value": None, "reason": nan_reason}
+    if documents < MIN_DOCUMENTS:
+        return result | {"reason": TOO_FEW_DOCUMENTS}
+    if num_undefined := int(np.isnan(resamples).sum()):
+        return result | {"reason": f"in {num_undefined:,} of {len(resamples):,} resamples, {nan_reason}"}
     tail = NormalDist().cdf(-t_critical_value(documents - 1) * math.sqrt(documents / (documents - 1)))
-    low, high = np.quantile(resampled, tail, method="lower"), np.quantile(resampled, 1 - tail, method="higher")
+    low, high = np.quantile(resamples, tail, method="lower"), np.quantile(resamples, 1 - tail, method="higher")
     return result | {"low": float(low), "high": float(high)}
 
 
 def undefined_estimates(number: int, reason: str) -> list[JSON]:
-    """Return estimates that have a reason in place of a value."""
+    """Return estimates without a value, for the same reason."""
     return [{"value": None, "low": None, "high": None, "reason": reason} for _ in range(number)]
 
 
 def sums_by_document(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, "targets values"]) -> Sums:
-    """Sum the values over the targets of each document; omit documents without targets."""
+    """Return the sum of the values for each document that has targets."""
     documents, index = np.unique(document, return_inverse=True)
     sums = np.zeros((len(documents), values.shape[1]))
     np.add.at(sums, index, values)
@@ -84,18 +84,18 @@ def sums_by_document(document: Int[np.ndarray, " targets"], values: Float[np.nda
 def ratio(
     numerator: Float[np.ndarray, "resamples values"], denominator: Float[np.ndarray, "resamples _"]
 ) -> Float[np.ndarray, "resamples values"]:
-    """Divide; return NaN where the denominator is not positive."""
+    """Return the quotients, or NaN where the denominator is not positive."""
     denominator = np.broadcast_to(denominator, numerator.shape)
     return np.divide(numerator, denominator, out=np.full_like(numerator, math.nan), where=denominator > 0)
 
 
 def ratio_of_sums(sums: Sums) -> Statistic:
-    """Return the statistic of sums over documents divided by the sum of the last column."""
+    """Return a statistic that divides the sum of each column over documents by the sum of the last column."""
     return lambda counts: ratio((totals := counts @ sums)[:, :-1], totals[:, -1:])
 
 
 def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]) -> Statistic:
-    """Return the statistic of the median over targets, each counted as often as its document."""
+    """Return a statistic that is the median over the targets of all resampled documents."""
     order = values.argsort(kind="stable")
     sorted_values, sorted_documents = values[order], document[order]
 
@@ -103,7 +103,7 @@ def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " ta
         if not len(sorted_values):
             return np.full((len(counts), 1), math.nan)
         cumulative = counts[:, sorted_documents].cumsum(axis=1)
-        # The middle value of an odd number, or the mean of the two middle values of an even number.
+        # The median of an even number of values is the mean of the two middle values.
         middle = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative]
         return sorted_values[np.array(middle)].mean(axis=1, keepdims=True)
 
@@ -111,20 +111,20 @@ def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " ta
 
 
 def smallest_k(
-    shares: Statistic, ks: Sequence[int], levels: Sequence[float], documents: int, undefined: str, bootstrap: Bootstrap
+    shares: Statistic, ks: Sequence[int], levels: Sequence[float], documents: int, nan_reason: str, bootstrap: Bootstrap
 ) -> list[JSON]:
-    """Return the first of the increasing ``ks`` at which the shares reach each level, or ``beyond`` without a k."""
+    """Return the smallest of ``ks`` at which the shares reach each level; ``beyond`` is True if no k does."""
 
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples levels"]:
         values = shares(counts)
-        reached = values[:, :, None] >= np.array(levels)  # resamples k levels
-        first = np.where(reached.any(axis=1), reached.argmax(axis=1), len(ks))
+        is_reached = values[:, :, None] >= np.array(levels)  # resamples k levels
+        first = np.where(is_reached.any(axis=1), is_reached.argmax(axis=1), len(ks))
         return np.where(np.isnan(values).any(axis=1, keepdims=True), math.nan, first)
 
-    # An index beyond the largest k has no number.
+    # The index after the largest k has no k.
     k_by_index = dict(enumerate([*ks, None]))
     return [
         {"share": level, "beyond": index["value"] == len(ks), "reason": index["reason"]}
         | {name: k_by_index.get(index[bound]) for name, bound in (("k", "value"), ("low", "low"), ("high", "high"))}
-        for level, index in zip(levels, bootstrap(statistic, documents, undefined), strict=True)
+        for level, index in zip(levels, bootstrap(statistic, documents, nan_reason), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Distances of selected far tokens from their targets, weighted by gain."""
+"""Distances between selected far tokens and their targets, weighted by gain."""
 
 import math
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ BINS_PER_OCTAVE = 2
 
 
 class Distances:
-    """Histogram of distances (in tokens), with the number of selected tokens and their total gain (nats) at each."""
+    """Number of selected tokens and total gain (nats) at each distance (tokens)."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self.gains: dict[int, float] = {}
 
     def add(self, distance: int, gain: float) -> None:
-        """Add one selected token; a negative gain has weight 0."""
+        """Add one selected token. Raises ``SettingError`` if its gain is not finite; a negative gain counts as 0."""
         if not math.isfinite(gain):
             raise SettingError(f"the token at distance {distance} has gain {gain}; measure its target in float32")
         self.counts[distance] = self.counts.get(distance, 0) + 1
         self.gains[distance] = self.gains.get(distance, 0.0) + max(0.0, gain)
 
     def summary(self) -> dict[str, Any]:
-        """Return quantiles weighted by gain, and bins of equal width on a log scale with their shares."""
+        """Return quantiles weighted by gain, and a histogram with bins of equal width on a log scale."""
         count, gain = sum(self.counts.values()), math.fsum(self.gains.values())
         return {
             "chosen": count,
@@ -36,31 +36,31 @@ class Distances:
                     "from": first,
                     "to": last,
                     "count_share": sum(self.counts.get(each, 0) for each in range(first, last + 1)) / count,
-                    "gain_share": None if gain == 0 else self._gain(first, last) / gain,
+                    "gain_share": None if gain == 0 else self._total_gain(first, last) / gain,
                 }
                 for first, last in self._bins()
             ],
         }
 
-    def _gain(self, first: int, last: int) -> float:
+    def _total_gain(self, first: int, last: int) -> float:
         return math.fsum(self.gains.get(each, 0.0) for each in range(first, last + 1))
 
     def _quantile(self, gain: float) -> int | None:
         total = 0.0
-        for distance in sorted(each for each, own in self.gains.items() if own):
+        for distance in sorted(each for each, gain in self.gains.items() if gain):
             total += self.gains[distance]
-            # A sum in a different order may stay slightly below the total gain.
+            # Because of rounding, a sum in a different order may be slightly smaller than the total gain.
             if total >= gain * (1 - 1e-12):
                 return distance
         return None
 
     def _bins(self) -> Iterator[tuple[int, int]]:
-        """Yield the first and last distance of each bin, from the nearest to the farthest distance."""
+        """Yield the first and last distance of each bin, in increasing order."""
         if self.counts:
-            nearest, farthest = (
+            first_bin, last_bin = (
                 int(BINS_PER_OCTAVE * math.log2(each)) for each in (min(self.counts), max(self.counts))
             )
-            for index in range(nearest, farthest + 1):
+            for index in range(first_bin, last_bin + 1):
                 first, end = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (index, index + 1))
                 # Bins at small distances may contain no whole number.
                 if first < end:

@@ -33,26 +33,26 @@ function describe(target) {
   const gap = target.loss_short - target.loss_long, selection = target.selections[groupMenu.value];
   append(panel, "h2", "Target " + JSON.stringify(target.spans[target.index].textContent));
   append(panel, "p", "token " + target.place + " of the document; " +
-    (target.clear ? "clear gap" : "no clear gap") + "; " + target.kinds.map((kind) => study.kinds[kind]).join(", "));
-  appendTable("loss, nats", ["near", "near + far", "gap", "gap, other text"],
+    (target.clear ? "clear gain" : "no clear gain") + "; " + target.kinds.map((kind) => study.kinds[kind]).join(", "));
+  appendTable("loss, nats", ["near", "near + far", "gain", "gain, other text"],
     [[target.loss_short, target.loss_long, gap, target.loss_short - target.loss_other].map(nats)]);
   if (!selection) {
-    append(panel, "p", "This selection was not measured for this target.");
+    append(panel, "p", "The study did not measure this selection for this target.");
     return;
   }
   const total = target.divergence_short, tokens = selection.chosen;
   appendTable("with k far tokens", ["k", "loss", "prediction"], study.ks.map((k, index) => [k,
     nats(selection.losses[index]), total > 1e-5 ? (1 - selection.divergences[index] / total).toFixed(2) : "no change"]));
-  if (!tokens.length) append(panel, "p", "No token list: the losses are means over several random selections.");
+  if (!tokens.length) append(panel, "p", "The losses are means over random selections, so there is no list of tokens.");
   else appendTable("selected tokens, in order", ["token", "distance", "gain"],
     tokens.map(([distance, gain, text]) => [JSON.stringify(text), distance, nats(gain)]));
   const outside = tokens.filter(([distance]) => target.index - distance < 0).length;
-  if (source() !== "own") append(panel, "p", "These tokens are not from this context, so none is highlighted.");
-  else if (outside) append(panel, "p", outside + " of them precede this excerpt.");
+  if (source() !== "own") append(panel, "p", "These tokens are from another context, so the page does not highlight them.");
+  else if (outside) append(panel, "p", "Number of selected tokens before this excerpt: " + outside + ".");
 }
 
 function highlight(target) {
-  for (const span of highlighted) span.classList.remove("near", "border", "needed", "active");
+  for (const span of highlighted) span.classList.remove("near", "border", "selected", "active");
   highlighted = [];
   if (!target) return;
   const mark = (index, name) => {
@@ -67,7 +67,7 @@ function highlight(target) {
   if (!selection || source() !== "own") return;
   const largest = Math.max(...selection.chosen.map(([, gain]) => gain), 1e-9);
   for (const [distance, gain] of selection.chosen) {
-    mark(target.index - distance, "needed")?.style.setProperty("--gain-share", Math.max(0, gain / largest).toFixed(3));
+    mark(target.index - distance, "selected")?.style.setProperty("--gain-share", Math.max(0, gain / largest).toFixed(3));
   }
 }
 
@@ -82,29 +82,29 @@ function activate(span) {
 }
 
 function refresh() {
-  const open = [];
+  const visibleSpans = [];
   for (const [span, target] of targets) {
     span.classList.toggle("filtered", !matches(target));
     span.tabIndex = -1;
-    if (matches(target)) open.push(span);
+    if (matches(target)) visibleSpans.push(span);
   }
-  document.getElementById("count").textContent = open.length + " of " + targets.size + " targets displayed.";
-  const next = open.includes(active) ? active : open[0];
+  document.getElementById("count").textContent = visibleSpans.length + " of " + targets.size + " targets are displayed.";
+  const next = visibleSpans.includes(active) ? active : visibleSpans[0];
   active = null;
   panel.replaceChildren();
   highlight(null);
   if (next) activate(next);
-  else append(panel, "p", "No target of this kind.");
+  else append(panel, "p", "The page has no target of this kind.");
 }
 
 function move(event) {
-  const open = [...targets.keys()].filter((span) => matches(targets.get(span)));
-  const index = open.indexOf(active);
+  const visibleSpans = [...targets.keys()].filter((span) => matches(targets.get(span)));
+  const index = visibleSpans.indexOf(active);
   const next = { ArrowRight: index + 1, ArrowDown: index + 1, ArrowLeft: index - 1, ArrowUp: index - 1, Home: 0,
-    End: open.length - 1 }[event.key];
+    End: visibleSpans.length - 1 }[event.key];
   if (next === undefined || !targets.has(event.target)) return;
   event.preventDefault();
-  if (open[next]) open[next].focus();
+  if (visibleSpans[next]) visibleSpans[next].focus();
 }
 
 for (const text of study.documents) {
@@ -113,12 +113,12 @@ for (const text of study.documents) {
   const body = append(section, "div", undefined, "text");
   body.dir = "auto";
   const spans = text.tokens.map((token) => append(body, "span", token, token === "" ? "empty"
-    : /^[\r\n]/.test(token) ? "line" : /[\u202a-\u202e\u2066-\u2069]/.test(token) ? "turned" : ""));
+    : /^[\r\n]/.test(token) ? "line" : /[\u202a-\u202e\u2066-\u2069]/.test(token) ? "bidirectional" : ""));
   for (const target of text.targets) {
     const index = target.place - text.start, span = spans[index], gap = target.loss_short - target.loss_long;
     targets.set(span, Object.assign(target, { spans, index }));
     span.classList.add("target");
-    span.classList.toggle("vague", !target.clear);
+    span.classList.toggle("unclear", !target.clear);
     span.setAttribute("role", "button");
     span.setAttribute("aria-label", "target " + JSON.stringify(span.textContent));
     span.style.setProperty("--gap-share", Math.min(1, Math.max(0, gap / 4)).toFixed(3));

@@ -1,4 +1,4 @@
-"""A self-contained HTML page of the texts of a study, with the far tokens selected for each target."""
+"""Self-contained HTML page with the texts of a study and the far tokens selected for each target."""
 
 import base64
 import hashlib
@@ -9,12 +9,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.row_columns import GROUP
+from lengthwise.influence.report.row_columns import GROUP_KEYS
 
 Excerpts = Mapping[str, tuple[int, Sequence[str]]]
-FOLDER = Path(__file__).parent
-# The page opens with the first of these (mode, objective, source) that the rows contain.
-HEADLINES = (["strict", "prediction", "own"], ["strict", "target", "own"])
+TEMPLATE_FOLDER = Path(__file__).parent
+# The page starts with the first group (mode, objective, source) of this list that the rows contain.
+PREFERRED_GROUPS = (["strict", "prediction", "own"], ["strict", "target", "own"])
 
 
 def render_page(
@@ -26,16 +26,16 @@ def render_page(
     answer: str = "",
     max_targets: int = 2000,
 ) -> str:
-    """Render the rows of ``influence.jsonl`` that lie in the excerpts as an ASCII page that loads nothing else.
+    """Render the rows of ``influence.jsonl`` inside the excerpts as an ASCII page that loads no other files.
 
-    ``excerpts`` maps a document to the index of the first token and the texts of the tokens. The page starts with
-    ``answer`` and reports how many targets are omitted.
+    ``excerpts`` maps a document name to the index of its first token and the texts of its tokens. The page starts with
+    ``answer`` and the number of omitted targets. Raises ``SettingError`` if a row contains a number that is not finite.
     """
     targets = _PageTargets(excerpts, max_targets)
     for row in rows:
-        targets.add(row)
+        targets.add_row(row)
     groups = [list(group) for group in targets.groups]
-    first = [groups.index(group) for headline in HEADLINES for group in groups if group[:3] == headline]
+    first = [groups.index(group) for preferred in PREFERRED_GROUPS for group in groups if group[:3] == preferred]
     study = {
         "model": targets.model,
         "ks": list(ks),
@@ -45,12 +45,12 @@ def render_page(
         "kinds": list(targets.kinds),
         "notes": [*([answer] if answer else []), *targets.notes()],
         "documents": [
-            {"name": name, "start": start, "tokens": list(tokens), "targets": targets.in_order(name)}
+            {"name": name, "start": start, "tokens": list(tokens), "targets": targets.sorted_targets(name)}
             for name, (start, tokens) in excerpts.items()
         ],
     }
-    css, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
+    css, script = ((TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    environment = Environment(loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     try:
         return environment.get_template("page.html").render(
@@ -65,7 +65,7 @@ def render_page(
 
 
 class _PageTargets:
-    """Rows that lie in the excerpts, in the format that page.js reads."""
+    """Rows inside the excerpts, in the format of page.js."""
 
     def __init__(self, excerpts: Excerpts, max_targets: int) -> None:
         self.excerpts, self.max_targets = excerpts, max_targets
@@ -74,8 +74,8 @@ class _PageTargets:
         self.kinds: dict[str, int] = {}
         self.targets: dict[str, list[dict[str, Any]]] = {name: [] for name in excerpts}
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row, or count it as omitted."""
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the page, or count its target as omitted."""
         self.model = row["model"]
         start, tokens = self.excerpts.get(row["document"], (0, ()))
         if not start <= row["place"] < start + len(tokens):
@@ -92,19 +92,19 @@ class _PageTargets:
             )
 
     def _selection(self, selection: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        group = self.groups.setdefault(tuple(selection[name] for name in GROUP), len(self.groups))
+        group = self.groups.setdefault(tuple(selection[name] for name in GROUP_KEYS), len(self.groups))
         tokens = [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]]
         return group, {name: selection[name] for name in ("losses", "divergences")} | {"chosen": tokens}
 
-    def in_order(self, name: str) -> list[dict[str, Any]]:
-        """Return the targets of a document by token index, the order of the arrow keys."""
+    def sorted_targets(self, name: str) -> list[dict[str, Any]]:
+        """Return the targets of a document, sorted by token index."""
         return sorted(self.targets[name], key=lambda target: int(target["place"]))
 
     def notes(self) -> list[str]:
-        """Return one line that counts the omitted targets, or no line if none is omitted."""
+        """Return one line with the number of omitted targets, or no line if the page contains all targets."""
         counts = {"outside the excerpts": self.num_outside, "beyond the limit of the page": self.num_beyond_limit}
         omissions = [f"{number:,} targets {reason}" for reason, number in counts.items() if number]
-        return [f"Not displayed: {', '.join(omissions)}."] if omissions else []
+        return [f"The page omits {' and '.join(omissions)}."] if omissions else []
 
 
 def _digest(text: str) -> str:

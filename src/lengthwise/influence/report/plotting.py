@@ -1,4 +1,4 @@
-"""Style and helpers of the influence figures: colors, panels, annotations, files."""
+"""Style of the influence figures, and functions that draw their parts."""
 
 import math
 import textwrap
@@ -10,25 +10,25 @@ from lengthwise.core.errors import RunFolderError
 
 Numbers = Sequence[int | float]
 
-# Colorblind-safe palette of Okabe and Ito. Controls are also dashed, and each line has its own marker.
+# Colorblind-safe palette of Okabe and Ito. Controls are also dashed, and every line has a different marker.
 BLUE, GREEN, ORANGE, PURPLE, GREY, BLACK = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#777777", "#000000"
-BOUNDS = ("value", "low", "high")
+ESTIMATE_KEYS = ("value", "low", "high")
 
 
-def numbers(estimates: Sequence[Mapping[str, Any]], name: str) -> Numbers:
-    """Return one number of each estimate; a missing number is NaN, which leaves a gap in a line."""
-    return [math.nan if each[name] is None else each[name] for each in estimates]
+def extract_values(estimates: Sequence[Mapping[str, Any]], key: str) -> Numbers:
+    """Return the value, low or high of each estimate. Missing numbers are NaN, which leaves gaps in a line."""
+    return [math.nan if each[key] is None else each[key] for each in estimates]
 
 
-def annotate(axes: Any, text: str, at: Numbers, offset: Numbers, **style: Any) -> None:
-    """Write small text at (x in data units, y as a fraction of the panel), shifted by ``offset`` points."""
+def annotate(axes: Any, text: str, point: Numbers, offset: Numbers, **style: Any) -> None:
+    """Write small text at a point (x in data units, y as a fraction of the panel) plus an offset in points."""
     units = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
     background = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
-    axes.annotate(text, at, offset, fontsize=7, parse_math=False, bbox=background, **units, **style)
+    axes.annotate(text, point, offset, fontsize=7, parse_math=False, bbox=background, **units, **style)
 
 
-def short_names(models: Sequence[str]) -> list[str]:
-    """Return the last parts of each model's path; all models get the number of parts that distinguishes them."""
+def shorten_names(models: Sequence[str]) -> list[str]:
+    """Return the last parts of each model path, as few parts as possible to distinguish all models."""
     parts = [PurePath(model).parts for model in models]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(set(parts)):
@@ -36,21 +36,21 @@ def short_names(models: Sequence[str]) -> list[str]:
     return [str(PurePath(*each[-depth:])) for each in parts]
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Format a number with a singular or plural noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def set_title(figure: Any, *lines: str) -> None:
-    """Write lines above all panels, wrapped to the width of the figure."""
+    """Write a title above all panels, with lines wrapped to the width of the figure."""
     text = "\n".join(textwrap.fill(line, int(13 * figure.get_figwidth())) for line in lines)
-    # A path may contain $, which starts a formula otherwise.
+    # Without parse_math=False, a $ in a path starts a formula.
     figure.suptitle(text, fontsize=9, parse_math=False)
 
 
 def make_panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, Sequence[Any]]:
-    """Return a figure and its panels, side by side."""
-    # Imported here because the import takes a second.
+    """Return a figure and its panels in one row."""
+    # This import takes a second, so it runs only if a figure is needed.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -60,7 +60,7 @@ def make_panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, S
     return figure, list(panels)
 
 
-def save(figure: Any, folder: Path, name: str) -> Path:
+def save_figure(figure: Any, folder: Path, name: str) -> Path:
     """Write a figure as PNG and SVG. Return the path of the PNG."""
     try:
         for ending in ("svg", "png"):
@@ -73,6 +73,6 @@ def save(figure: Any, folder: Path, name: str) -> Path:
 
 
 def interval_note(estimates: Sequence[Mapping[str, Any]]) -> str:
-    """Return the note on intervals for a title."""
+    """Return the part of a title that describes the intervals."""
     has_intervals = any(each["low"] is not None for each in estimates)
     return "95% intervals over documents" if has_intervals else "no intervals: too few documents"

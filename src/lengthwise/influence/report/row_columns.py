@@ -1,4 +1,4 @@
-"""Columns of numbers from the rows of a study, as input of summaries."""
+"""Columns of numbers that summaries compute from the rows of a study."""
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,39 +12,39 @@ from lengthwise.core.errors import SettingError
 from lengthwise.influence.placebo import ELSEWHERE, OTHER
 from lengthwise.influence.report.distances import Distances
 
-# Keys of a row's selection that identify the kind of selection.
-GROUP = ("mode", "knows", "from", "measure")
+# Keys of a selection that identify its group.
+GROUP_KEYS = ("mode", "knows", "from", "measure")
 SOURCES = ("own", OTHER, ELSEWHERE)
 
 TargetMask = Bool[np.ndarray, " targets"]
-PerTarget = Float[np.ndarray, " targets"]
-PerK = Float[np.ndarray, "measured k"]
+TargetValues = Float[np.ndarray, " targets"]
+ValuesByK = Float[np.ndarray, "measured k"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionColumns:
-    """Row indices of the targets with one kind of selection, and their losses and divergences at each k."""
+    """Row indices of the targets with a selection of one group, and their losses and divergences at each k."""
 
     target: Int[np.ndarray, " measured"]
-    losses: PerK
-    divergences: PerK
+    losses: ValuesByK
+    divergences: ValuesByK
 
     def restrict(self, mask: TargetMask) -> "SelectionColumns":
-        """Return the entries of the targets in ``mask``."""
-        inside = mask[self.target]
+        """Return the columns of the targets in ``mask``."""
+        in_mask = mask[self.target]
         return SelectionColumns(
-            target=self.target[inside], losses=self.losses[inside], divergences=self.divergences[inside]
+            target=self.target[in_mask], losses=self.losses[in_mask], divergences=self.divergences[in_mask]
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceColumns:
-    """Per-target columns of one source: existence of its context, loss, and flags for clearly lower or higher loss."""
+    """Columns of one source of far tokens: existence, loss, and masks of clearly lower and clearly higher loss."""
 
     exists: TargetMask
-    loss: PerTarget
-    gains: TargetMask
-    loses: TargetMask
+    loss: TargetValues
+    has_lower_loss: TargetMask
+    has_higher_loss: TargetMask
 
 
 @dataclass(slots=True)
@@ -54,11 +54,11 @@ class _SelectionArrays:
     divergences: "array[float]" = field(default_factory=lambda: array("d"))
     distances: Distances = field(default_factory=Distances)
 
-    def add(self, target: int, selection: Mapping[str, Any], *, clear: bool) -> None:
+    def add(self, target: int, selection: Mapping[str, Any], *, has_clear_gain: bool) -> None:
         self.target.append(target)
         self.losses.extend(selection["losses"])
         self.divergences.extend(selection["divergences"])
-        for token in selection["chosen"] if clear else ():
+        for token in selection["chosen"] if has_clear_gain else ():
             self.distances.add(token["distance"], token["gain"])
 
     def columns(self, num_ks: int) -> SelectionColumns:
@@ -70,7 +70,7 @@ class _SelectionArrays:
 
 
 class RowColumns:
-    """Columns of all rows of one model; 100,000 rows take some tens of megabytes."""
+    """Columns of all rows of one model, which need tens of megabytes for 100,000 rows."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], ks: Sequence[int]) -> None:
         self.models: set[str] = set()
@@ -78,35 +78,35 @@ class RowColumns:
         self.kinds: dict[str, array[int]] = {}
         self.num_ks = len(ks)
         arrays: dict[tuple[str, ...], _SelectionArrays] = {}
-        numbers, document = array("d"), array("l")
+        values, document = array("d"), array("l")
         for target, row in enumerate(rows):
             self.models.add(row["model"])
             document.append(self.documents.setdefault(row["document"], len(self.documents)))
-            numbers.extend((row["loss_short"], row["divergence_short"], row["weight"]))
+            values.extend((row["loss_short"], row["divergence_short"], row["weight"]))
             for source in SOURCES:
-                numbers.extend(_source_numbers(row, source))
+                values.extend(_source_values(row, source))
             for kind in row["kinds"]:
                 self.kinds.setdefault(kind, array("l")).append(target)
             for selection in row["selections"]:
                 self._check_num_ks(target, selection)
-                name = tuple(selection[key] for key in GROUP)
-                arrays.setdefault(name, _SelectionArrays()).add(target, selection, clear=row["clear"])
+                name = tuple(selection[key] for key in GROUP_KEYS)
+                arrays.setdefault(name, _SelectionArrays()).add(target, selection, has_clear_gain=row["clear"])
         if not document:
-            raise SettingError("no rows to summarize; measure at least one target")
+            raise SettingError("the study has no rows; measure at least one target")
         self.document = np.array(document)
-        columns = np.array(numbers).reshape(len(document), -1).T
-        self.short, self.divergence, self.weight = columns[:3]
+        columns = np.array(values).reshape(len(document), -1).T
+        self.loss_short, self.divergence_short, self.weight = columns[:3]
         self.sources = {
-            source: SourceColumns(exists=exists > 0, loss=loss, gains=gains > 0, loses=loses > 0)
-            for source, (exists, loss, gains, loses) in zip(SOURCES, columns[3:].reshape(3, 4, -1), strict=True)
+            source: SourceColumns(exists=exists > 0, loss=loss, has_lower_loss=lower > 0, has_higher_loss=higher > 0)
+            for source, (exists, loss, lower, higher) in zip(SOURCES, columns[3:].reshape(3, 4, -1), strict=True)
         }
         self.groups = {name: group.columns(self.num_ks) for name, group in arrays.items()}
         self.distances = {name: group.distances for name, group in arrays.items()}
-        self._check()
+        self._check_values()
 
     @property
     def all_targets(self) -> TargetMask:
-        """Mask that includes all targets."""
+        """Mask that contains all targets of the rows."""
         return np.ones(len(self.document), dtype=bool)
 
     def kind_mask(self, kind: str) -> TargetMask:
@@ -119,13 +119,14 @@ class RowColumns:
         if len(selection["losses"]) != self.num_ks:
             raise SettingError(
                 f"row {target + 1} has {len(selection['losses'])} losses, but k has {self.num_ks} values; "
-                "use the k of the study that wrote the rows"
+                "use the same k as the study that wrote the rows"
             )
 
-    def _check(self) -> None:
+    def _check_values(self) -> None:
         if len(self.models) > 1:
-            raise SettingError(f"rows of several models ({', '.join(sorted(self.models))}); summarize each separately")
-        invalid = ~np.isfinite(self.short + self.divergence)
+            models = ", ".join(sorted(self.models))
+            raise SettingError(f"the rows belong to several models ({models}); summarize each model separately")
+        invalid = ~np.isfinite(self.loss_short + self.divergence_short)
         for source in self.sources.values():
             invalid |= source.exists & ~np.isfinite(source.loss)
         for group in self.groups.values():
@@ -134,11 +135,11 @@ class RowColumns:
             raise SettingError(f"row {int(invalid.argmax()) + 1} has a loss that is not finite; measure it in float32")
 
 
-def _source_numbers(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
-    """Return the columns of a source as numbers: existence, loss, ``gains`` and ``loses``."""
+def _source_values(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
+    """Return the entries of a row in ``SourceColumns`` as numbers."""
     if source == "own":
         entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
     else:
         entry = row["controls"].get(source, {})
-    loss, gains, loses = (float(entry.get(name, 0)) for name in ("loss", "gains", "loses"))
-    return float(bool(entry)), loss, gains, loses
+    loss, has_lower_loss, has_higher_loss = (float(entry.get(name, 0)) for name in ("loss", "gains", "loses"))
+    return float(bool(entry)), loss, has_lower_loss, has_higher_loss

@@ -1,4 +1,4 @@
-"""Figure of several models: gain from far tokens and recovered prediction against model size."""
+"""Figure that plots gain from far tokens and recovered prediction against the size of several models."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,55 +9,55 @@ from lengthwise.core.errors import SettingError
 from lengthwise.influence.report.answer_sentence import own_selections
 from lengthwise.influence.report.plotting import (
     BLACK,
-    BOUNDS,
+    ESTIMATE_KEYS,
     GREEN,
     GREY,
     PURPLE,
     Numbers,
     annotate,
+    extract_values,
     interval_note,
     make_panels,
-    numbers,
-    save,
+    save_figure,
     set_title,
-    short_names,
+    shorten_names,
 )
 
 Summary = Mapping[str, Any]
 Estimate = Mapping[str, Any]
-MAX_LETTERS = 40  # longest displayed name of a model
+MAX_NAME_LENGTH = 40  # maximum length of a displayed model name
 
 
 def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: Path) -> Path:
-    """Draw the results of several models against their size as ``scale.png`` and ``scale.svg``. Return the PNG."""
+    """Draw the results of several models by size as ``scale.png`` and ``scale.svg``. Return the path of the PNG."""
     ks = summaries[0]["ks"] if summaries else []
     if len(summaries) < 2 or any(summary["ks"] != ks for summary in summaries):
         all_ks = "; ".join(",".join(map(str, summary["ks"])) for summary in summaries)
         raise SettingError(
-            f"cannot compare {len(summaries)} summaries with k {all_ks}; use two or more with the same k"
+            f"cannot compare {len(summaries)} summaries with k {all_ks}; use two or more summaries with the same k"
         )
     order = sorted(range(len(summaries)), key=lambda index: parameters[index])
-    sizes, ordered = [parameters[index] for index in order], [summaries[index] for index in order]
-    names = short_names([summary["model"] for summary in ordered])
+    sizes, sorted_summaries = [parameters[index] for index in order], [summaries[index] for index in order]
+    names = shorten_names([summary["model"] for summary in sorted_summaries])
     figure, (left, right) = make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
-    shares = [_shares(summary) for summary in ordered]
-    estimates = [*_draw_differences(left, sizes, ordered), *(share for each in shares for share in each)]
+    shares = [_shares(summary) for summary in sorted_summaries]
+    estimates = [*_draw_differences(left, sizes, sorted_summaries), *(share for each in shares for share in each)]
     for index, k in enumerate(ks):
-        # Colors from dark to light keep the order of k in grayscale.
-        style = {"color": _shade(index / max(1, len(ks) - 1)), "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
+        # Colors are ordered from dark to light, so the order of k is visible in grayscale.
+        style = {"color": _color(index / max(1, len(ks) - 1)), "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
         _draw_bars(right, sizes, [each[index] for each in shares], style, 1 - index / len(ks))
     right.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
     for axes in (left, right):
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
         _draw_sizes(axes, sizes, names)
-    pairs = zip(names, ordered, strict=True)
+    pairs = zip(names, sorted_summaries, strict=True)
     counts = ", ".join(f"{name} {summary['targets']:,} in {summary['documents']:,}" for name, summary in pairs)
     set_title(figure, f"targets in documents: {counts}", interval_note(estimates))
-    return save(figure, folder, "scale")
+    return save_figure(figure, folder, "scale")
 
 
 def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -> list[Estimate]:
-    """Draw the gain from own far tokens minus the gain from other sources. Return the estimates."""
+    """Draw the gain from own far tokens minus the gain from other sources. Return all estimates."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     all_estimates = []
     for index, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):
@@ -82,24 +82,24 @@ def _shares(summary: Summary) -> Sequence[Estimate]:
 
 
 def _draw_sizes(axes: Any, sizes: Sequence[int], names: Sequence[str]) -> None:
-    """Draw the axis of parameters, and the names of the models above it, one per line so that they do not overlap."""
+    """Draw the axis of model sizes, and model names above it on separate lines, so that they do not overlap."""
     axes.set(xscale="log", xlabel="model parameters (log scale)")
     low, high = axes.get_xlim()
-    ticks = [part * 10**power for power in range(15) for part in ((1, 3) if high < 30 * low else (1,))]
+    ticks = [digit * 10**power for power in range(15) for digit in ((1, 3) if high < 30 * low else (1,))]
     visible = [tick for tick in ticks if low <= tick <= high]
     axes.set_xticks(visible, [_format_size(tick) for tick in visible], fontsize=7)
     axes.minorticks_off()
     axes.grid(visible=False, axis="x")
-    # The highest name comes first, so that its line passes behind the lower names.
+    # Draw the highest name first, so that lower names cover its line.
     for index, (size, name) in enumerate(zip(sizes, names, strict=True)):
         axes.axvline(size, color=GREY, linewidth=0.6, alpha=0.5, zorder=0)
-        # Numbers distinguish the points of models with equal sizes.
+        # Models of equal size have numbers to distinguish their points.
         number = f"{index + 1}: " if sizes.count(size) > 1 else ""
-        short = name if len(name) <= MAX_LETTERS else f"…{name[-MAX_LETTERS:]}"
+        short_name = name if len(name) <= MAX_NAME_LENGTH else f"…{name[-MAX_NAME_LENGTH:]}"
         side = int(size**2 > sizes[0] * sizes[-1])
         line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (side, 0), "shrinkA": 0, "shrinkB": 0}
         style = {"ha": ("left", "right")[side], "arrowprops": line}
-        annotate(axes, f"{number}{short} ({size:,})", (size, 1), (0, 3 + 9 * (len(names) - 1 - index)), **style)
+        annotate(axes, f"{number}{short_name} ({size:,})", (size, 1), (0, 3 + 9 * (len(names) - 1 - index)), **style)
 
 
 def _format_size(number: int) -> str:
@@ -109,8 +109,8 @@ def _format_size(number: int) -> str:
 
 
 def _draw_bars(axes: Any, x: Numbers, estimates: Sequence[Estimate], style: Mapping[str, Any], width: float) -> None:
-    """Draw values with a line and intervals with bars; decreasing widths keep all bars visible."""
-    values, low, high = (numbers(estimates, name) for name in BOUNDS)
+    """Draw values as a line and intervals as bars. Later series are narrower, so that all bars stay visible."""
+    values, low, high = (extract_values(estimates, name) for name in ESTIMATE_KEYS)
     axes.plot(x, values, linewidth=1 + width, markersize=4 + 5 * width, markerfacecolor="none", **style)
     axes.vlines(x, low, high, color=style["color"], linewidth=1 + 6 * width, alpha=0.35)
     for index, (size, value) in enumerate(zip(x, values, strict=True)):
@@ -119,7 +119,7 @@ def _draw_bars(axes: Any, x: Numbers, estimates: Sequence[Estimate], style: Mapp
             axes.annotate(f"{index + 1}", (size, value), offset, textcoords="offset points", fontsize=7)
 
 
-def _shade(part: float) -> Any:
+def _color(fraction: float) -> Any:
     from matplotlib import colormaps  # noqa: PLC0415
 
-    return colormaps["viridis"](0.85 * part)
+    return colormaps["viridis"](0.85 * fraction)

@@ -1,4 +1,4 @@
-"""Figures of one study: the effect of k far tokens, compared with controls, and distances of selected tokens."""
+"""Figures of one study: effect of k far tokens compared with controls, and distances of selected tokens."""
 
 import math
 from collections import Counter
@@ -11,19 +11,19 @@ from lengthwise.influence.report.answer_sentence import own_selections
 from lengthwise.influence.report.plotting import (
     BLACK,
     BLUE,
-    BOUNDS,
+    ESTIMATE_KEYS,
     GREEN,
     GREY,
     ORANGE,
     PURPLE,
     annotate,
-    count,
+    extract_values,
+    format_count,
     interval_note,
     make_panels,
-    numbers,
-    save,
+    save_figure,
     set_title,
-    short_names,
+    shorten_names,
 )
 
 Summary = Mapping[str, Any]
@@ -40,14 +40,15 @@ LINES = {
     ("nothing", "own"): ("control: random tokens", GREY, "--", "X"),
 }
 MODES = {"strict": "strict: the model reads only near + k tokens", "masked": "masked: near tokens attend to k far ones"}
-# Lower end of the vertical axis; lower shares would flatten all lines.
-LOWEST = -1.0
+# Lower limit of the vertical axis. Without a limit, very low shares would flatten all lines.
+MIN_SHARE = -1.0
 
 
 def draw_recovery(summary: Summary, folder: Path) -> Path:
-    """Draw the effect of k far tokens as ``recovery.png`` and ``recovery.svg``, two panels per mode. Return the PNG.
+    """Draw the effect of k far tokens as ``recovery.png`` and ``recovery.svg``. Return the path of the PNG.
 
-    Left: share of the prediction with the whole context. Right: loss reduction by own tokens compared with controls.
+    For each mode, the left panel shows the recovered share of the prediction with the whole context. The right panel
+    shows the loss reduction by own far tokens compared with control tokens.
     """
     modes = list(dict.fromkeys(group["mode"] for group in summary["groups"])) or ["strict"]
     figure, panels = make_panels(5.2 * 2 * len(modes), 2 * len(modes))
@@ -63,37 +64,37 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
         for axes, title in ((left, "prediction recovered by k tokens"), (right, "own text minus control")):
             axes.set_title(f"{title}\n{MODES.get(mode, mode)}", fontsize=9)
             axes.set_xscale("log", base=2)
-            # A panel without lines has no limits.
+            # The limits are necessary because a panel may have no lines.
             axes.set_xlim(0.85 * summary["ks"][0], summary["ks"][-1] / 0.85)
             axes.set_xticks(summary["ks"], [f"{k:,}" for k in summary["ks"]])
             axes.set_xlabel("visible far tokens, k (log scale)")
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-        _annotate_outside(left)
-    counts = f"all {count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
-    documents = f"in {count(summary['documents'], 'document')}"
-    set_title(figure, f"{short_names([summary['model']])[0]}: {counts} {documents}", interval_note(estimates))
-    return save(figure, folder, "recovery")
+        _annotate_clipped_points(left)
+    counts = f"all {format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
+    documents = f"in {format_count(summary['documents'], 'document')}"
+    set_title(figure, f"{shorten_names([summary['model']])[0]}: {counts} {documents}", interval_note(estimates))
+    return save_figure(figure, folder, "recovery")
 
 
 def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
-    """Draw the shares of the prediction."""
+    """Draw the recovered shares of the prediction."""
     lowest = 0.0
     for group in groups:
         shares = group["all_targets"]["prediction"]["shares"]
         _draw_line(axes, ks, shares, (group["knows"], group["from"]), group["measure"])
-        lowest = min([lowest, *(each for each in numbers(shares, "value") if each >= LOWEST)])
+        lowest = min([lowest, *(each for each in extract_values(shares, "value") if each >= MIN_SHARE)])
     axes.set_ylim(lowest - 0.1, 1.1)
     axes.set_ylabel("1 - KL(k) / KL(short)\n(1: prediction with the whole context)")
 
 
 def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the paired differences at each k, and the differences with all far tokens as horizontal lines."""
+    """Draw the paired differences at each k. Horizontal lines are the differences with all far tokens."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     for far in summary["far"]:
         if far["own_minus"] is not None and far["own_minus"]["value"] is not None:
             color = {"other": PURPLE}.get(far["from"], BLACK)
-            value, low, high = (numbers([far["own_minus"]], name)[0] for name in BOUNDS)
+            value, low, high = (extract_values([far["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
             label = f"all far tokens, minus {far['from']} (n={far['targets']:,})"
             axes.axhline(value, color=color, linestyle="-.", linewidth=1, label=label)
             if not math.isnan(low):
@@ -109,19 +110,19 @@ def _draw_line(
     axes: Any, ks: Sequence[int], estimates: Sequence[Mapping[str, Any]], name: tuple[str, str], note: str
 ) -> None:
     label, color, line, marker = LINES.get(name, (" ".join(name), BLACK, "-.", "d"))
-    values, low, high = (numbers(estimates, bound) for bound in BOUNDS)
+    values, low, high = (extract_values(estimates, bound) for bound in ESTIMATE_KEYS)
     if all(map(math.isnan, values)):
         axes.plot([], [], color=color, label=f"{label} (undefined)")
         return
     axes.plot(ks, values, line, color=color, marker=marker, markersize=4, linewidth=1.6, label=f"{label} ({note})")
     axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
     if len(ks) == 1:
-        # The band over a single k has no width.
+        # A band at a single k has no width, so draw a bar.
         axes.vlines(ks, low, high, color=color, alpha=0.4, linewidth=3)
 
 
-def _annotate_outside(axes: Any) -> None:
-    """Write the values of points outside the vertical axis at its edge, in the color of their line."""
+def _annotate_clipped_points(axes: Any) -> None:
+    """Write the values of points outside the vertical limits at the edge, in the color of their line."""
     lowest, highest = axes.get_ylim()
     num_labels = Counter[tuple[float, int]]()
     for line in axes.get_lines():
@@ -136,19 +137,20 @@ def _annotate_outside(axes: Any) -> None:
 
 
 def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Path:
-    """Draw the distances of selected tokens by gain as ``distances.png`` and ``distances.svg``. Return the PNG.
+    """Draw the distances of selected tokens by gain as ``distances.png`` and ``distances.svg``.
 
-    Bins have equal width on the log scale. The dashed line is the distribution of uniformly sampled far tokens.
+    Return the path of the PNG. Bins have equal width on the log scale. The dashed line is the uniform distribution.
     """
     figure, (axes,) = make_panels(7.0, 1)
     own = own_selections(summary)
     groups = [group for group in own if group["knows"] == own[0]["knows"] and group["distances"]["gain"]]
     for index, group in enumerate(groups):
-        distances, color, clear = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
-        counts = f"{count(clear['targets'], 'clear target')} in {count(clear['documents'], 'document')}"
-        tokens = f"{count(distances['chosen'], 'token')} selected for {counts}"
+        distances, color, sizes = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
+        targets = f"{format_count(sizes['targets'], 'target')} with a clear gain"
+        documents = f"in {format_count(sizes['documents'], 'document')}"
+        tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
         shares = [each["gain_share"] for each in distances["bins"]]
-        # The first distribution is filled, the second is a line.
+        # Fill the first distribution, and draw the second distribution as a line.
         axes.stairs(
             shares,
             _edges(distances["bins"]),
@@ -159,7 +161,7 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
             label=f"{group['mode']}, {group['knows']} objective: {tokens}",
         )
         (median,) = (each["distance"] for each in distances["quantiles"] if each["share"] == 0.5)
-        # Shifted dashes keep both lines visible if the medians are equal.
+        # The dashes are shifted so that both lines are visible if the medians are equal.
         style = {"color": color, "linestyle": (2 * index, (2, 2))}
         axes.axvline(median, **style, label=f"{group['mode']}: median {median:,}")
     if groups:
@@ -172,11 +174,11 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
     else:
         axes.text(0.5, 0.5, "no selected token has a gain", ha="center", transform=axes.transAxes)
     axes.set(xlabel="distance to the target (tokens, log scale)", ylabel="share of the gain of selected tokens")
-    name = short_names([summary["model"]])[0]
+    name = shorten_names([summary["model"]])[0]
     set_title(figure, f"{name}: distances of selected tokens, near {near:,}, far {far:,}")
-    return save(figure, folder, "distances")
+    return save_figure(figure, folder, "distances")
 
 
 def _edges(bins: Sequence[Mapping[str, Any]]) -> list[float]:
-    # Edges between whole numbers give a bin of one distance a width.
+    # Edges between whole numbers, so that a bin with one distance has a width.
     return [bins[0]["from"] - 0.5, *(each["to"] + 0.5 for each in bins)]

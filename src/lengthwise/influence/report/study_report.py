@@ -1,4 +1,4 @@
-"""Report of a complete study: summary, figures and page."""
+"""Report of a complete study with a summary, figures and a page."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,56 +12,57 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.influence.report.page import render_page
 from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
 from lengthwise.influence.report.summary import summarize
-from lengthwise.influence.row_blocks import ROWS
-from lengthwise.influence.study import SUMMARY, InfluenceStudy
+from lengthwise.influence.row_blocks import ROWS_FILE
+from lengthwise.influence.study import SUMMARY_FILE, InfluenceStudy
 
-PAGE = "influence.html"
-# Limits for browsers: texts on the page, tokens of each text, and tokens after the last target.
-EXCERPTS, EXCERPT_TOKENS, TOKENS_AFTER = 12, 3000, 16
+PAGE_FILE = "influence.html"
+# Numbers of texts on the page, of tokens per text, and of tokens after the last target, limited for browsers.
+MAX_EXCERPTS, MAX_EXCERPT_TOKENS, TOKENS_AFTER = 12, 3000, 16
 
 
 @check_arguments
 def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     """Write ``summary.json``, the figures and the page of a complete study. Return the summary."""
     folder, settings = Path(folder), study.settings
-    facts, results = study.to_dict(), summarize(_rows(folder), settings.ks, seed=settings.seed)
+    description, results = study.to_dict(), summarize(_read_rows(folder), settings.ks, seed=settings.seed)
     summary = {
-        "version": facts["version"],
+        "version": description["version"],
         **results,
         "parameters": study.model.num_parameters,
-        "texts": facts["texts"],
-        "settings": facts["settings"],
+        "texts": description["texts"],
+        "settings": description["settings"],
     }
-    write_atomically(folder / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
+    write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
     answer = summary["answer"]["sentence"]
-    page = render_page(_rows(folder), _excerpts(study, folder), ks=settings.ks, near=settings.near, answer=answer)
-    write_atomically(folder / PAGE, page.encode())
+    excerpts = _choose_excerpts(study, folder)
+    page = render_page(_read_rows(folder), excerpts, ks=settings.ks, near=settings.near, answer=answer)
+    write_atomically(folder / PAGE_FILE, page.encode())
     return summary
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / ROWS).open() as file:
+def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    with (folder / ROWS_FILE).open() as file:
         for number, line in enumerate(file, start=1):
             try:
                 yield parse_json(line)
             except ValueError:
                 raise RunFolderError(
-                    f"line {number} of {folder / ROWS} is not valid JSON; choose another --out"
+                    f"line {number} of {folder / ROWS_FILE} is not valid JSON; choose another --out"
                 ) from None
 
 
-def _excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
-    """Return excerpts of the texts with the most selections: index of the first token, and decoded tokens."""
+def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
+    """Return the index of the first token and the decoded tokens for the texts with the most selections."""
     settings, places = study.settings, dict[str, list[int]]()
-    for row in _rows(folder):
+    for row in _read_rows(folder):
         if row["selections"]:
             places.setdefault(row["document"], []).append(row["place"])
     texts = {text.name: text.tokens for text in study.texts}
     excerpts = {}
-    for name in sorted(places, key=lambda name: -len(places[name]))[:EXCERPTS]:
+    for name in sorted(places, key=lambda name: -len(places[name]))[:MAX_EXCERPTS]:
         first = max(0, places[name][0] - settings.context)
-        last = min(places[name][-1] + TOKENS_AFTER, first + max(EXCERPT_TOKENS, 2 * settings.context))
+        last = min(places[name][-1] + TOKENS_AFTER, first + max(MAX_EXCERPT_TOKENS, 2 * settings.context))
         excerpts[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
     return excerpts

@@ -1,4 +1,4 @@
-"""Tables that a finished study prints."""
+"""Tables that a study prints after its last measurement."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Any
 
 Summary = Mapping[str, Any]
 
-SOURCES = {"own": "own text", "other": "another text", "elsewhere": "elsewhere in the document"}
+SOURCE_LABELS = {"own": "own text", "other": "another text", "elsewhere": "elsewhere in the document"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryTable:
-    """Table with a title, a header and a body of strings."""
+    """Table with a title, a header row and body rows of strings."""
 
     title: str
     header: list[str]
@@ -19,7 +19,7 @@ class SummaryTable:
 
 
 def summary_tables(summary: Summary) -> list[SummaryTable]:
-    """Return the tables of a study that are not empty."""
+    """Return the tables of a study that have at least one row."""
     tables = [_source_table(summary), _prediction_table(summary), _difference_table(summary), _loss_table(summary)]
     return [table for table in tables if table.body]
 
@@ -28,7 +28,7 @@ def _source_table(summary: Summary) -> SummaryTable:
     gap = summary["settings"]["rule"]["gap"]
     body = [
         [
-            SOURCES[far["from"]],
+            SOURCE_LABELS[far["from"]],
             f"{far['targets']:,}",
             f"{far['documents']:,}",
             *(format_estimate(far[name]) for name in ("gain", "gains", "loses")),
@@ -40,7 +40,15 @@ def _source_table(summary: Summary) -> SummaryTable:
     return SummaryTable(
         title=f"{summary['model']}: all far tokens compared with near tokens only, over all targets; loss with near "
         f"tokens {summary['loss_short']:.3f} nats{_interval_note(summary['far'])}",
-        header=["far tokens", "targets", "texts", "gain, nats", f"gain > {gap}", f"gain < -{gap}", "own minus these"],
+        header=[
+            "far tokens",
+            "targets",
+            "texts",
+            "gain, nats",
+            f"gain > {gap}",
+            f"gain < -{gap}",
+            "own minus this gain",
+        ],
         body=body,
     )
 
@@ -49,11 +57,11 @@ def _prediction_table(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
         prediction = group["all_targets"]["prediction"]
-        smallest = " / ".join(_format_k(level) for level in prediction["smallest_k"])
-        body.append([*_name(group, group["from"]), *map(format_estimate, prediction["shares"]), smallest])
+        smallest_ks = " / ".join(_format_k(level) for level in prediction["smallest_k"])
+        body.append([*_row_labels(group, group["from"]), *map(format_estimate, prediction["shares"]), smallest_ks])
     return SummaryTable(
-        title="share of the whole context's prediction that k far tokens recover, 1 - KL(k) / KL(short), all targets",
-        header=[*_header("far tokens"), *_ks(summary), "k for 50 / 80 / 90%"],
+        title="share of the prediction that k far tokens recover, 1 - KL(k) / KL(short), over all targets",
+        header=[*_label_header("far tokens"), *_k_headers(summary), "k for 50 / 80 / 90%"],
         body=body,
     )
 
@@ -61,13 +69,15 @@ def _prediction_table(summary: Summary) -> SummaryTable:
 def _difference_table(summary: Summary) -> SummaryTable:
     body = []
     for pair in summary["paired"]:
-        name = _name(pair, pair["against"])
-        body.append([*name, "all", *map(format_estimate, pair["difference"])])
-        for by, selected in pair["selected"].items():
-            body.append([*name, f"clear with {SOURCES[by]}", *map(format_estimate, selected["difference"])])
+        labels = _row_labels(pair, pair["against"])
+        body.append([*labels, "all", *map(format_estimate, pair["difference"])])
+        for gap_source, selected in pair["selected"].items():
+            targets = f"clear gain from {SOURCE_LABELS[gap_source]}"
+            body.append([*labels, targets, *map(format_estimate, selected["difference"])])
     return SummaryTable(
-        title="own minus control at the same k, nats per target; targets that are clear with one text favor that text",
-        header=[*_header("own minus"), "targets", *_ks(summary)],
+        title="loss with control tokens minus loss with own tokens at the same k, in nats per target; targets with a "
+        "clear gain from one text favor this text",
+        header=[*_label_header("control"), "targets", *_k_headers(summary)],
         body=body,
     )
 
@@ -75,28 +85,28 @@ def _difference_table(summary: Summary) -> SummaryTable:
 def _loss_table(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
-        name = _name(group, group["from"])
-        body.append([*name, "all", *map(format_estimate, group["all_targets"]["loss"])])
+        labels = _row_labels(group, group["from"])
+        body.append([*labels, "all", *map(format_estimate, group["all_targets"]["loss"])])
         if group["from"] in group["selected"]:
-            selected = group["selected"][group["from"]]
-            body.append([*name, f"clear with {SOURCES[group['from']]}", *map(format_estimate, selected["loss"])])
+            selected, source = group["selected"][group["from"]], SOURCE_LABELS[group["from"]]
+            body.append([*labels, f"clear gain from {source}", *map(format_estimate, selected["loss"])])
     return SummaryTable(
-        title="share of the gap in loss that k far tokens recover; can exceed 1 with the target objective",
-        header=[*_header("far tokens"), "targets", *_ks(summary)],
+        title="share of the gain that k far tokens recover; it can exceed 1 with the target objective",
+        header=[*_label_header("far tokens"), "targets", *_k_headers(summary)],
         body=body,
     )
 
 
-def _header(source: str) -> list[str]:
+def _label_header(source: str) -> list[str]:
     return ["mode", "objective", source, "measure"]
 
 
-def _ks(summary: Summary) -> list[str]:
+def _k_headers(summary: Summary) -> list[str]:
     return [f"k={k}" for k in summary["ks"]]
 
 
-def _name(group: Mapping[str, Any], source: str) -> list[str]:
-    return [group["mode"], group["knows"], SOURCES[source], group["measure"]]
+def _row_labels(group: Mapping[str, Any], source: str) -> list[str]:
+    return [group["mode"], group["knows"], SOURCE_LABELS[source], group["measure"]]
 
 
 def _interval_note(sources: Sequence[Mapping[str, Any]]) -> str:
@@ -105,7 +115,7 @@ def _interval_note(sources: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_estimate(estimate: Mapping[str, Any]) -> str:
-    """Format an estimate with its interval, or a dash without a value."""
+    """Format an estimate with its interval, or as a dash if it has no value."""
     if estimate["value"] is None:
         return "-"
     bounds = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
