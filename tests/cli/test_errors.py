@@ -328,7 +328,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
         SettingError,
-        r"the laws plant \[1, 2\] tokens; use the same k in all laws",
+        r"the laws plant \[1, 2\] tokens; use the same k for all",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
@@ -771,7 +771,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: sample("text", 9999, 1),
         SettingError,
-        r"length 9999 needs 10000 tokens but this train text has 38\d\d; use at most 38\d\d, or a larger corpus",
+        r"length 9999 needs 10000 tokens, but this train text has 38\d\d tokens; use at most 38\d\d, or a larger",
     ),
     (
         lambda: JSONLTask().sample(length=21, size=1, rng=np.random.default_rng(0)),

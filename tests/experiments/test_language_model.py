@@ -276,7 +276,7 @@ def test_a_comparison_on_text_reports_the_loss_of_each_run(tmp_path):
     task, messages = Text(corpus=str(Path("corpus").absolute())), []
     rows = {"rotary": text_experiment(task), "NoPE": text_experiment(task, encoding=NoPE())}
     comparison = compare(rows, tmp_path / "out", num_seeds=2, jobs=1, device="cpu", report=messages.append)
-    assert comparison.finished
+    assert comparison.is_complete
     last = [row for row in comparison.rows if row["length"] == 32]
     assert [line.split(" s, ")[1] for line in messages] == [
         f"loss {row['loss']:.3f} at context length 32" for row in last

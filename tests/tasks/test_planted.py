@@ -111,9 +111,9 @@ def joint(law: Planted, length: int) -> dict[Outcome, float]:
 def joint_from_law(law: Planted, length: int) -> dict[Outcome, float]:
     """Return ``P(x, S, y)`` from the weights of sets and labels of the law."""
     tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
-    sets, weights = law.set_weights(tokens)
+    sets, weights = law.planted_set_weights(tokens)
     mu = np.where(np.array(law.background) == 0, 1.0, np.array(law.background))
-    of_label = law.label_law[law.codes(tokens[:, sets])]  # batch sets labels
+    of_label = law.label_law[law.tuple_codes(tokens[:, sets])]  # batch sets labels
     probability = (weights * mu[tokens].prod(axis=1)[:, None])[:, :, None] * of_label
     return {
         (tuple(tokens[row].tolist()), tuple(sets[place].tolist()), int(label)): float(probability[row, place, label])
@@ -271,19 +271,19 @@ def test_renaming_the_tokens_does_not_change_the_probabilities(law, rng):
         placement=law.placement,
     )
     tokens = rng.integers(0, law.num_tokens, size=(200, 6))
-    (_, weights), (_, of_renamed) = law.set_weights(order[tokens]), renamed.set_weights(tokens)
+    (_, weights), (_, of_renamed) = law.planted_set_weights(order[tokens]), renamed.planted_set_weights(tokens)
     assert np.allclose(weights, of_renamed, rtol=1e-12, atol=0)
 
 
 @over_laws
 def test_permuting_the_background_tokens_does_not_change_the_probabilities(law, rng):
     tokens = rng.integers(0, law.num_tokens, size=(100, 7))
-    sets, weights = law.set_weights(tokens)
+    sets, weights = law.planted_set_weights(tokens)
     for place, planted_set in enumerate(sets):
         others = np.setdiff1d(np.arange(7), planted_set)
         moved = tokens.copy()
         moved[:, others] = tokens[:, rng.permutation(others)]
-        assert np.allclose(law.set_weights(moved)[1][:, place], weights[:, place], rtol=1e-12, atol=0)
+        assert np.allclose(law.planted_set_weights(moved)[1][:, place], weights[:, place], rtol=1e-12, atol=0)
 
 
 @over_ambiguous
@@ -315,7 +315,7 @@ def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_suppor
 
 def test_a_token_with_background_probability_zero_must_be_planted():
     # c and d have background probability 0, so a set without one of them is impossible.
-    sets, weights = Planted().set_weights(np.array([[2, 3, 0, 0], [2, 3, 2, 0]]))
+    sets, weights = Planted().planted_set_weights(np.array([[2, 3, 0, 0], [2, 3, 2, 0]]))
     assert sets[weights[0] > 0].tolist() == [[0, 1]]
     assert (weights[1] == 0).all()
 

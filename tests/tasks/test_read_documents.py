@@ -91,7 +91,7 @@ def test_documents_are_read_one_at_a_time(folder):
 
 
 INVALID: dict[str, tuple[list[str], str]] = {
-    "no sources": ([], r"^no source of text; use files, folders or dataset:NAME$"),
+    "no sources": ([], r"^no text source; use files, folders or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
         r"^texts/nowhere.txt does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
@@ -209,7 +209,7 @@ def test_a_data_set_that_cannot_be_loaded_raises_a_one_line_error(saved, monkeyp
 
 def test_a_data_set_without_the_datasets_library_raises_an_error(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TextError, match=r"data sets need the datasets library; pip install 'lengthwise\[hf\]'"):
+    with pytest.raises(TextError, match=r"data sets need the datasets library; run pip install 'lengthwise\[hf\]'"):
         list(read_documents(["dataset:someone/something"]))
 
 
@@ -289,5 +289,5 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
     assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
     with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
         list(read_documents(["dataset:a:b:c:d:e"]))
-    with pytest.raises(SettingError, match=r"^0 documents per source is too small; use at least 1$"):
+    with pytest.raises(SettingError, match=r"^max_documents 0 is too small; use at least 1$"):
         list(read_documents(["dataset:a"], max_documents=0))

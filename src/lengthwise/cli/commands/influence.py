@@ -35,7 +35,9 @@ def influence(
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"),
+        typer.Argument(
+            metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"
+        ),
     ] = None,
     documents: Annotated[
         int | None, options.integer("Number of documents to read per TEXT; streams data sets.")

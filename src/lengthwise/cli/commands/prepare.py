@@ -7,13 +7,15 @@ import typer
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_table
 from lengthwise.tasks.text.prepare import corpus_table, prepare_corpus
-from lengthwise.tasks.text.text_records import FORM
+from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 
 
 def prepare(
     texts: Annotated[
         list[str],
-        typer.Argument(metavar="TEXT...", help=f"Files, folders or {FORM}; KIND=TEXT sets the kind of a text."),
+        typer.Argument(
+            metavar="TEXT...", help=f"Files, folders or {SOURCE_FORMAT}; KIND=TEXT sets the kind of a text."
+        ),
     ],
     out: options.Out,
     vocabulary_size: Annotated[int, options.integer("Vocabulary size, including the end token.")] = 2048,

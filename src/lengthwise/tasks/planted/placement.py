@@ -229,7 +229,7 @@ class ByLength:
                 f"until has {len(self.until)} lengths but laws has {len(self.laws)}; use {len(self.until) + 1} laws"
             )
         if len({law.k for law in self.laws}) > 1:
-            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same k in all laws")
+            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same k for all")
         first_law, *later_laws = self.laws
         if self.until and first_law.min_length > self.until[0]:
             raise SettingError(

@@ -1,4 +1,4 @@
-"""A few built-in pages about long texts, enough to test training, not enough for a useful language model."""
+"""Built-in example texts, which are enough to test training but not enough for a useful language model."""
 
 TRAIN_TEXTS = {
     "the ferry": """\

@@ -24,7 +24,7 @@ Tokens = UInt[np.ndarray, " tokens"]
 TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
 # Key of the digest in corpus.json.
 DIGEST = "sha256"
-# Number of tokens that are checked at a time.
+# Number of tokens per step of the content check.
 CHECK_BLOCK = 1 << 22
 
 
@@ -51,18 +51,18 @@ class Corpus:
         return tuple(dict.fromkeys(entry.kind for split in SPLITS for entry in self.documents[split]))
 
     def stream(self, split: str, kind: str | None = None) -> Tokens:
-        """Return the tokens of a split or of one of its kinds; raise ``UnknownNameError`` for an unknown kind."""
+        """Return the tokens of a split, or only of one kind; raise ``UnknownNameError`` for an unknown kind."""
         tokens = self.tokens[split]()
         if kind is None:
             return tokens
         self._check_kind(kind)
         ends = self._ends(split)
         starts = np.concatenate([[0], ends[:-1]])
-        (of_kind,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
-        return tokens[starts[of_kind[0]] : ends[of_kind[-1]]] if len(of_kind) else tokens[:0]
+        (indexes,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
+        return tokens[starts[indexes[0]] : ends[indexes[-1]]] if len(indexes) else tokens[:0]
 
     def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
-        """Return names and tokens of the documents of a split or of one of its kinds, without end tokens."""
+        """Return the names and tokens of the documents of a split, or only of one kind, without end tokens."""
         if kind is not None:
             self._check_kind(kind)
         tokens = self.tokens[split]()
@@ -81,7 +81,7 @@ class Corpus:
 
 
 def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
-    """Return a corpus of bytes from texts by split and name; all texts have the kind ``text``."""
+    """Return a byte-level corpus from ``texts[split][name]``; all texts have the kind ``text``."""
     tokenizer = ByteTokenizer()
     encoded = {split: {name: tokenizer.encode(text) for name, text in texts[split].items()} for split in SPLITS}
     streams = {
@@ -99,7 +99,7 @@ def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
 
 
 def open_corpus(folder: StrPath) -> Corpus:
-    """Open a prepared corpus, whose tokens are read on access; raise ``TextError`` for a damaged corpus."""
+    """Open a prepared corpus, which reads tokens on access; raise ``TextError`` for a damaged corpus."""
     folder = Path(folder)
     facts = read_facts(folder)
     try:
@@ -160,8 +160,8 @@ def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _read_entries(path: Path) -> list[Entry]:
     entries = [Entry(**parse_json(line)) for line in path.read_bytes().splitlines()]
     for entry in entries:
-        has_size = type(entry.num_tokens) is int and entry.num_tokens >= 0
-        if not (has_size and isinstance(entry.name, str) and isinstance(entry.kind, str)):
+        has_valid_size = type(entry.num_tokens) is int and entry.num_tokens >= 0
+        if not (has_valid_size and isinstance(entry.name, str) and isinstance(entry.kind, str)):
             raise ValueError(f"{path.name} has the invalid entry {entry}")
     return entries
 
@@ -170,22 +170,22 @@ def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_si
     """Map the tokens of a file into memory; check them on the first read and after each change of the file."""
     try:
         status = path.stat()
-        # An empty file cannot be mapped.
+        # NumPy cannot map an empty file.
         tokens = np.memmap(path, dtype=dtype, mode="r") if status.st_size else np.empty(0, dtype)
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
     key = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, digest, vocabulary_size)
-    if key not in _VERIFIED:
-        _verify(path, tokens, digest, vocabulary_size)
-        _VERIFIED.add(key)
+    if key not in _VERIFIED_FILES:
+        _verify_tokens(path, tokens, digest, vocabulary_size)
+        _VERIFIED_FILES.add(key)
     return tokens
 
 
-# Files whose content was verified, with the digest and the vocabulary size.
-_VERIFIED: set[tuple[str, int, int, int, str, int]] = set()
+# Identities of files with valid content, together with their digest and vocabulary size.
+_VERIFIED_FILES: set[tuple[str, int, int, int, str, int]] = set()
 
 
-def _verify(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
+def _verify_tokens(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
     actual, largest = hashlib.sha256(), -1
     for first in range(0, len(tokens), CHECK_BLOCK):
         block = tokens[first : first + CHECK_BLOCK]

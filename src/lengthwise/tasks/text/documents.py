@@ -1,4 +1,4 @@
-"""Documents: named texts from files, folders and data sets, read one at a time."""
+"""Documents: named texts from files, folders and data sets, which are read one at a time."""
 
 import hashlib
 import warnings
@@ -10,21 +10,21 @@ from pathlib import Path
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.text_records import (
-    DATASET,
-    FORM,
+    DATASET_PREFIX,
     RECORD_SUFFIXES,
+    SOURCE_FORMAT,
     RecordSource,
     has_records,
     parse_source,
     read_texts,
 )
 
-# Suffixes of text files within a folder. A file that is passed directly may have any suffix.
+# Suffixes of text files that are read from a folder. A file that is passed directly may have any suffix.
 SUFFIXES = (
     *(".txt", ".md", ".rst", ".tex", ".org", ".html", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs"),
     *(".go", ".java", ".js", ".ts", ".rb", ".sh", ".el", ".lua"),
 )
-# Suffixes of files of records within a folder, without .json, which may contain other data.
+# Suffixes of all files that are read from a folder. A .json file may contain other data, so it is excluded.
 FOLDER_SUFFIXES = (*SUFFIXES, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
 # Names of skipped folders, which contain installed packages.
 PACKAGE_FOLDERS = ("site-packages", "dist-packages", "node_modules")
@@ -34,7 +34,7 @@ DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Text with a name: the path as passed, or the data set, split and index."""
+    """Text with a name, which is the path of the file, or the data set, split and index of the record."""
 
     name: str
     text: str
@@ -50,20 +50,20 @@ def read_documents(
     folder that the datasets library saved, or ``dataset:NAME:SPLIT:CONFIG:COLUMN``, where only the name is required.
     With ``max_documents``, data sets of the hub are streamed. Folders are read recursively, sorted by name; only files
     with ``SUFFIXES`` and files of records are read. Hidden, empty and installed files are skipped silently. Files that
-    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``; copies could be in both training
-    and test texts. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
+    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``; a copy could add a test text to
+    the training texts. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
     Raises ``TextError`` for a source that is missing, cannot be read or has no new text.
     """
     names = [str(source) for source in sources]
     if not names:
-        raise TextError("no source of text; use files, folders or dataset:NAME")
+        raise TextError("no text source; use files, folders or dataset:NAME")
     if max_documents is not None and max_documents < 1:
-        raise SettingError(f"{max_documents} documents per source is too small; use at least 1")
-    copies = _CopyFilter({} if digests is None else digests)
+        raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
+    copy_filter = _CopyFilter({} if digests is None else digests)
     for name in names:
-        documents = (each for each in _documents(name, is_streamed=max_documents is not None) if each.text.strip())
-        yield from copies.filter(name, islice(documents, max_documents))
-    copies.warn()
+        documents = (each for each in _read_source(name, is_streamed=max_documents is not None) if each.text.strip())
+        yield from copy_filter.remove_copies(name, islice(documents, max_documents))
+    copy_filter.warn_about_copies()
 
 
 class _CopyFilter:
@@ -72,7 +72,7 @@ class _CopyFilter:
     def __init__(self, first_names: dict[bytes, str]) -> None:
         self.first_names, self.copies = first_names, list[tuple[str, str]]()
 
-    def filter(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
+    def remove_copies(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents of a source that are not copies; raise ``TextError`` if all documents are copies."""
         num_new, num_copies = 0, len(self.copies)
         for document in documents:
@@ -89,7 +89,7 @@ class _CopyFilter:
             raise TextError(f"{source} has only copies of other texts, such as {self.copies[-1][1]}; remove it")
         raise TextError(f"{source} has no text; use a file with text, or a folder of {', '.join(SUFFIXES[:4])}...")
 
-    def warn(self) -> None:
+    def warn_about_copies(self) -> None:
         if not self.copies:
             return
         name, first = self.copies[0]
@@ -100,30 +100,30 @@ class _CopyFilter:
         )
 
 
-def _documents(source: str, *, is_streamed: bool) -> Iterator[Document]:
+def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
     path = Path(source)
-    if source.startswith(DATASET):
-        yield from _records(parse_source(source.removeprefix(DATASET)), is_streamed=is_streamed)
+    if source.startswith(DATASET_PREFIX):
+        yield from _record_documents(parse_source(source.removeprefix(DATASET_PREFIX)), is_streamed=is_streamed)
     elif (path.is_file() and has_records(path)) or any((path / name).is_file() for name in DATASET_FILES):
-        yield from _records(RecordSource(name=source))
+        yield from _record_documents(RecordSource(name=source))
     elif path.is_dir():
         yield from _folder_documents(path)
     elif path.exists():
         yield Document(name=source, text=_read_text(path))
     else:
-        raise TextError(f"{source} does not exist; use a file, a folder or {FORM}")
+        raise TextError(f"{source} does not exist; use a file, a folder or {SOURCE_FORMAT}")
 
 
-def _records(source: RecordSource, *, is_streamed: bool = False) -> Iterator[Document]:
+def _record_documents(source: RecordSource, *, is_streamed: bool = False) -> Iterator[Document]:
     for name, text in read_texts(source, is_streamed=is_streamed):
         yield Document(name=name, text=text)
 
 
 def _folder_documents(folder: Path) -> Iterator[Document]:
     skipped = []
-    for path in _files(folder):
+    for path in _list_files(folder):
         if has_records(path):
-            yield from _records(RecordSource(name=str(path)))
+            yield from _record_documents(RecordSource(name=str(path)))
             continue
         try:
             text = _read_text(path)
@@ -139,7 +139,7 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
         )
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -148,9 +148,9 @@ def _files(folder: Path) -> Iterator[Path]:
         if entry.name.startswith(".") or entry.name in PACKAGE_FOLDERS:
             continue
         if entry.is_dir():
-            # Links are not followed, because a link could point to a parent folder.
+            # Do not follow links, because a link could point to a parent folder.
             if not entry.is_symlink():
-                yield from _files(entry)
+                yield from _list_files(entry)
         elif entry.name.lower().endswith(FOLDER_SUFFIXES) and entry.is_file():
             yield entry
 

@@ -1,4 +1,4 @@
-"""Preparation of a corpus folder from texts: a tokenizer, the tokens of two splits, and facts about both."""
+"""Preparation of a corpus folder from texts: a tokenizer, the tokens of two splits, and facts about the corpus."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, with_digest
 from lengthwise.tasks.text.documents import Document, read_documents
-from lengthwise.tasks.text.text_records import DATASET
+from lengthwise.tasks.text.text_records import DATASET_PREFIX
 from lengthwise.tasks.text.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
 
 # Minimum vocabulary: all bytes and the end token.
@@ -25,21 +25,21 @@ MIN_VOCABULARY = 257
 # The tokenizers library allocates memory for the whole vocabulary, and ends the process if memory is insufficient.
 MAX_VOCABULARY = 1 << 20
 
-Report = Callable[[str, int, int | None], None]
-Part = tuple[str, str, Document]
+ReportFunction = Callable[[str, int, int | None], None]
+CorpusPart = tuple[str, str, Document]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """Kind of text with its sources, the sizes of its documents in bytes, and the indexes of held-out documents.
 
-    If a kind has a single document, ``cut`` is the number of training characters.
+    If a kind has a single document, ``num_train_characters`` is the number of characters before the held-out part.
     """
 
     sources: tuple[str, ...]
     sizes: tuple[int, ...]
     held_out: frozenset[int]
-    cut: int | None
+    num_train_characters: int | None
 
 
 @check_arguments
@@ -50,16 +50,16 @@ def prepare_corpus(
     vocabulary_size: int = 2048,
     held_out: float = 0.1,
     seed: int = 0,
-    report: Report = lambda stage, done, total: None,
+    report: ReportFunction = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Write a corpus into ``out`` and return its facts; write nothing after an error or an interruption.
 
-    A source is a source of ``read_documents``, optionally with a prefix ``KIND=``. The default kind is the name of the
-    folder or data set. About a share ``held_out`` of the bytes of each kind is held out: random whole documents, or the
-    end of a single document. The tokenizer is a byte pair encoding with at most ``vocabulary_size`` tokens, trained
-    only on the training split. Copies of a text are skipped, so that training does not include held-out texts. Sources
-    are read three times. The same texts give the same files. ``report`` receives the stage, the number of finished
-    documents, and the total number of documents if it is known.
+    Each source is a file, folder or data set (see ``read_documents``), with an optional prefix ``KIND=``. The default
+    kind is the name of the folder or data set. ``held_out`` is the approximate share of the bytes of each kind to hold
+    out: random complete documents, or the end of a single document. The tokenizer is a byte pair encoding with at
+    most ``vocabulary_size`` tokens, trained only on the training split. Copies of a text are skipped, so that training
+    does not include held-out texts. Sources are read three times. The same texts and settings give the same files.
+    ``report`` receives the stage, the number of finished documents, and the total number of documents if it is known.
     """
     out = Path(out)
     if vocabulary_size < MIN_VOCABULARY:
@@ -69,10 +69,10 @@ def prepare_corpus(
     if not 0 <= held_out < 1:
         raise SettingError(f"invalid held-out share {held_out}; use 0 or more and less than 1, such as 0.1")
     check_output_folder(out)
-    kinds = _survey(_by_kind(sources), held_out, seed, report)
+    kinds = _select_held_out(_group_by_kind(sources), held_out, seed, report)
     total = sum(len(kind.sizes) for kind in kinds.values())
     with atomic_folder(out) as folder, warnings.catch_warnings():
-        # The survey has already raised these warnings.
+        # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_with_report(_parts(kinds), "learning tokens", total, report), vocabulary_size)
         write_atomically(folder / TOKENIZER, tokenizer.content)
@@ -105,24 +105,26 @@ def corpus_table(facts: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def _by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
+def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
     by_kind: dict[str, list[str]] = {}
     for source in sources:
         kind, _, name = source.partition("=")
         path = Path(source)
         if kind and name and not path.exists():
             by_kind.setdefault(kind, []).append(name)
-        elif source.startswith(DATASET):
-            by_kind.setdefault(source.removeprefix(DATASET).partition(":")[0], []).append(source)
+        elif source.startswith(DATASET_PREFIX):
+            by_kind.setdefault(source.removeprefix(DATASET_PREFIX).partition(":")[0], []).append(source)
         else:
             folder = path.absolute() if path.is_dir() else path.absolute().parent
             by_kind.setdefault(folder.resolve().name, []).append(source)
     if not by_kind:
-        raise TextError("no source of text; use files, folders or dataset:NAME")
+        raise TextError("no text source; use files, folders or dataset:NAME")
     return by_kind
 
 
-def _survey(by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: Report) -> dict[str, _Kind]:
+def _select_held_out(
+    by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: ReportFunction
+) -> dict[str, _Kind]:
     """Read all sources once and select the held-out documents."""
     kinds, done = {}, 0
     digests: dict[bytes, str] = {}
@@ -138,13 +140,13 @@ def _survey(by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, re
             sources=tuple(sources),
             sizes=tuple(sizes),
             held_out=frozenset() if is_single or held_out == 0 else _sample_held_out(sizes, held_out, rng),
-            cut=_cut(document.text, held_out) if is_single else None,
+            num_train_characters=_split_index(document.text, held_out) if is_single else None,
         )
     return kinds
 
 
 def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generator) -> frozenset[int]:
-    """Sample documents until they have the share of all bytes: at least one document, and never all documents."""
+    """Sample documents until they have this share of all bytes, but at least one document and never all documents."""
     held_out: list[int] = []
     for index in rng.permutation(len(sizes))[:-1].tolist():
         if sum(sizes[other] for other in held_out) >= share * sum(sizes):
@@ -153,39 +155,43 @@ def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generato
     return frozenset(held_out)
 
 
-def _cut(text: str, share: float) -> int:
+def _split_index(text: str, share: float) -> int:
     """Return the index of the first held-out character, at the start of a line if possible."""
-    place = max(1, round(len(text) * (1 - share)))
-    line = text.find("\n", place) + 1
-    cut = line if 0 < line < len(text) else place
-    if cut >= len(text):
+    target = max(1, round(len(text) * (1 - share)))
+    line_start = text.find("\n", target) + 1
+    index = line_start if 0 < line_start < len(text) else target
+    if index >= len(text):
         raise TextError(f"a text of {len(text)} characters is too short to split; use more text, or --held-out 0")
-    return cut
+    return index
 
 
-def _parts(kinds: Mapping[str, _Kind]) -> Iterator[Part]:
-    """Yield the split, kind and document of each part in survey order; raise ``TextError`` if texts have changed."""
+def _parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
+    """Yield the split, kind and document of each part in source order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for name, kind in kinds.items():
         sizes = []
         for number, document in enumerate(read_documents(kind.sources, digests=digests)):
             sizes.append(len(document.text.encode()))
-            if kind.cut is None:
+            if kind.num_train_characters is None:
                 yield (HELD_OUT if number in kind.held_out else TRAIN), name, document
                 continue
-            yield TRAIN, name, Document(name=document.name, text=document.text[: kind.cut])
-            yield HELD_OUT, name, Document(name=f"{document.name} (end)", text=document.text[kind.cut :])
+            yield TRAIN, name, Document(name=document.name, text=document.text[: kind.num_train_characters])
+            yield (
+                HELD_OUT,
+                name,
+                Document(name=f"{document.name} (end)", text=document.text[kind.num_train_characters :]),
+            )
         if tuple(sizes) != kind.sizes:
             raise TextError(f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again")
 
 
-def _with_report(parts: Iterator[Part], stage: str, total: int, report: Report) -> Iterator[Part]:
+def _with_report(parts: Iterator[CorpusPart], stage: str, total: int, report: ReportFunction) -> Iterator[CorpusPart]:
     for done, part in enumerate(parts):
         yield part
         report(stage, min(done + 1, total), total)
 
 
-def _train_tokenizer(parts: Iterator[Part], vocabulary_size: int) -> BytePairTokenizer:
+def _train_tokenizer(parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -202,11 +208,11 @@ def _train_tokenizer(parts: Iterator[Part], vocabulary_size: int) -> BytePairTok
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
-    """Return the smallest unsigned integer type for all token IDs."""
+    """Return the smallest unsigned integer type that can represent all token IDs."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def _write_tokens(parts: Iterator[Part], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
+def _write_tokens(parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
     """Write the tokens and documents of both splits, and return their facts."""
     dtype = token_type(len(tokenizer.pieces))
     totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
@@ -215,17 +221,17 @@ def _write_tokens(parts: Iterator[Part], tokenizer: BytePairTokenizer, folder: P
     list_digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
-        lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
+        document_lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
         for split, kind, document in parts:
             tokens = np.array([*tokenizer.encode(document.text), END], dtype=dtype)
             files[split].write(tokens.tobytes())
             digests[split].update(tokens.tobytes())
             entry = Entry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)
             line = json.dumps(asdict(entry)).encode() + b"\n"
-            lists[split].write(line)
+            document_lists[split].write(line)
             list_digests[split].update(line)
-            of_kind = by_kind.setdefault(kind, {split: dict.fromkeys(totals[TRAIN], 0) for split in SPLITS})
-            for counts in (totals[split], of_kind[split]):
+            kind_totals = by_kind.setdefault(kind, {split: dict.fromkeys(totals[TRAIN], 0) for split in SPLITS})
+            for counts in (totals[split], kind_totals[split]):
                 counts["documents"] += 1
                 counts["tokens"] += len(tokens)
                 counts["bytes"] += len(document.text.encode())

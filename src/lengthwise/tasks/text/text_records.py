@@ -1,4 +1,4 @@
-"""Texts from records: plain or compressed JSON files, and data sets of the datasets library."""
+"""Texts from records in plain or compressed JSON files, and in data sets of the datasets library."""
 
 import gzip
 import zlib
@@ -10,40 +10,42 @@ from typing import Any
 from lengthwise.core.errors import TextError
 from lengthwise.core.json_parsing import parse_json
 
-DATASET, TEXT = "dataset:", "text"
-FORM = f"{DATASET}NAME:SPLIT:CONFIG:COLUMN"
-# Suffixes of files with one JSON object per line or a list of JSON objects.
+DATASET_PREFIX, DEFAULT_COLUMN = "dataset:", "text"
+SOURCE_FORMAT = f"{DATASET_PREFIX}NAME:SPLIT:CONFIG:COLUMN"
+# Suffixes of files that contain one JSON object per line, or a list of JSON objects.
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource:
-    """Data set or file of records; an empty ``split`` means all splits, an empty ``config`` the default config."""
+    """Data set or file of records; an empty ``split`` selects all splits, an empty ``config`` the default."""
 
     name: str
     split: str = ""
     config: str = ""
-    column: str = TEXT
+    column: str = DEFAULT_COLUMN
 
 
 def parse_source(source: str) -> RecordSource:
-    """Parse ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; raise ``TextError`` for more parts."""
+    """Parse ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; raise ``TextError`` for more than four parts."""
     if Path(source).exists():
         return RecordSource(name=source)
     name, *parts = source.split(":")
     if len(parts) > 3:
-        raise TextError(f"{DATASET}{source} has {len(parts) + 1} parts; use {FORM}, where parts may be empty")
+        raise TextError(
+            f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use {SOURCE_FORMAT}, where parts may be empty"
+        )
     split, config, column = parts + [""] * (3 - len(parts))
-    return RecordSource(name=name, split=split, config=config, column=column if column else TEXT)
+    return RecordSource(name=name, split=split, config=config, column=column if column else DEFAULT_COLUMN)
 
 
 def has_records(path: Path) -> bool:
-    """Return True if the suffix of a file is a suffix of record files."""
+    """Return True if a path ends with one of ``RECORD_SUFFIXES``."""
     return path.name.lower().endswith(RECORD_SUFFIXES)
 
 
 def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each record, or "" for null; ``is_streamed`` avoids a full download of hub data sets."""
+    """Yield the name and text of each record; null becomes "". ``is_streamed`` streams data sets from the hub."""
     path = Path(source.name)
     records = (
         _file_records(path)
@@ -54,8 +56,8 @@ def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[t
         if not isinstance(record, Mapping) or source.column not in record:
             content = f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
             raise TextError(
-                f"{name} has no column '{source.column}' (it has {content}); set the text column with {FORM}, such as "
-                f"{DATASET}{source.name}:{source.split}:{source.config}:content"
+                f"{name} has no column '{source.column}' (it has {content}); set the text column with {SOURCE_FORMAT}, "
+                f"such as {DATASET_PREFIX}{source.name}:{source.split}:{source.config}:content"
             )
         text = record[source.column]
         if not isinstance(text, str | None):
@@ -94,23 +96,23 @@ def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tup
 
 def _splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:
     try:
-        import datasets  # noqa: PLC0415  (a slow import that few users need)
+        import datasets  # noqa: PLC0415  (a slow import of an optional dependency)
     except ImportError:
-        raise TextError("data sets need the datasets library; pip install 'lengthwise[hf]'") from None
+        raise TextError("data sets need the datasets library; run pip install 'lengthwise[hf]'") from None
     name, split = source.name, source.split
     try:
         if Path(name).is_dir():
-            loaded = datasets.load_from_disk(name)
+            dataset = datasets.load_from_disk(name)
         else:
             config = [source.config] if source.config else []
-            loaded = datasets.load_dataset(name, *config, **({"streaming": True} if is_streamed else {}))
-    except Exception as error:  # any error of the library, the hub or the files of the data set
+            dataset = datasets.load_dataset(name, *config, **({"streaming": True} if is_streamed else {}))
+    except Exception as error:  # The library, the hub and the files can raise any error.
         lines = str(error).splitlines()
         raise TextError(
             f"data set {name} cannot be loaded ({type(error).__name__}: {lines[0] if lines else 'no message'}); "
-            f"use the name of a data set on the hub ({FORM}), or a folder of save_to_disk"
+            f"use the name of a data set on the hub ({SOURCE_FORMAT}), or a folder of save_to_disk"
         ) from None
-    splits = dict(loaded) if isinstance(loaded, Mapping) else {str(loaded.split or "rows"): loaded}
+    splits = dict(dataset) if isinstance(dataset, Mapping) else {str(dataset.split or "rows"): dataset}
     if split and split not in splits:
         raise TextError(f"data set {name} has no split '{split}'; use one of {', '.join(map(str, splits))}")
     return {split: splits[split]} if split else splits

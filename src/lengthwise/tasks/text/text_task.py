@@ -29,7 +29,7 @@ from lengthwise.tasks.text.corpus import (
 )
 from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
-# Number of tokens for the continuation of a prompt.
+# Number of tokens after a prompt that are reserved for the continuation.
 CONTINUATION_ROOM = 64
 
 
@@ -40,7 +40,7 @@ class Text:
     A sequence starts at a random token; end tokens separate documents. ``corpus`` is a folder from ``prepare_corpus``;
     the default is a few built-in pages with one token per byte. Sequences are sampled from ``split``, and only from
     ``kind`` if it is set. There are several valid answers, so evaluation measures the loss on held-out documents.
-    ``run_folder``, never saved, is the run whose stored tokenizer is used.
+    ``run_folder`` is a run with a tokenizer that the task uses; it is never saved.
     """
 
     corpus: str | None = None
@@ -49,7 +49,7 @@ class Text:
     run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "running text with each token predicted from the preceding tokens; graded by loss"
+    summary: ClassVar[str] = "predict each token of a text from the preceding tokens; graded by loss"
     paper: ClassVar[str] = "Bengio et al. 2003, A Neural Probabilistic Language Model"
     version: ClassVar[int] = 1
 
@@ -65,7 +65,7 @@ class Text:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """No separators, because a text has no prompt and response."""
+        """Empty tuple, because a text has no prompt and no response."""
         return ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -74,7 +74,7 @@ class Text:
         stream = self._corpus.stream(self.split, self.kind)
         if len(stream) <= length:
             raise SettingError(
-                f"length {length} needs {length + 1} tokens but this {self.split} text has {len(stream)}; "
+                f"length {length} needs {length + 1} tokens, but this {self.split} text has {len(stream)} tokens; "
                 f"use at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
         starts = rng.integers(0, len(stream) - length, size=size)
@@ -110,7 +110,7 @@ class Text:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the run if the task is loaded from a run, otherwise of the corpus."""
+        """Tokenizer of the corpus, or tokenizer of the run if the task is loaded from a run."""
         if self.corpus is None:
             return ByteTokenizer()
         return read_tokenizer(Path(self.corpus if self.run_folder is None else self.run_folder))
@@ -130,11 +130,11 @@ class Text:
         return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(facts).hexdigest()}
 
     def from_run_folder(self, folder: Path) -> "Text":
-        """Return the same task with the tokenizer of a run."""
+        """Return a copy of the task with the tokenizer of a run."""
         return self if self.corpus is None else replace(self, run_folder=str(folder))
 
     def placeholder_example(self) -> Examples:
-        """Return a sequence of two tokens."""
+        """Return one example that consists of two tokens."""
         return self.lay_out(np.zeros((1, 2), dtype=np.int64))
 
     @cached_property
@@ -143,7 +143,7 @@ class Text:
             return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
         corpus = open_corpus(Path(self.corpus))
         if self.run_folder is not None and _facts(self.run_folder) != _facts(self.corpus):
-            # Another corpus can have other tokens, or held-out documents that are in the training split of the run.
+            # Another corpus can have another tokenizer, or held-out documents from the training split of the run.
             raise TextError(
                 f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {FACTS} differs); "
                 "use the corpus of the run with --corpus"

@@ -1,4 +1,4 @@
-"""Tokenizers that map text to token IDs, and the bytes of each token."""
+"""Tokenizers that map text to token IDs and provide the bytes of each token."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 from lengthwise.core.errors import TextError
 from lengthwise.core.json_parsing import parse_json
 
-# ID of the end token after each document, equal for all tokenizers.
+# ID of the end token, which follows each document and is equal for all tokenizers.
 END = 0
-# End token in a tokenizer file. The same characters within a text are not an end token.
+# Name of the end token in a tokenizer file. These characters are ordinary text within a document.
 END_TEXT = "<|end|>"
 
 
@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """Bytes of each token; empty for the end token."""
+        """Bytes of each token; the end token has no bytes."""
         ...
 
     def encode(self, text: str) -> Sequence[int]:
@@ -40,7 +40,7 @@ class ByteTokenizer:
         return (b"", *(bytes([value]) for value in range(256)))
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the bytes, counted from 1."""
+        """Return the UTF-8 bytes as token IDs, each increased by 1."""
         return [value + 1 for value in text.encode()]
 
 
@@ -55,9 +55,9 @@ class BytePairTokenizer:
         self.content = content
         try:
             ids: dict[str, int] = parse_json(content)["model"]["vocab"]
-            texts = sorted(ids, key=ids.__getitem__)
-            self.pieces = tuple(b"" if text == END_TEXT else _piece_bytes(text) for text in texts)
-            is_valid = sorted(ids.values()) == list(range(len(ids))) and texts[END] == END_TEXT
+            token_texts = sorted(ids, key=ids.__getitem__)
+            self.pieces = tuple(b"" if text == END_TEXT else _piece_bytes(text) for text in token_texts)
+            is_valid = sorted(ids.values()) == list(range(len(ids))) and token_texts[END] == END_TEXT
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
         if not is_valid:
@@ -72,9 +72,9 @@ class BytePairTokenizer:
 def tokenizers_library() -> Any:
     """Return the tokenizers library; raise ``TextError`` with the install command if it is missing."""
     try:
-        import tokenizers  # noqa: PLC0415  (few users need it)
+        import tokenizers  # noqa: PLC0415  (an optional dependency)
     except ImportError:
-        raise TextError("text needs the tokenizers library; pip install 'lengthwise[text]'") from None
+        raise TextError("text needs the tokenizers library; run pip install 'lengthwise[text]'") from None
     return tokenizers
 
 
@@ -90,17 +90,19 @@ def format_piece(piece: bytes) -> str:
 
 def _piece_bytes(text: str) -> bytes:
     """Decode a token of the file, which has one printable character per byte (Radford et al. 2019, GPT-2)."""
-    return bytes(_BYTES[character] for character in text)
+    return bytes(_BYTE_OF_CHARACTER[character] for character in text)
 
 
 def _byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [value for value in range(256) if value not in printable]
-    # All other bytes are written as characters from 256 on.
-    return {chr(value): value for value in printable} | {chr(256 + place): other for place, other in enumerate(others)}
+    unprintable = [value for value in range(256) if value not in printable]
+    # The file represents all other bytes by the characters from 256 on.
+    return {chr(value): value for value in printable} | {
+        chr(256 + index): value for index, value in enumerate(unprintable)
+    }
 
 
-_BYTES = _byte_table()
+_BYTE_OF_CHARACTER = _byte_table()
 
 
 @lru_cache(maxsize=8)
