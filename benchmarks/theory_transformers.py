@@ -197,7 +197,7 @@ def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
             "times": times,
             "read": len(symbols),
             "trained": float(np.mean([symbol_leakage(short[-1], symbol) for symbol in symbols])),
-            "predicted": float(np.mean([curve.at(times * LONGEST) for curve in curves])),
+            "predicted": float(np.mean([curve.risk_at(times * LONGEST) for curve in curves])),
             "measured": float(np.mean([symbol_leakage(far, symbol) for symbol in symbols])),
         }
 
@@ -226,10 +226,10 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "name": name,
             "trained": risks[-1],
-            "predicted": fit_odds(SHORT, risks, 1 - 1 / SYMBOLS).at(4 * LONGEST),
+            "predicted": fit_odds(SHORT, risks, 1 - 1 / SYMBOLS).risk_at(4 * LONGEST),
             "measured": float(far.risk.mean()),
             "leakage_trained": leaks[-1],
-            "leakage_predicted": fit_odds(SHORT, leaks, 1.0).at(4 * LONGEST),
+            "leakage_predicted": fit_odds(SHORT, leaks, 1.0).risk_at(4 * LONGEST),
             "leakage_measured": float(far.leakage[:, head].mean()),
         }
 

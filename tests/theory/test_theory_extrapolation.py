@@ -55,7 +55,7 @@ def test_with_one_background_weight_the_odds_law_is_exact(score):
     assert limit_risk(law, attention) == pytest.approx(1)
     for limit in (1.0, None):
         curve = fit_odds(SHORT, risks, limit)
-        assert curve.at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
+        assert curve.risk_at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
         assert curve.limit == pytest.approx(1, rel=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_lengths_up_to_16_predict_the_risk_at_512_within_2_percent_and_the_secan
     attention = pair_reader(rng, 7.0, 0.7)
     risks = laplace_risks(PAIRS, attention, SHORT, loss)
     exact = laplace_risk(PAIRS, attention, 512, loss)
-    assert fit_odds(SHORT, risks, limit_risk(PAIRS, attention, loss)).at(512) == pytest.approx(exact, rel=0.02)
+    assert fit_odds(SHORT, risks, limit_risk(PAIRS, attention, loss)).risk_at(512) == pytest.approx(exact, rel=0.02)
     assert secant(SHORT, risks, 512) > 1.3 * exact
 
 
@@ -139,7 +139,7 @@ def test_a_temperature_that_grows_with_the_length_preserves_the_risk(rng):
 
 
 def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
-    return np.array([law.at(length) for length in SHORT]) + noise * rng.normal(size=len(SHORT))
+    return np.array([law.risk_at(length) for length in SHORT]) + noise * rng.normal(size=len(SHORT))
 
 
 @pytest.mark.parametrize("limit", [0.5, None], ids=["known", "fitted"])
@@ -148,14 +148,14 @@ def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(limit, rng):
     covers = []
     for _ in range(200):
         low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
-        covers.append(low <= truth.at(64) <= high)
+        covers.append(low <= truth.risk_at(64) <= high)
     assert 0.9 <= np.mean(covers) <= 0.99
 
 
 def test_a_horizon_is_the_length_at_which_the_curve_reaches_a_risk():
     law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
     assert law.limit == pytest.approx(0.5)
-    assert law.at(law.horizon(0.3)) == pytest.approx(0.3)
+    assert law.risk_at(law.horizon(0.3)) == pytest.approx(0.3)
     assert law.horizon(0.5) == law.horizon(0.7) == math.inf
     assert law.horizon(0.005) == 0
     flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
@@ -166,13 +166,13 @@ def test_convex_risks_are_extrapolated_by_a_straight_line_and_falling_risks_by_a
     straight = fit_odds(SHORT, [0.01 * length**1.5 for length in SHORT], None)
     assert straight.parameters[2] == 0
     assert straight.limit == math.inf
-    assert straight.at(64) == pytest.approx(np.polyval(np.polyfit(SHORT, 0.01 * np.array(SHORT) ** 1.5, 1), 64))
+    assert straight.risk_at(64) == pytest.approx(np.polyval(np.polyfit(SHORT, 0.01 * np.array(SHORT) ** 1.5, 1), 64))
     falling = fit_odds(SHORT, [0.3 / length for length in SHORT], 1.0)
-    assert falling.at(10) == falling.at(1000) == pytest.approx(np.mean([0.3 / length for length in SHORT]))
+    assert falling.risk_at(10) == falling.risk_at(1000) == pytest.approx(np.mean([0.3 / length for length in SHORT]))
 
 
 def test_the_curve_of_a_risk_at_its_limit_is_constant():
-    assert fit_odds([8, 16], [0.5, 0.5], 0.5).at(4096) == pytest.approx(0.5)
+    assert fit_odds([8, 16], [0.5, 0.5], 0.5).risk_at(4096) == pytest.approx(0.5)
 
 
 def test_there_is_no_interval_without_degrees_of_freedom():

@@ -72,7 +72,7 @@ def test_the_risk_of_a_trained_head_follows_the_odds_law_far_beyond_training(see
     far = (32, 64, 128, 256, 512)
     exact = laplace_risks(LAW, tables, far, TotalVariation())
     assert exact[-1] > 0.005
-    assert odds.at(512) == pytest.approx(exact[-1], rel=0.1)
+    assert odds.risk_at(512) == pytest.approx(exact[-1], rel=0.1)
     # Before it saturates, the risk is about proportional to the length.
     assert 0.8 <= np.polyfit(np.log(far), np.log(exact), 1)[0] <= 1.1
 

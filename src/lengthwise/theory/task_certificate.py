@@ -58,7 +58,7 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     Raises ``SettingError`` for a task without ``support``.
     """
     check_test_lengths(trained, lengths)
-    structures = tuple(structure(task, length, seed) for length in sorted({trained, *lengths}))
+    structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
     train_structure, *test_structures = structures
     assumptions = (
         _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
@@ -88,7 +88,7 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     )
 
 
-def structure(task: Task, length: int, seed: int) -> Structure:
+def measure_structure(task: Task, length: int, seed: int) -> Structure:
     """Measure example answers of one length; raises ``SettingError`` for a task without ``support``."""
     examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:

@@ -15,7 +15,7 @@ from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
 from lengthwise.evaluation.forecast.probes import MAX_TOKENS, RequiredTokens
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.theory.planted_law_certificate import Assumption
-from lengthwise.theory.task_certificate import structure
+from lengthwise.theory.task_certificate import measure_structure
 
 # Minimum accuracy at a length that counts as solved.
 ACCURACY_THRESHOLD = 0.9
@@ -42,7 +42,7 @@ def measure_assumptions(
     model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: Fidelity, max_length: int
 ) -> Iterator[Assumption]:
     """Yield the assumptions in the order of the theory; ``queries`` must have the longest training length."""
-    k = structure(model.task, model.max_train_length, model.seed).k
+    k = measure_structure(model.task, model.max_train_length, model.seed).k
     measured_k = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
     result = (
         f"an answer depends on up to {k} tokens, including the previous token (declared by the task); this run "

@@ -126,7 +126,7 @@ class CoupledAttention:
         )
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return the mean of the values over all C(length, k) sets by weight, or the default if no set has weight."""
+        """Return the weighted mean of the values over all sets, or the default if no set has weight."""
         return weighted_mean(*self.score_sets(tokens, self.coupling(tokens.shape[1])), self.default)
 
     def score_sets(

@@ -145,7 +145,7 @@ class JointWeight:
     log_planted: Float[np.ndarray, "shapes tuples"]
 
     def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
-        """Return kappa from ``swap_ratio``: each crossing set is matched with a set of the whole sequence."""
+        """Return kappa from ``swap_ratio``: each crossing set has a partner among the sets of the full sequence."""
         return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
 
     def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:

@@ -243,7 +243,7 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     odds = fit_odds(matching_lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT))
     low, high = odds.interval(length)
     return Prediction(
-        length=length, odds=odds.at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
+        length=length, odds=odds.risk_at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
     )
 
 

@@ -35,9 +35,9 @@ CoverType = type[GridCover] | type[ProportionalCover]
 
 @runtime_checkable
 class Bound(Protocol):
-    """An upper bound on the risk at the test length that checks its own conditions.
+    """Upper bound on the risk at the test length, which checks its own conditions.
 
-    Tables contain ``name``; ``provenance`` is "paper", "reconstructed" or "derived here".
+    Tables show bounds by ``name``; ``provenance`` is "paper", "reconstructed" or "derived here".
     """
 
     name: ClassVar[str]

@@ -181,7 +181,7 @@ class KnownScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledKnownScores:
-    """Estimate of ``KnownScores`` from ``samples`` sequences.
+    """Upper confidence bound on ``KnownScores`` from ``samples`` sequences.
 
     The bound is invalid with probability at most ``failure_probability``. Summands are sampled in proportion to their
     weights, and the empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).

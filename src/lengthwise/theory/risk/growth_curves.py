@@ -44,7 +44,7 @@ class OddsLaw:
             return b / c
         return math.inf if b > 0 else a
 
-    def at(self, length: int | float) -> float:
+    def risk_at(self, length: int | float) -> float:
         """Return the risk at a length."""
         a, b, c = self.parameters.tolist()
         return (a + b * length) / (1 + c * length)
@@ -56,11 +56,11 @@ class OddsLaw:
         """
         if self.degrees_of_freedom < 1:
             return None, None
-        gradient = np.array([1.0, length, -length * self.at(length)]) / (1 + self.parameters[2] * length)
+        gradient = np.array([1.0, length, -length * self.risk_at(length)]) / (1 + self.parameters[2] * length)
         margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(
             max(0.0, float(gradient @ self.covariance @ gradient))
         )
-        return max(0.0, self.at(length) - margin), self.at(length) + margin
+        return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
 
     def horizon(self, risk: float) -> float:
         """Return the length above which the risk exceeds ``risk``: infinite if it never does, 0 if it always does."""

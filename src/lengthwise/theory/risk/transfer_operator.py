@@ -22,24 +22,24 @@ MAX_LOG_EXPONENT = 700.0
 
 
 @dataclass(frozen=True, slots=True)
-class Dual:
+class DualNumbers:
     """Dual numbers by cost: operators and their derivatives, multiplied by the product rule."""
 
     value: Float[np.ndarray, "#costs s from to"]
     derivative: Float[np.ndarray, "costs s from to"]
 
-    def __matmul__(self, other: "Dual") -> "Dual":
+    def __matmul__(self, other: "DualNumbers") -> "DualNumbers":
         """Apply this operator first and ``other`` second."""
-        return Dual(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
+        return DualNumbers(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
 
-    def __add__(self, other: "Dual") -> "Dual":
+    def __add__(self, other: "DualNumbers") -> "DualNumbers":
         """Add the values and the derivatives separately."""
-        return Dual(self.value + other.value, self.derivative + other.derivative)
+        return DualNumbers(self.value + other.value, self.derivative + other.derivative)
 
-    def times(self, weight: Float[np.ndarray, " costs"] | float) -> "Dual":
+    def times(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
         """Multiply by one weight per cost."""
         by_cost = np.reshape(weight, (-1, 1, 1, 1))
-        return Dual(self.value * by_cost, self.derivative * by_cost)
+        return DualNumbers(self.value * by_cost, self.derivative * by_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +175,9 @@ class _Operator:
         self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_LOG_EXPONENT))  # s states tokens
         self.decay = np.exp(-self.exponent)
         self.cost = chain.cost()
-        self.powers: dict[tuple[int, ...], list[tuple[Dual, Dual]]] = {}
+        self.powers: dict[tuple[int, ...], list[tuple[DualNumbers, DualNumbers]]] = {}
 
-    def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Dual:
+    def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
         """Return the operator of a full sequence with the planted set, summed over all starts of the set."""
         without_planted = self._identity(np.eye(1, self.chain.num_states))
         with_planted = without_planted.times(np.zeros(len(self.insertion.weights)))
@@ -190,12 +190,12 @@ class _Operator:
 
     def _add_starts(
         self,
-        without_planted: Dual,
-        with_planted: Dual,
+        without_planted: DualNumbers,
+        with_planted: DualNumbers,
         planted: Int[np.ndarray, " k"],
         probability: float,
         num_starts: int,
-    ) -> tuple[Dual, Dual]:
+    ) -> tuple[DualNumbers, DualNumbers]:
         """Add consecutive starts with the same probability."""
         # A matrix product costs as much as one step for each state.
         if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
@@ -210,7 +210,7 @@ class _Operator:
                 without_planted = without_planted @ background
         return without_planted, with_planted
 
-    def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[Dual, Dual]:
+    def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
         """Return the operator of ``2 ** bit`` background tokens, and its sum over all insertions of the planted set."""
         powers = self.powers.setdefault(tuple(planted.tolist()), [])
         if not powers:
@@ -221,7 +221,7 @@ class _Operator:
             powers.append((background @ background, inserted @ background + background @ inserted))
         return powers[bit]
 
-    def _insert(self, prefix: Dual, planted: Int[np.ndarray, " k"]) -> Dual:
+    def _insert(self, prefix: DualNumbers, planted: Int[np.ndarray, " k"]) -> DualNumbers:
         """Append the planted tokens and the background between them; sum over the planted tuples."""
         last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
         inserted = prefix.times(np.zeros(len(self.insertion.weights)))
@@ -234,8 +234,11 @@ class _Operator:
         return inserted
 
     def _step(
-        self, prefix: Dual, token: int | None = None, cost: Float[np.ndarray, "costs states tokens"] | None = None
-    ) -> Dual:
+        self,
+        prefix: DualNumbers,
+        token: int | None = None,
+        cost: Float[np.ndarray, "costs states tokens"] | None = None,
+    ) -> DualNumbers:
         """Append one token: ``token``, or a background token if it is None."""
         chain, cost = self.chain, self.cost if cost is None else cost
         probability = chain.background if token is None else (chain.tokens == token).astype(float)
@@ -244,11 +247,11 @@ class _Operator:
         gain = cost[:, None, None, :, possible] * self.exponent[:, None][..., possible]  # costs s 1 states tokens
         value = prefix.value[..., None] * decay
         derivative = prefix.derivative[..., None] * decay + value * gain
-        return Dual(*(_sum_by_successor(flow, chain.successor[:, possible]) for flow in (value, derivative)))
+        return DualNumbers(*(_sum_by_successor(flow, chain.successor[:, possible]) for flow in (value, derivative)))
 
-    def _identity(self, states: Float[np.ndarray, "from to"]) -> Dual:
+    def _identity(self, states: Float[np.ndarray, "from to"]) -> DualNumbers:
         value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
-        return Dual(value, np.zeros((len(self.cost), *value.shape[1:])))
+        return DualNumbers(value, np.zeros((len(self.cost), *value.shape[1:])))
 
 
 def _sum_by_successor(
