@@ -14,7 +14,7 @@ from tests.attacks.attack import Call, Tally, copy_of, leftovers, rng_of, run
 from tests.attacks.folders import KINDS, resume
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.experiments.run_folder import BOUND, SEAL, experiment_digest
+from lengthwise.experiments.run_folder import EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY, experiment_digest
 from lengthwise.tasks.text.corpus import with_digest
 
 DEEP: Any = []
@@ -62,7 +62,7 @@ def _update_digests(run: Path) -> None:
     """Update the experiment digest in the model and the checkpoints."""
     for path in [*run.glob("model.safetensors"), *run.rglob("step-*.safetensors")]:
         tensors, facts = load_tensors(path)
-        save_tensors(path, tensors, {**facts, BOUND: experiment_digest(run)})
+        save_tensors(path, tensors, {**facts, EXPERIMENT_DIGEST_KEY: experiment_digest(run)})
 
 
 def forge_experiment(folder: Path, rng: random.Random) -> str:
@@ -153,7 +153,7 @@ def forge_comparison(folder: Path, rng: random.Random) -> str:
     rows = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
     rows[0], what = change(rows[0], rng)
     content = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_text(content + json.dumps({SEAL: hashlib.sha256(content.encode()).hexdigest()}) + "\n")
+    path.write_text(content + json.dumps({ROWS_DIGEST_KEY: hashlib.sha256(content.encode()).hexdigest()}) + "\n")
     return f"{path.name}: {what}"
 
 

@@ -24,7 +24,7 @@ from lengthwise.experiments import comparison as comparison_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.run import FIT_EXAMPLES, evaluate, load_run
+from lengthwise.experiments.run import NUM_FIT_EXAMPLES, evaluate, load_run
 from lengthwise.experiments.run_folder import write_rows_with_digest
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
@@ -40,7 +40,7 @@ EXPERIMENTS = {
 def _quick_fit() -> Iterator[None]:
     """Use few examples to measure the fit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "FIT_EXAMPLES", 16)
+        patch.setattr(run_module, "NUM_FIT_EXAMPLES", 16)
         yield
 
 
@@ -70,7 +70,7 @@ def test_rows_cover_every_experiment_seed_and_length(tmp_path):
     comparison = compare_two_seeds(tmp_path, report=messages.append)
     cells = [(row["row"], row["seed"], row["length"]) for row in comparison.rows]
     assert cells == [(label, seed, length) for label in EXPERIMENTS for seed in (0, 1) for length in (4, 8)]
-    assert comparison.finished
+    assert comparison.is_complete
     assert comparison.rows == [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line.split(" in ")[0] for line in messages] == [
         "[1/4] PPC, seed 0: 6 steps",
@@ -111,7 +111,7 @@ def test_running_some_labels_at_a_time_gives_the_same_rows(tmp_path):
     parts, messages = tmp_path / "parts", []
     (first, second) = EXPERIMENTS
     partial = compare_two_seeds(parts, only=[second], report=messages.append)
-    assert partial.finished
+    assert partial.is_complete
     assert len(messages) == 2
     assert {row["row"] for row in partial.rows} == {second}
     complete = compare_two_seeds(parts, only=[first], report=messages.append)
@@ -185,10 +185,10 @@ def test_a_stopped_run_leaves_the_comparison_unfinished(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupt)
         comparison = compare_two_seeds(tmp_path)
-    assert not comparison.finished
+    assert not comparison.is_complete
     assert {row["row"] for row in comparison.rows} == {"PPC"}
     whole = compare_two_seeds(tmp_path)
-    assert whole.finished
+    assert whole.is_complete
     assert len(whole.rows) == 8
 
 
@@ -218,12 +218,12 @@ def test_a_signal_during_evaluation_stops_at_the_next_batch_and_loses_only_that_
         graded = interrupt_in_evaluation(patch, number)
         comparison = compare_two_seeds(tmp_path / "stopped", rows)
     assert graded.count(8) == 1
-    assert not comparison.finished
+    assert not comparison.is_complete
     assert comparison.rows == []
     # The trained model is not lost.
     assert len(list(tmp_path.glob("stopped/*/*/model.safetensors"))) == 1
     again = compare_two_seeds(tmp_path / "stopped", rows)
-    assert again.finished
+    assert again.is_complete
     assert untimed(again.rows) == untimed(whole.rows)
 
 
@@ -235,7 +235,7 @@ def test_ctrl_c_in_the_last_batch_of_an_evaluation_starts_no_other_run(tmp_path,
     graded = interrupt_in_evaluation(monkeypatch, signal.SIGINT)
     comparison = compare_two_seeds(tmp_path, rows)
     assert graded.count(8) == 1
-    assert not comparison.finished
+    assert not comparison.is_complete
     assert len(list(tmp_path.glob("*/*/model.safetensors"))) == 1
 
 
@@ -249,7 +249,7 @@ def test_a_diverged_run_is_reported_and_stops_no_other_run(tmp_path):
     messages = []
     for _ in range(2):
         comparison = compare_two_seeds(tmp_path, {"too fast": DIVERGING, **EXPERIMENTS}, report=messages.append)
-        assert comparison.finished
+        assert comparison.is_complete
         assert {row["row"] for row in comparison.rows} == set(EXPERIMENTS)
         expected = {"row": "too fast", "task": "parity", "reason": REASON}
         assert comparison.diverged == [{**expected, "seed": seed} for seed in (0, 1)]
@@ -386,7 +386,7 @@ def test_the_command_line_writes_rows_and_figure_and_does_not_repeat_runs(tmp_pa
 @pytest.mark.slow
 def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
     # Worker processes do not see patches.
-    monkeypatch.setattr(run_module, "FIT_EXAMPLES", FIT_EXAMPLES)
+    monkeypatch.setattr(run_module, "NUM_FIT_EXAMPLES", NUM_FIT_EXAMPLES)
     experiments = {**EXPERIMENTS, "too fast": DIVERGING}
     one, two = (
         compare_two_seeds(tmp_path / "one", experiments),
@@ -394,7 +394,7 @@ def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
     )
     assert untimed(two.rows) == untimed(one.rows)
     assert two.warnings == one.warnings
-    assert two.finished
+    assert two.is_complete
     assert two.diverged == one.diverged
     assert compare_two_seeds(tmp_path / "two", experiments, jobs=2).rows == two.rows
 
@@ -428,7 +428,7 @@ def test_missing_or_duplicate_saved_rows_raise_an_error(num_rows, tmp_path):
     ):
         compare_two_seeds(tmp_path)
     path.unlink()
-    assert compare_two_seeds(tmp_path).finished
+    assert compare_two_seeds(tmp_path).is_complete
 
 
 @pytest.mark.parametrize("labels", [("PPC", "ppc"), ("a b", "a_b"), ("a", "a!"), ("rows", "!!"), ("", "b")])

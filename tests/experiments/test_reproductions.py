@@ -27,7 +27,7 @@ over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for
 def small_numbers(monkeypatch):
     # One thread, because another process may use the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(run_module, "FIT_EXAMPLES", 16)
+    monkeypatch.setattr(run_module, "NUM_FIT_EXAMPLES", 16)
     for module in (recall, diagnosis):
         monkeypatch.setattr(module, "NUM_EXAMPLES", 4)
     monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)

@@ -54,7 +54,7 @@ FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 def _quick_fit() -> Iterator[None]:
     """Use few examples to measure the fit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "FIT_EXAMPLES", 16)
+        patch.setattr(run_module, "NUM_FIT_EXAMPLES", 16)
         yield
 
 

@@ -48,7 +48,7 @@ TWO_LEVELS = MultiAddition(operands=(2, 2))
 def _quick_fit() -> Iterator[None]:
     """Evaluate the fit of a run on few examples, because these tests do not depend on it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_module, "FIT_EXAMPLES", 16)
+        patch.setattr(run_module, "NUM_FIT_EXAMPLES", 16)
         yield
 
 
@@ -320,7 +320,8 @@ def test_exact_match_in_training_is_measured_at_the_longest_length_and_changes_n
     run = train(experiment, tmp_path / "watched", device="cpu", report=rows.append)
     assert [row["step"] for row in rows if "exact_match" in row] == [8, 12]
     assert {settings.lengths for settings in measured} == {(4,)}
-    assert rows[-1]["exact_match"] == run_module.fit(experiment, run.decoder, run_module.PROGRESS_EXAMPLES).exact_match
+    fit = run_module.measure_fit(experiment, run.decoder, run_module.NUM_PROGRESS_EXAMPLES)
+    assert rows[-1]["exact_match"] == fit.exact_match
     # Training without measurements ends with the same weights.
     trainer = trainer_of(experiment, tmp_path)
     trainer.run()

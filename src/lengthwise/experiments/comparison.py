@@ -1,4 +1,4 @@
-"""Comparison of experiments: training and evaluation with several seeds, in parallel on the cores."""
+"""Comparison of experiments: training and evaluation with several seeds, in parallel processes."""
 
 import os
 import warnings
@@ -50,19 +50,19 @@ class Comparison:
     """Result rows of all runs, with warnings about diverged runs, untrained ID distances and leaked test records.
 
     ``diverged`` has the ``row`` (label), ``task``, ``seed`` and ``reason`` of each diverged run, which has no results.
-    ``finished`` is False after an interruption.
+    ``is_complete`` is False after an interruption.
     """
 
     folder: Path
     rows: list[dict[str, Any]]
     diverged: list[dict[str, Any]]
     warnings: list[str]
-    finished: bool
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """Experiment with one seed, and the device and number of threads for it."""
+    """Experiment with one seed, with its device and number of threads."""
 
     label: str
     experiment: Experiment
@@ -97,12 +97,12 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     only: Collection[str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Train and evaluate every experiment with ``num_seeds`` seeds, starting at its own seed.
+    """Train and evaluate every experiment with ``num_seeds`` seeds, starting at the seed of the experiment.
 
-    Finished runs are not repeated: after an interruption, repeat the call to continue. ``jobs`` processes share the
-    cores (default: one per core; with one job, runs use this process). ``only`` restricts training to some labels;
-    results of other labels come from earlier calls. Raises ``RunFolderError`` if the folder contains anything else, or
-    if another process uses it.
+    Repeat the call to continue after an interruption; complete runs are not repeated. ``jobs`` is the number of
+    parallel processes (default: one per core); a single job uses this process. ``only`` restricts training to some
+    labels; results of other labels come from earlier calls. Raises ``RunFolderError`` if the folder contains a run or
+    another comparison, or if another process uses it.
     """
     reject_import_in_worker()
     if num_seeds < 1:
@@ -124,41 +124,43 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
         for label, experiment in experiments.items()
         for seed in range(num_seeds)
     ]
-    todo = [job for job in all_jobs if job.label in labels]
-    workers = min(jobs if jobs is not None else cores, len(todo))
-    todo = [replace(job, threads=max(1, cores // workers)) for job in todo]
-    done: dict[Path, _Result] = {}
+    pending_jobs = [job for job in all_jobs if job.label in labels]
+    workers = min(jobs if jobs is not None else cores, len(pending_jobs))
+    pending_jobs = [replace(job, threads=max(1, cores // workers)) for job in pending_jobs]
+    results: dict[Path, _Result] = {}
 
-    def finish(job: _Job, result: _Result) -> None:
-        done[job.folder] = result
+    def record_result(job: _Job, result: _Result) -> None:
+        results[job.folder] = result
         if report is not None:
-            report(f"[{len(done)}/{len(todo)}] {job}: {_describe(result)}")
+            report(f"[{len(results)}/{len(pending_jobs)}] {job}: {_describe_result(result)}")
 
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
         claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
         if workers == 1:
-            _run_serially(todo, finish)
+            _run_serially(pending_jobs, record_result)
         else:
-            # Longest jobs first, so that no core is idle at the end.
-            todo.sort(key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
-            run_in_processes(_run_in_worker, todo, workers, finish)
-        return _summarize(out, experiments, all_jobs, done, len(done) == len(todo))
+            # Start the longest jobs first, so that no core is idle at the end.
+            pending_jobs.sort(key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
+            run_in_processes(_run_in_worker, pending_jobs, workers, record_result)
+        return _summarize(out, experiments, all_jobs, results, len(results) == len(pending_jobs))
 
 
 def _summarize(
-    out: Path, experiments: Mapping[str, Experiment], jobs: list[_Job], done: dict[Path, _Result], finished: bool
+    out: Path, experiments: Mapping[str, Experiment], jobs: list[_Job], results: dict[Path, _Result], is_complete: bool
 ) -> Comparison:
     """Combine the results of this call and of earlier calls, and save the rows in ``results.jsonl``."""
-    done |= {job.folder: old for job in jobs if job.folder not in done and (old := _saved_result(job)) is not None}
-    rows = [row for job in jobs if job.folder in done for row in done[job.folder].rows]
-    failed = [(job, why) for job in jobs if job.folder in done and (why := done[job.folder].diverged) is not None]
-    reasons = [f"{job}: {why}" for job, why in failed]
-    if finished and not rows:
+    for job in jobs:
+        if job.folder not in results and (saved_result := _saved_result(job)) is not None:
+            results[job.folder] = saved_result
+    job_results = [(job, results[job.folder]) for job in jobs if job.folder in results]
+    rows = [row for _, result in job_results for row in result.rows]
+    diverged = [(job, result.diverged) for job, result in job_results if result.diverged is not None]
+    reasons = [f"{job}: {reason}" for job, reason in diverged]
+    if is_complete and not rows:
         raise DivergedError(f"all runs diverged, for example {reasons[0]}")
-    with_distances = {
-        name for name, each in experiments.items() if depends_on_id_distances(build_decoder(each), each.scheme)
-    }
+    labels = {name for name, each in experiments.items() if depends_on_id_distances(build_decoder(each), each.scheme)}
+    distance_rows = [row for row in rows if label_of(row) in labels]
     write_rows(out / RESULTS, rows)
     return Comparison(
         folder=out,
@@ -168,13 +170,13 @@ def _summarize(
                 "row": job.row_label(variant),
                 **task_facts(job.experiment.task),
                 "seed": job.experiment.seed,
-                "reason": why,
+                "reason": reason,
             }
-            for job, why in failed
+            for job, reason in diverged
             for variant in job.experiment.evaluation.variants or (None,)
         ],
-        warnings=reasons + _overlap(rows) + _untrained([row for row in rows if label_of(row) in with_distances]),
-        finished=finished,
+        warnings=reasons + _overlap_warnings(rows) + _distance_warnings(distance_rows),
+        is_complete=is_complete,
     )
 
 
@@ -200,24 +202,24 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
         )
 
 
-def _run_serially(todo: list[_Job], finish: Callable[[_Job, _Result], None]) -> None:
+def _run_serially(pending_jobs: list[_Job], record_result: Callable[[_Job, _Result], None]) -> None:
     threads = torch.get_num_threads()
     try:
         with catch_interrupts() as stop:
-            for job in todo:
-                result = None if stop() else _run(job, stop)
+            for job in pending_jobs:
+                result = None if stop() else _run_job(job, stop)
                 if result is None:
                     break
-                finish(job, result)
+                record_result(job, result)
     finally:
         torch.set_num_threads(threads)
 
 
-class _Stopped(Exception):  # noqa: N818  (no error)
+class _EvaluationStopped(Exception):  # noqa: N818  (no error)
     """Exception that stops an evaluation after a signal."""
 
 
-def _describe(result: _Result) -> str:
+def _describe_result(result: _Result) -> str:
     if result.diverged is not None:
         return result.diverged
     last = result.rows[-1]
@@ -226,15 +228,15 @@ def _describe(result: _Result) -> str:
 
 def _run_in_worker(job: _Job) -> _Result | None:
     with catch_interrupts() as stop:
-        return _run(job, stop)
+        return _run_job(job, stop)
 
 
-def _run(job: _Job, stop: Callable[[], bool]) -> _Result | None:
+def _run_job(job: _Job, stop: Callable[[], bool]) -> _Result | None:
     """Train or resume, evaluate, and return the rows; None after an interruption."""
 
     def check_stop(*progress: int) -> None:
         if stop():
-            raise _Stopped
+            raise _EvaluationStopped
 
     torch.set_num_threads(job.threads)
     try:
@@ -243,26 +245,26 @@ def _run(job: _Job, stop: Callable[[], bool]) -> _Result | None:
         return _Result(rows=[], diverged=str(error))
     if run is None or stop():
         return None
-    if (saved := _saved_result(job)) is None:
+    if (saved_result := _saved_result(job)) is None:
         with warnings.catch_warnings():
-            # The comparison warns once for all of its rows.
+            # The comparison emits one warning for all rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
             warnings.simplefilter("ignore", TrainingOverlapWarning)
             try:
-                # All rows or none: an interrupted evaluation starts again.
+                # An interrupted evaluation saves no rows and starts again.
                 rows = list(iter_result_rows(run, job.experiment.evaluation, report=check_stop))
-            except _Stopped:
+            except _EvaluationStopped:
                 return None
             except DivergedError as error:
                 return _Result(rows=[], diverged=str(error))
         write_rows_with_digest(job.folder / COMPARISON_ROWS, rows)
-        saved = _saved_result(job)
+        saved_result = _saved_result(job)
     append_rows(job.folder / RESULTS, read_rows_with_digest(job.folder / COMPARISON_ROWS), skip_existing=True)
-    return saved
+    return saved_result
 
 
 def _saved_result(job: _Job) -> _Result | None:
-    """Return the rows of an earlier call; the run's ``results.jsonl`` may also have rows of other evaluations."""
+    """Return the rows of an earlier call; ``results.jsonl`` of a run may also contain rows of other evaluations."""
     rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
@@ -274,22 +276,22 @@ def _saved_result(job: _Job) -> _Result | None:
     return _Result(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
 
-def _overlap(rows: list[dict[str, Any]]) -> list[str]:
+def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
     lengths = overlapping_lengths(rows)
     text = f"some or all records of length {lengths} were in the training data; {HELD_OUT_ADVICE} and evaluate each run"
     return [text] if lengths else []
 
 
-def _untrained(rows: list[dict[str, Any]]) -> list[str]:
-    """Return one line for each experiment evaluated at larger ID distances than in training with any seed."""
-    notes = []
-    for label in dict.fromkeys(map(label_of, rows)):
-        beyond = [row for row in rows if label_of(row) == label and row["largest_distance"] > row["trained_distance"]]
-        if beyond:
-            lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in beyond}))
-            largest = max(row["largest_distance"] for row in beyond)
-            notes.append(
-                f"{label}: length {lengths} used ID distances up to {largest:,}, "
-                f"but training only up to {beyond[0]['trained_distance']:,}"
-            )
-    return notes
+def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a warning for each experiment with ID distances beyond the training maximum, with any seed."""
+    untrained_rows = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
+    lines = []
+    for label in dict.fromkeys(map(label_of, untrained_rows)):
+        label_rows = [row for row in untrained_rows if label_of(row) == label]
+        lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in label_rows}))
+        largest = max(row["largest_distance"] for row in label_rows)
+        lines.append(
+            f"{label}: length {lengths} used ID distances up to {largest:,}, "
+            f"but training only up to {label_rows[0]['trained_distance']:,}"
+        )
+    return lines

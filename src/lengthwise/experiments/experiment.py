@@ -50,11 +50,11 @@ class Experiment:
 
 
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
-TRAINED_BYTES = 16
+BYTES_PER_WEIGHT = 16
 # Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
-# Settings with an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
-NESTED: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
+# Settings that contain an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
+NESTED_TABLES: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
 CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
 PARTS: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
@@ -66,7 +66,7 @@ PARTS: dict[str, type[Any]] = {
 def look_up(kind: str, name: str) -> type[Any]:
     """Return the class for a table name or ``module:Name``; ``UnknownNameError`` suggests the nearest name."""
     if ":" in name:
-        return _imported(kind, name)
+        return _import_class(kind, name)
     if name not in TABLES[kind]:
         raise unknown_name(kind, name, TABLES[kind])
     return TABLES[kind][name]
@@ -82,10 +82,10 @@ def load_task(name: str) -> Task:
     return JSONLTask(file=name).read() if is_task_file(name) else look_up("task", name)()
 
 
-def _imported(kind: str, name: str) -> type[Any]:
+def _import_class(kind: str, name: str) -> type[Any]:
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
-        # Search the working folder too, like python -m does; last, so that it hides no other module.
+        # Search the working folder too, as python -m does. It comes last, so that it hides no other module.
         sys.path.append(os.getcwd())
     try:
         cls = getattr(importlib.import_module(module), attribute)
@@ -95,7 +95,7 @@ def _imported(kind: str, name: str) -> type[Any]:
         ) from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
         raise SettingError(f"{kind} '{name}' is not a {kind} class; use module:Name of a class with a name")
-    if missing := _missing(kind, cls):
+    if missing := _missing_members(kind, cls):
         raise SettingError(
             f"{kind} '{name}' lacks {', '.join(missing)}; use a class with all members of {CONTRACTS[kind].__name__}"
         )
@@ -112,17 +112,17 @@ def _imported(kind: str, name: str) -> type[Any]:
     return cls
 
 
-def _missing(kind: str, cls: type[Any]) -> list[str]:
+def _missing_members(kind: str, cls: type[Any]) -> list[str]:
     """Return the members of the contract that the class lacks or inherits without an implementation."""
     contract = CONTRACTS[kind]
     # Only entries of a table need a summary and a paper.
     optional = ("summary", "paper")
     names = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
-    abstract = names if kind == "task" else ["assign", "build"]
+    required_methods = names if kind == "task" else ["assign", "build"]
     return [
         name
         for name in dict.fromkeys(names)
-        if not hasattr(cls, name) or (name in abstract and getattr(cls, name) is getattr(contract, name, None))
+        if not hasattr(cls, name) or (name in required_methods and getattr(cls, name) is getattr(contract, name, None))
     ]
 
 
@@ -142,9 +142,11 @@ def build_decoder(experiment: Experiment) -> Decoder:
     Raises ``SettingError`` if the decoder does not fit into the memory of this machine.
     """
     vocabulary, settings = experiment.task.vocabulary, experiment.decoder
-    width = settings.d_model
-    size = settings.num_layers * (4 + 2 * settings.mlp_factor) * width**2 + len(vocabulary) * width
-    check_memory(TRAINED_BYTES * size, f"a decoder of {size:,} weights", "use a smaller num_layers or d_model")
+    d_model = settings.d_model
+    num_weights = settings.num_layers * (4 + 2 * settings.mlp_factor) * d_model**2 + len(vocabulary) * d_model
+    check_memory(
+        BYTES_PER_WEIGHT * num_weights, f"a decoder of {num_weights:,} weights", "use a smaller num_layers or d_model"
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
         return Decoder(
@@ -171,9 +173,9 @@ def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
 def to_dict(value: Any) -> Any:
     """Convert settings to plain JSON values; entries of a table include their name."""
     if is_dataclass(value) and not isinstance(value, type):
-        head = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
+        name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
-        return head | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
+        return name_entry | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
     if isinstance(value, tuple):
         return [to_dict(part) for part in value]
     return value
@@ -184,15 +186,15 @@ def from_dict(
 ) -> Experiment:
     """Restore an experiment saved by ``to_dict``, without imports; raise ``RunFolderError`` if this fails.
 
-    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding`` by an instance or a class. A class gets the
-    saved settings that it also has: a scaled encoding that replaces rotary keeps the trained rotary angles. A task
-    reads its saved files from ``folder``.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding`` by an instance or a class. A class receives
+    the saved settings that it also has. For example, an encoding that replaces rotary keeps the trained rotary angles.
+    A task reads its saved files from ``folder``.
     """
     overrides = {} if overrides is None else overrides
     values: dict[str, Any] = {}
     try:
         for part in fields(Experiment):
-            values[part.name] = _part(part.name, tree[part.name], overrides)
+            values[part.name] = _restore_part(part.name, tree[part.name], overrides)
         if folder is not None and isinstance(values["task"], HasRunFiles):
             values["task"] = values["task"].from_run_folder(folder)
         return Experiment(**values)
@@ -202,53 +204,53 @@ def from_dict(
         raise RunFolderError(f"the saved experiment cannot be read ({error!r}); train the run again") from None
 
 
-def _part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
+def _restore_part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
     """Return one field of an experiment, restored or overridden."""
     if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
         raise TypeError(f"{name} is {value!r:.40} instead of an object")
     if name in overrides:
-        return _override(overrides[name], value)
+        return _apply_override(overrides[name], value)
     if name in TABLES:
-        return _entry(name, value)
+        return _restore_entry(name, value)
     if name in PARTS:
-        return PARTS[name](**_settings(value))
+        return PARTS[name](**_restore_settings(value))
     return tuple(value) if isinstance(value, list) else value
 
 
 def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
     """Build an entry of a table from user-written JSON; raise ``SettingError`` for unknown settings."""
     try:
-        return _entry(kind, tree)
+        return _restore_entry(kind, tree)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise SettingError(f"invalid {kind} ({error}); use the names of its settings as keys") from None
 
 
-def _override(part: Any, tree: Mapping[str, Any]) -> Any:
+def _apply_override(part: Any, tree: Mapping[str, Any]) -> Any:
     if not isinstance(part, type):
         return part
-    # Only settings with other values are passed on: a custom class may accept none.
+    # Pass only the settings that differ from the default, because a custom class may not accept them.
     default = json.loads(json.dumps(to_dict(part())))
-    changed = {name: value for name, value in tree.items() if name in default and value != default[name]}
-    return part(**_settings(changed))
+    changed_settings = {name: value for name, value in tree.items() if name in default and value != default[name]}
+    return part(**_restore_settings(changed_settings))
 
 
-def _entry(kind: str, tree: Mapping[str, Any]) -> Any:
+def _restore_entry(kind: str, tree: Mapping[str, Any]) -> Any:
     """Build an entry of a table by its saved name."""
-    name, table = tree["name"], NESTED[kind]
+    name, table = tree["name"], NESTED_TABLES[kind]
     if name not in table:
         advice = f"pass --{kind} module:Name" if kind in TABLES else "pass --task module:Name of a task that builds it"
         raise UnknownNameError(f"unknown saved {kind} '{name}'; if it is custom, {advice}")
-    return table[name](**_settings(tree))
+    return table[name](**_restore_settings(tree))
 
 
-def _settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore the settings of an entry; some of them may be entries themselves."""
-    return {name: _setting(name, value) for name, value in tree.items() if name != "name"}
+def _restore_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Restore the settings of an entry, including nested entries."""
+    return {name: _restore_value(name, value) for name, value in tree.items() if name != "name"}
 
 
-def _setting(name: str, value: Any) -> Any:
+def _restore_value(name: str, value: Any) -> Any:
     """Restore tuples and nested entries, which JSON saves as lists and objects."""
     if isinstance(value, list):
-        return tuple(_setting(name, part) for part in value)
-    is_entry = name in TABLES or (name in NESTED and isinstance(value, Mapping))
-    return _entry(name, value) if is_entry else value
+        return tuple(_restore_value(name, part) for part in value)
+    is_entry = name in TABLES or (name in NESTED_TABLES and isinstance(value, Mapping))
+    return _restore_entry(name, value) if is_entry else value

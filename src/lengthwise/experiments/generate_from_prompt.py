@@ -17,7 +17,7 @@ from lengthwise.training.batch import to_batch
 class Completion:
     """Tokens that a run generates after a prompt, their position IDs, and the expected tokens.
 
-    ``position_ids`` has one ID per token, or a list of them per level if there are several levels. Without a known
+    ``position_ids`` has one ID per token, or one list of IDs per level if there are several levels. Without a known
     answer, ``expected`` is empty and ``correct`` is None. ``correct`` is also None if ``max_new_tokens`` cut off a
     correct answer.
     """
@@ -32,7 +32,7 @@ class Completion:
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Completion:
     """Decode one prompt freely, up to the length of the expected answer or to ``max_new_tokens``.
 
-    Without a known answer, as in running text, the task sets the limit. If the run predicts IDs, it gets only the IDs
+    Without a known answer, as in running text, the task sets the limit. A run that predicts IDs receives only the IDs
     of the prompt, and ``correct`` includes the predicted IDs.
     """
     task, decoder = run.experiment.task, run.decoder
@@ -45,13 +45,13 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
         )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
-    length = int(batch.prompt_length[0])
-    expected = batch.tokens[:, length:]
+    prompt_length = int(batch.prompt_length[0])
+    expected = batch.tokens[:, prompt_length:]
     limit = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
     output = generate(
         decoder,
-        batch.tokens[:, :length],
-        batch.position_ids[:, :, : length if decoder.predicts_ids else None],
+        batch.tokens[:, :prompt_length],
+        batch.position_ids[:, :, : prompt_length if decoder.predicts_ids else None],
         end=task.vocabulary.index("end"),
         max_new_tokens=limit,
     )
@@ -59,10 +59,10 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     correct: bool | None = torch.equal(output.tokens, expected[:, :number])
     # The ID of the end token is never used.
     num_ids = min(number, expected.shape[1] - 1)
-    ids = batch.position_ids[:, :, length : length + num_ids]
+    ids = batch.position_ids[:, :, prompt_length : prompt_length + num_ids]
     correct = correct and torch.equal(output.position_ids[:, :, :num_ids], ids)
     if number < expected.shape[1]:
-        # A correct beginning, unless the run generated the end token.
+        # A correct beginning gives no result, unless the run generated the end token.
         correct = None if correct and number == limit else False
     levels: list[Any] = output.position_ids[:, 0].tolist()
     return Completion(

@@ -45,10 +45,10 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasRecords, Task, num_shared_records, record_facts, task_facts
 from lengthwise.training.trainer import Trainer
 
-# Examples of the exact match that decides whether the run fits its training range.
-FIT_EXAMPLES = 256
-# Examples of the exact match in progress reports.
-PROGRESS_EXAMPLES = 32
+# Number of examples that decide whether a run fits its training lengths.
+NUM_FIT_EXAMPLES = 256
+# Number of examples for the exact match in progress reports.
+NUM_PROGRESS_EXAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """Types of ``Run.facts``.
+    """Names and types of ``Run.facts``.
 
-    ``fitted`` is exact match at the longest training length (None for a task graded by loss), ``id_range`` the smallest
-    and largest ID in training, ``trained_distance`` the largest difference of IDs within one training example, and
-    ``train_s`` the training time in seconds.
+    ``fitted`` is exact match at the longest training length (None for a task graded by loss). ``id_range`` contains the
+    smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of one training
+    example. ``train_s`` is the training time in seconds.
     """
 
     steps: int
@@ -94,17 +94,17 @@ def train(
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
     Raises ``RunFolderError`` if the folder contains a run, if it contains another run on ``resume``, or if another
-    process trains into it. Raises ``DivergedError`` if the loss is not finite; earlier logs remain. Every other
-    ``LengthwiseError`` is raised before anything is written.
+    process trains into it. Raises ``DivergedError`` if the loss is not finite; earlier logs remain. Training raises all
+    other errors before it writes any file.
     """
-    out, target = Path(out), pick_device(device)
+    out, torch_device = Path(out), pick_device(device)
     prepared = prepare_training(experiment)
     with exclusive_lock(out):
         claim_run_folder(out, experiment, resume=resume)
-        return _train(experiment, prepared, out, target, report, stop)
+        return _train_in_folder(experiment, prepared, out, torch_device, report, stop)
 
 
-def _train(
+def _train_in_folder(
     experiment: Experiment,
     prepared: PreparedTraining,
     out: Path,
@@ -112,7 +112,7 @@ def _train(
     report: Callable[[dict[str, Any]], None] | None,
     stop: Callable[[], bool],
 ) -> Run | None:
-    """Train into a folder that ``claim_run_folder`` has claimed."""
+    """Train in a folder after ``claim_run_folder``."""
     if (out / MODEL).exists():
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
@@ -124,14 +124,14 @@ def _train(
     if not trainer.run(
         report=report,
         stop=stop,
-        is_fit=lambda: fit(experiment, decoder).exact_match >= threshold,
-        exact_match=None if uses_loss else lambda: fit(experiment, decoder, PROGRESS_EXAMPLES).exact_match,
+        is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
+        exact_match=None if uses_loss else lambda: measure_fit(experiment, decoder, NUM_PROGRESS_EXAMPLES).exact_match,
     ):
         return None
     progress = trainer.progress
     facts = {
         "steps": progress.step,
-        "fitted": None if uses_loss else fit(experiment, decoder).exact_match,
+        "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
         "train_s": round(progress.train_s, 3),
@@ -140,11 +140,11 @@ def _train(
     return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
 
 
-def fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Return exact match at the longest training length, on a separate random stream."""
+def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
+    """Return exact match at the longest training length, on examples of a separate random stream."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
-        num_examples=(FIT_EXAMPLES if num_examples is None else num_examples,),
+        num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),
         seed=int(stream(experiment.seed, "fit").integers(2**31)),
     )
     return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
@@ -157,7 +157,7 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
     ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. Custom classes must be passed again. A new
     encoding needs the same weights as the saved encoding, and applies at evaluation only.
     """
-    folder, target = Path(folder), pick_device(device)
+    folder, torch_device = Path(folder), pick_device(device)
     experiment = read_experiment(folder, overrides=overrides)
     tensors, facts = read_model(folder)
     _check_facts(facts, folder / MODEL)
@@ -174,7 +174,7 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
                 "use parts with the same weights as the saved parts"
             ) from None
         raise RunFolderError(f"{folder / MODEL} does not fit its {EXPERIMENT}; train the run again") from None
-    return Run(folder=folder, experiment=experiment, decoder=decoder.to(target).eval(), facts=facts)
+    return Run(folder=folder, experiment=experiment, decoder=decoder.to(torch_device).eval(), facts=facts)
 
 
 def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
@@ -191,8 +191,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate by length, on each variant in the settings, and append the rows to the run's ``results.jsonl``.
 
-    A row has exact match at one length, or loss by context length if the task is graded by loss. It is saved as soon as
-    its length is measured, so an interrupted evaluation loses no finished row.
+    A row has exact match at one length, or loss by context length if the task is graded by loss. The function saves
+    each row immediately, so an interrupted evaluation loses no complete row.
     """
     rows = []
     for row in iter_result_rows(run, settings, report=report):
@@ -227,8 +227,10 @@ def _results(
 
 def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
-    head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    overlap = {"seen_in_training": _seen(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
+    head_entry = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
+    overlap = (
+        {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
+    )
     return {
         **task_facts(experiment.task),
         "scheme": experiment.scheme.name,
@@ -238,14 +240,14 @@ def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> d
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
-        **head,
+        **head_entry,
         **record_facts(experiment.task, result.length),
         **overlap,
         "time": now(),
     }
 
 
-def _seen(run: Run, length: int) -> bool:
+def _overlaps_training(run: Run, length: int) -> bool:
     """Return True if training included records of this length; without the training file, compare digests only."""
     (first, last), task = run.experiment.train_lengths, run.experiment.task
     if not first <= length <= last:

@@ -22,7 +22,7 @@ from lengthwise.tasks import HasRunFiles
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 COMPARISON, STUDY = "comparison.json", "influence.json"
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
-BOUND, SEAL = "belongs_to", "sha256"
+EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY = "belongs_to", "sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ def claim_folder(
     normalize: Callable[[Any], Any] = lambda tree: tree,
     files: Callable[[], Mapping[str, bytes]] = dict,
 ) -> None:
-    """Write the description of a folder, or check it on ``resume``.
+    """Write the description of a folder, or compare it with the saved description on ``resume``.
 
-    ``normalize`` removes differences to ignore. ``files`` are written before the description. Raises ``RunFolderError``
-    if the folder is a file, has another kind or description, or has the same description without ``resume``.
+    ``normalize`` removes differences to ignore. ``files`` returns the files to write before the description. Raises
+    ``RunFolderError`` for a file, for another kind or description, and for an existing description without ``resume``.
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
@@ -63,9 +63,9 @@ def claim_folder(
             raise RunFolderError(
                 f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
             )
-        saved = _read(folder, kind)
-        _check_same(folder, kind, normalize(saved[kind.key]), normalize(json.loads(json.dumps(description))))
-        _check_same(folder, kind, saved.get("files", {}), _digests(files()))
+        tree = _read(folder, kind)
+        _check_equal(folder, kind, normalize(tree[kind.key]), normalize(json.loads(json.dumps(description))))
+        _check_equal(folder, kind, tree.get("files", {}), _digests(files()))
         return
     write_description(folder, kind, description, files())
 
@@ -90,7 +90,7 @@ def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> N
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
-    """Return the description of a folder as ``claim_folder`` wrote it."""
+    """Return the description that ``claim_folder`` wrote to a folder."""
     description: dict[str, Any] = _read(folder, kind)[kind.key]
     return description
 
@@ -128,18 +128,18 @@ def _read(folder: Path, kind: FolderKind) -> dict[str, Any]:
         ) from None
 
 
-def _check_same(folder: Path, kind: FolderKind, saved: Any, requested: Any) -> None:
-    if names := sorted(_differences(saved, requested)):
+def _check_equal(folder: Path, kind: FolderKind, saved_tree: Any, requested_tree: Any) -> None:
+    if names := sorted(_differences(saved_tree, requested_tree)):
         differences = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         raise RunFolderError(f"{folder} contains another {kind.name}: different {differences}; choose another --out")
 
 
-def _differences(saved: Any, requested: Any, name: str = "") -> Iterator[str]:
+def _differences(saved_tree: Any, requested_tree: Any, name: str = "") -> Iterator[str]:
     """Yield the dotted names of the values that differ between two trees."""
-    if isinstance(saved, dict) and isinstance(requested, dict):
-        for key in {**saved, **requested}:
-            yield from _differences(saved.get(key), requested.get(key), f"{name}.{key}" if name else key)
-    elif saved != requested:
+    if isinstance(saved_tree, dict) and isinstance(requested_tree, dict):
+        for key in {**saved_tree, **requested_tree}:
+            yield from _differences(saved_tree.get(key), requested_tree.get(key), f"{name}.{key}" if name else key)
+    elif saved_tree != requested_tree:
         yield name
 
 
@@ -159,7 +159,7 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             f"{folder} has no {MODEL} because training is unfinished; run train --resume --out {folder}"
         )
     tensors, facts = load_tensors(folder / MODEL)
-    if facts.pop(BOUND, None) != experiment_digest(folder):
+    if facts.pop(EXPERIMENT_DIGEST_KEY, None) != experiment_digest(folder):
         raise RunFolderError(
             f"{folder / MODEL} does not belong to {folder / EXPERIMENT}, or one of them has changed; "
             "restore the original files, or train the run again"
@@ -168,21 +168,21 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Save weights and training facts of a finished run with the digest of its experiment."""
-    save_tensors(folder / MODEL, tensors, {**facts, BOUND: experiment_digest(folder)})
+    """Save weights and training facts of a complete run with the digest of its experiment."""
+    save_tensors(folder / MODEL, tensors, {**facts, EXPERIMENT_DIGEST_KEY: experiment_digest(folder)})
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing: bool = False) -> None:
-    """Append result rows to a JSON-lines file; safe with several processes.
+    """Append result rows to a JSON-lines file; several processes may append to the same file.
 
     ``skip_existing`` skips rows that the file already contains. An incomplete last line remains as a separate line.
     """
     with exclusive_lock(path.parent, wait=True):
-        old = path.read_bytes() if path.exists() else b""
-        if old and not old.endswith(b"\n"):
-            old += b"\n"
-        existing = set(old.splitlines()) if skip_existing else set()
-        write_atomically(path, old + b"".join(line for line in _lines(rows) if line.rstrip() not in existing))
+        content = path.read_bytes() if path.exists() else b""
+        if content and not content.endswith(b"\n"):
+            content += b"\n"
+        existing = set(content.splitlines()) if skip_existing else set()
+        write_atomically(path, content + b"".join(line for line in _lines(rows) if line.rstrip() not in existing))
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -193,14 +193,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_rows_with_digest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write result rows and their SHA-256 digest as the last line, so that damage is detected."""
     content = b"".join(_lines(rows))
-    write_atomically(path, content + b"".join(_lines([{SEAL: hashlib.sha256(content).hexdigest()}])))
+    write_atomically(path, content + b"".join(_lines([{ROWS_DIGEST_KEY: hashlib.sha256(content).hexdigest()}])))
 
 
 def read_rows_with_digest(path: Path) -> list[dict[str, Any]]:
     """Read rows written by ``write_rows_with_digest``; return an empty list if the file does not exist."""
     rows = read_rows(path)
-    seal = rows.pop() if rows else {}
-    if (rows or seal) and seal != {SEAL: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
+    digest_row = rows.pop() if rows else {}
+    if (rows or digest_row) and digest_row != {ROWS_DIGEST_KEY: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
         raise RunFolderError(f"{path} has changed since it was written (digest differs); delete it to measure again")
     return rows
 

@@ -24,9 +24,9 @@ from lengthwise.tasks import HasStages, Task, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
 
-IDS = "(level, batch, seq)"
+ID_AXES = "(level, batch, seq)"
 # Axes of a hook's result, unless it is a score or bias.
-AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
+RESULT_AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
     longest = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
-    # A task with a limited set of lengths raises an error only if the first or last length is missing.
-    for end in experiment.train_lengths:
-        experiment.task.sample(length=end, size=1, rng=stream(experiment.seed, "ends", end))
+    # A task with a limited set of lengths needs only the first and the last length.
+    for length in experiment.train_lengths:
+        experiment.task.sample(length=length, size=1, rng=stream(experiment.seed, "ends", length))
     batches = check_scheme(experiment)
     batch = build_sampler(experiment, (longest, longest)).batch(0)
     num_ids = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
@@ -98,7 +98,7 @@ def check_settings(experiment: Experiment) -> None:
 
 
 def check_scheme(experiment: Experiment) -> list[Batch]:
-    """Assign IDs to two examples of the longest training length, in training and in evaluation, as two batches.
+    """Return two examples of the longest training length as two batches, with training IDs and with evaluation IDs.
 
     Raises ``PositionIDError`` or ``PositionRangeError`` if the scheme returns an invalid assignment.
     """
@@ -117,17 +117,19 @@ def check_scheme(experiment: Experiment) -> list[Batch]:
 def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: Any) -> None:
     if not isinstance(assignment, Assignment):
         raise PositionIDError(
-            f"scheme {scheme.name} returns {_kind(assignment)}; return an Assignment, "
+            f"scheme {scheme.name} returns {_type_name(assignment)}; return an Assignment, "
             "such as score_all_answers(examples, position_ids)"
         )
     size, seq = examples.tokens.shape
     ids: Any = assignment.position_ids
     if not isinstance(ids, np.ndarray):
-        raise PositionIDError(f"scheme {scheme.name} returns IDs as {_kind(ids)}; return a NumPy array with axes {IDS}")
+        raise PositionIDError(
+            f"scheme {scheme.name} returns IDs as {_type_name(ids)}; return a NumPy array with axes {ID_AXES}"
+        )
     if ids.ndim != 3 or ids.shape[1:] != (size, seq) or not len(ids):
         raise PositionIDError(
             f"scheme {scheme.name} returns IDs of shape {ids.shape} for tokens of shape {(size, seq)}; "
-            f"return {IDS}, which is {(1, size, seq)} for one level"
+            f"return {ID_AXES}, which is {(1, size, seq)} for one level"
         )
     if ids.dtype.kind not in ("if" if scheme.real_valued else "i") or ids.dtype.itemsize > 8:
         types = "signed integers or floats" if scheme.real_valued else "signed integers, or set real_valued = True"
@@ -135,7 +137,7 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
     for name in ("token_scored", "id_scored"):
         mask: Any = getattr(assignment, name)
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (size, seq):
-            actual = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _kind(mask)
+            actual = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
             raise PositionIDError(
                 f"scheme {scheme.name} returns {name} as {actual}; return booleans of shape {(size, seq)}"
             )
@@ -154,7 +156,7 @@ def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq
 
 
 def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
-    """Call every hook of the decoder's encoding once; raise ``SettingError`` with the name of an invalid hook."""
+    """Call every hook of the encoding once; raise ``SettingError`` with the name of an invalid hook."""
     for batch in batches:
         decoder.check_ids(batch.tokens, batch.position_ids)
     ids = decoder.check_ids(batches[0].tokens, batches[0].position_ids)
@@ -167,54 +169,56 @@ def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
 def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size seq"]) -> None:
     heads, d_model = decoder.settings.num_heads, decoder.settings.d_model
     d_head = d_model // heads // len(decoder.encoding.levels)
-    # Distinct sizes, so that swapped axes are detected.
+    # Distinct sizes reveal swapped axes.
     batch, query, key = islice((size for size in count(3) if size not in (heads, 2 * heads, d_model, d_head)), 3)
     ids = ids[torch.arange(batch) % ids.shape[0]][:, torch.arange(key) % ids.shape[1]]
     query_ids = ids[:, key - query :]
-    _call(encoding, "embed", (torch.ones(batch, key, d_model), ids), (batch, key, d_model))
-    for rows in (heads, 2 * heads):
-        # Queries and keys rotate in one call, except in the last block with few queries.
-        _call(encoding, "rotate", (torch.ones(batch, rows, key, d_head), ids), (batch, rows, key, d_head))
+    _call_hook(encoding, "embed", (torch.ones(batch, key, d_model), ids), (batch, key, d_model))
+    for num_heads in (heads, 2 * heads):
+        # The decoder rotates queries and keys in one call, except in the last block with few queries.
+        _call_hook(
+            encoding, "rotate", (torch.ones(batch, num_heads, key, d_head), ids), (batch, num_heads, key, d_head)
+        )
     scores = (batch, heads, query, key)
     if encoding.has_bias:
-        _call(encoding, "bias", (query_ids, ids), scores)
+        _call_hook(encoding, "bias", (query_ids, ids), scores)
     if encoding.has_scores:
         pair = torch.ones(batch, heads, query, d_head), torch.ones(batch, heads, key, d_head)
-        _call(encoding, "scores", (*pair, query_ids, ids), scores)
+        _call_hook(encoding, "scores", (*pair, query_ids, ids), scores)
         visible = torch.ones(query, key, dtype=torch.bool).tril(key - query)
-        _call(encoding, "adjust", (torch.ones(scores), query_ids, ids, visible), scores)
+        _call_hook(encoding, "adjust", (torch.ones(scores), query_ids, ids, visible), scores)
 
 
-def _call(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: tuple[int, ...]) -> None:
+def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: tuple[int, ...]) -> None:
     """Call a hook and check the shape and dtype of its result."""
     label = f"{type(encoding).__name__}.{hook}"
     shapes = " and ".join(str(tuple(part.shape)) for part in arguments)
-    expected = f"({AXES.get(hook, 'batch, heads, query, key')}), here {shape}"
+    expected = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {shape}"
     try:
         result = getattr(encoding, hook)(*arguments)
     except LengthwiseError:
         raise
     except Exception as error:
-        # The line of the hook, not of torch.
-        place = traceback.extract_tb(error.__traceback__)[:2][-1]
+        # Report the line in the hook, not in torch.
+        frame = traceback.extract_tb(error.__traceback__)[:2][-1]
         cause = str(error).split("\n")[0]
-        where = f"{type(error).__name__}: {cause}, {Path(place.filename).name} line {place.lineno}"
-        raise SettingError(f"{label} fails on {shapes} ({where}); fix the hook") from error
+        location = f"{type(error).__name__}: {cause}, {Path(frame.filename).name} line {frame.lineno}"
+        raise SettingError(f"{label} fails on {shapes} ({location}); fix the hook") from error
     if not isinstance(result, Tensor):
-        raise SettingError(f"{label} returns {_kind(result)} for {shapes}; return a tensor {expected}")
+        raise SettingError(f"{label} returns {_type_name(result)} for {shapes}; return a tensor {expected}")
     # A bias may broadcast over the batch and the heads.
-    free = 2 if hook == "bias" else 0
-    fits = [
-        size == target or (size == 1 and axis < free)
+    num_broadcast_axes = 2 if hook == "bias" else 0
+    axis_matches = [
+        size == target or (size == 1 and axis < num_broadcast_axes)
         for axis, (size, target) in enumerate(zip(result.shape, shape, strict=False))
     ]
-    if result.dim() != len(shape) or not all(fits):
-        broadcast = ", or size 1 to broadcast over batch or heads" if free else ""
+    if result.dim() != len(shape) or not all(axis_matches):
+        broadcast = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
         raise SettingError(f"{label} returns shape {tuple(result.shape)} for {shapes}; return {expected}{broadcast}")
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
         dtype = arguments[0].dtype if hook == "embed" else "floats"
         raise SettingError(f"{label} returns {result.dtype} numbers; return {dtype}")
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"

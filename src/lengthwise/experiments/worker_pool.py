@@ -20,16 +20,16 @@ from lengthwise.core.interruption import catch_interrupts
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-GUARD = 'put the call under `if __name__ == "__main__":` in your script, or use jobs=1'
+MAIN_GUARD_ADVICE = 'put the call under `if __name__ == "__main__":` in your script, or use jobs=1'
 
 
 def run_in_processes(
-    work: Callable[[Job], Result | None], jobs: Sequence[Job], workers: int, finish: Callable[[Job, Result], None]
+    run_job: Callable[[Job], Result | None], jobs: Sequence[Job], workers: int, on_result: Callable[[Job, Result], None]
 ) -> bool:
-    """Run ``work`` on each job in ``workers`` processes, and pass results to ``finish``; return False after a signal.
+    """Run each job in one of ``workers`` processes, and pass results to ``on_result``; return False after a signal.
 
-    ``work`` returns None if a signal interrupted it. Raises ``WorkerError`` if a process dies. Workers always end with
-    this process.
+    ``run_job`` returns None after a signal. Raises ``WorkerError`` if a process dies. Workers always end with this
+    process.
     """
     # torch needs a fresh interpreter per worker.
     spawn = multiprocessing.get_context("spawn")
@@ -39,23 +39,23 @@ def run_in_processes(
         catch_interrupts() as stop,
         _hide_script(jobs),
     ):
-        # One job per worker: a pool cannot cancel queued jobs.
+        # Submit one job per worker, because a pool cannot cancel queued jobs.
         queue = iter(jobs)
-        running: dict[Future[Result | None], Job] = {pool.submit(work, job): job for job in islice(queue, workers)}
+        running: dict[Future[Result | None], Job] = {pool.submit(run_job, job): job for job in islice(queue, workers)}
         while running:
             for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
                 job, result = running.pop(future), future.result()
                 if result is None:
                     return _stop_workers()
-                finish(job, result)
-                running |= {pool.submit(work, job): job for job in islice(queue, 1)}
+                on_result(job, result)
+                running |= {pool.submit(run_job, job): job for job in islice(queue, 1)}
             if stop():
                 return _stop_workers()
     return True
 
 
 def _stop_workers() -> bool:
-    # Only one process may have received the signal.
+    # The signal may have reached only one process.
     for worker in multiprocessing.active_children():
         worker.terminate()
     return False
@@ -64,7 +64,7 @@ def _stop_workers() -> bool:
 def reject_import_in_worker() -> None:
     """Exit a worker that reaches this call while it imports a user script without a main guard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SystemExit(f"error: a worker process imported the script and would run it again; {GUARD}")
+        raise SystemExit(f"error: a worker process imported the script and would run it again; {MAIN_GUARD_ADVICE}")
 
 
 @contextmanager
@@ -74,13 +74,13 @@ def _report_lost_worker() -> Iterator[None]:
     except BrokenProcessPool:
         raise WorkerError(
             "a worker process died (killed, out of memory, or unable to import the script); finished results are "
-            f"saved, so repeat the same call to continue; if it dies again, {GUARD}"
+            f"saved, so repeat the same call to continue; if it dies again, {MAIN_GUARD_ADVICE}"
         ) from None
 
 
 @contextmanager
 def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
-    """Start processes that do not import the user's script, unless a job uses a class of that script.
+    """Start processes that do not import the user's script, unless a job uses a class from that script.
 
     A spawned process imports the script of its parent; without a main guard, it would run the script again.
     """

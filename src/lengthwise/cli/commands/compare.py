@@ -51,7 +51,7 @@ def compare_(
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
-    if not comparison.finished:
+    if not comparison.is_complete:
         raise StoppedError("stopped and saved; repeat the command to continue")
     figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:

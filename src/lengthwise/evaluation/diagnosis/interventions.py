@@ -40,7 +40,7 @@ class Interventions:
     """Interventions with the size and the IDs of training sequences: ``budget`` units, and sorted ``train_ids``.
 
     A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence. Without coupling, or
-    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the distinct IDs of a training example.
+    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the distinct IDs of one sequence.
     """
 
     model: ProbedModel

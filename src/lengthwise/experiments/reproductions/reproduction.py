@@ -112,7 +112,7 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
         only=claim.default_labels(size) if only is None else only,
         report=report,
     )
-    if not comparison.finished:
+    if not comparison.is_complete:
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows
     readings = _readings(claim, experiments, rows, out, device)
