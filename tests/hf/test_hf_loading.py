@@ -56,9 +56,9 @@ def test_a_loaded_model_has_the_predictions_of_the_saved_one(folders):
         ("missing", r"does not exist; use a folder written by save_pretrained, or a name on the Hub"),
         (
             "headless",
-            r"was saved without a language-modelling head; use a model whose architecture ends in ForCausalLM",
+            r"was saved without a language-modelling head; use a model with an architecture such as LlamaForCausalLM",
         ),
-        ("t5", r"is not a causal model with a language-modelling head; use one"),
+        ("t5", r"is not a causal model with a language-modelling head; use a model"),
         ("bert", r"is not causal: a token changes earlier predictions"),
         ("damaged", r"cannot be loaded \(.*\); use a folder"),
     ],

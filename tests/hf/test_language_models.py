@@ -9,7 +9,7 @@ from tests.support.small_runs import small_experiment
 from lengthwise.core.errors import ModelError, UnknownNameError
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.run import train
-from lengthwise.hf.language_models import check_exists, load_language_model
+from lengthwise.hf.language_models import check_model_exists, load_language_model
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Text
@@ -62,7 +62,7 @@ def test_a_model_of_transformers_has_no_held_out_texts(folders):  # noqa: F811
         loaded.held_out()
 
 
-@pytest.mark.parametrize("load", [check_exists, load_language_model])
+@pytest.mark.parametrize("load", [check_model_exists, load_language_model])
 def test_a_misspelled_run_raises_an_error_without_asking_the_hub(runs, load, monkeypatch):
     monkeypatch.chdir(runs.parent)
     with pytest.raises(UnknownNameError, match=rf"unknown run '{runs.name}/txt'; did you mean '{runs.name}/text'\?"):

@@ -112,9 +112,8 @@ def test_the_harness_reports_the_exact_match_of_a_model(tmp_path, monkeypatch):
     export_to_harness(Copy(), tmp_path / "tasks", settings, shots=0)
     model = byte_text_model()
     records = records_in(tmp_path / "tasks/copy_4.jsonl")
-    memorize([model.question(record["prompt"], f" {record['response']}\n") for record in records[:6]]).save_pretrained(
-        tmp_path / "model"
-    )
+    questions = [model.tokenize_question(record["prompt"], f" {record['response']}\n") for record in records[:6]]
+    memorize(questions).save_pretrained(tmp_path / "model")
     byte_tokenizer().save_pretrained(tmp_path / "model")
 
     def run_harness(folder, group):

@@ -203,7 +203,7 @@ def test_a_cache_of_the_caller_keeps_its_ids():
     assert torch.equal(first, second)
     filled = transformers.DynamicCache(config=model.config.get_text_config())
     model.model(TOKENS, past_key_values=filled)
-    with pytest.raises(SettingError, match="the cache was filled elsewhere and has no position IDs"):
+    with pytest.raises(SettingError, match="the cache contains tokens without position IDs"):
         model(TOKENS[:, :1], past_key_values=filled)
 
 
@@ -386,7 +386,7 @@ def test_a_copy_uses_its_own_hidden_states():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (CONFIGS["mistral"], "attends to the last 4096 tokens by token index, whatever their IDs; use full attention"),
+        (CONFIGS["mistral"], "attends to the last 4096 tokens by token index, regardless of their IDs; use"),
         (CONFIGS["gemma3"], "attends to the last 4096 tokens by token index"),
         (UNSUPPORTED["mamba"], "has layers of type .*|does not accept position_ids"),
         (UNSUPPORTED["bloom"], "does not accept position_ids; use a model that accepts them, such as Llama"),

@@ -24,7 +24,7 @@ ROWS = [
     {"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, -100, 8, 9], "coupling": [0, 1, 2, 1, 2]},
     {"input_ids": [5, 6, 8], "labels": [-100, -100, 8], "coupling": [0, 1, 1]},
 ]
-NO_RULE = r"position_ids are missing and the model has no rule for the IDs of a prompt; pass position_ids .*=0"
+NO_RULE = r"position_ids are missing, and this model has no default prompt IDs; pass position_ids, .*=0"
 
 
 def run_generate(model, **options):
@@ -59,11 +59,11 @@ def test_generate_takes_a_batch_of_prompts_and_no_training_batch():
     assert written.shape == (2, prompts["input_ids"].shape[1] + 2)
     alone = collator.prompts(ROWS[1:])
     assert torch.equal(model.generate(**alone, max_new_tokens=2, do_sample=False)[0, -2:], written[1, -2:])
-    with pytest.raises(SettingError, match=r"generate got labels, position_labels, so the batch already"):
+    with pytest.raises(SettingError, match=r"generate received labels, position_labels, so the batch already"):
         model.generate(**collator(ROWS), max_new_tokens=2)
     right = MASK.flip(1)
     assert not right[:, -1].all()
-    with pytest.raises(SettingError, match=r"a prompt ends with padding, which generate would continue"):
+    with pytest.raises(SettingError, match=r"a prompt ends with padding, so generate would continue"):
         run_generate(model, attention_mask=right, position_ids=IDS)
 
 
@@ -89,7 +89,7 @@ def test_wrapping_or_measuring_a_wrapped_model_raises_an_error():
     model = wrap_model("llama")
     with pytest.raises(ModelError, match=r"^this PredictivePositionModel is wrapped already, .*; use it without"):
         PredictivePositionModel.wrap(model)
-    with pytest.raises(ModelError, match=r"^ppc is wrapped or predicts its position IDs, .*; use a plain"):
+    with pytest.raises(ModelError, match=r"^ppc is a wrapped model or predicts its position IDs, .*; use a causal"):
         CausalLM(model, "ppc")
 
 

@@ -142,7 +142,7 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
         # This tokenizer has no newline.
         codec.tokenizer.backend_tokenizer.add_tokens(["\n"])
     model = TextModel(tiny_model(), codec, "tiny")
-    question = model.question("1 0 = 0", " 1 1\n")
+    question = model.tokenize_question("1 0 = 0", " 1 1\n")
     assert codec.decode(question.context).strip() == "1 0 = 0"
     assert codec.decode(question.context + question.answer).strip(" ") == "1 0 = 0 1 1\n"
     assert list(question.context) == codec.encode("1 0 = 0")
@@ -151,7 +151,7 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
 def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
     codec = TOKENIZERS["space before"]
     model = TextModel(tiny_model(), codec, "tiny")
-    question = model.question("0 = 0", " 1\n")
+    question = model.tokenize_question("0 = 0", " 1\n")
     spelled, wrong = [codec.encode(part)[0] for part in (" ", "1", "\n")], codec.encode(" 0\n")
     assert spelled != list(question.answer)
     monkeypatch.setattr(model, "_generate", lambda batch: [spelled, wrong, spelled[:-1], list(question.answer)])
@@ -165,14 +165,14 @@ def test_a_tokenizer_that_loses_text_raises_an_error():
     codec = HFCodec(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), "words")
     model = TextModel(tiny_model(), codec, "tiny")
     with pytest.raises(ModelError, match=r"^the tokenizer of tiny changes the text: ' 0 1\\n' becomes ' 0 1'; "):
-        model.question("0 = 0", " 1\n")
+        model.tokenize_question("0 = 0", " 1\n")
     with pytest.raises(ModelError, match=r"the text: 'v = 0 1\\n' becomes '\? = 0 1'; use a model whose"):
-        model.question("v = 0", " 1\n")
+        model.tokenize_question("v = 0", " 1\n")
 
 
 def test_a_length_beyond_the_positions_raises_an_error_before_measuring():
     settings = replace(SETTINGS, lengths=(2, 199))
-    with pytest.raises(ModelError, match=r"^length 199 with 0 shots is a text of 801 tokens, but tiny has 600 p"):
+    with pytest.raises(ModelError, match=r"^length 199 with 0 shots gives a text of 801 tokens, but tiny has 600 p"):
         next(evaluate_texts(byte_text_model(), Copy(), settings, shots=0))
     with pytest.raises(SettingError, match=r"^invalid number of shots -1; use 0 or more$"):
         next(evaluate_texts(byte_text_model(), Copy(), SETTINGS, shots=-1))

@@ -1,9 +1,9 @@
-"""Support for `transformers`; no other package of lengthwise imports it."""
+"""Integration with `transformers`: models, data collators, callbacks, and export of runs."""
 
 from importlib import import_module
 from typing import Any
 
-# Public names and their modules, imported on first use because importing `transformers` takes seconds.
+# Public names and their modules. They are imported on first use, because importing `transformers` takes seconds.
 MODULES = {
     "EvaluateByLength": "length_callback",
     "LanguageModel": "language_models",

@@ -1,4 +1,4 @@
-"""Causal `transformers` language models whose influence can be measured."""
+"""Causal `transformers` language model, with the interface that an influence study needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,28 +12,28 @@ from transformers.cache_utils import DynamicLayer
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
-from lengthwise.hf.compatibility import check_compatibility, longest_context, masks_by_index, rounding_error
+from lengthwise.hf.compatibility import check_compatibility, has_causal_mask_table, longest_context, rounding_error
 from lengthwise.hf.model_inputs import additive_mask, causal_mask
 from lengthwise.hf.model_parts import MASK_ATTENTIONS, device_of
 
-# Number of queries in one sequence, which share its keys. More queries copy keys less often, but mask more keys of
-# other queries. Measured in benchmarks/influence_speed.py.
+# Number of queries per packed sequence. A larger number copies the keys less often, but masks more keys of other
+# queries. benchmarks/influence_speed.py measures the best value.
 PACK_SIZE = 8
 
 
 class ReadOnlyLayer(DynamicLayer):
-    """Keys and values that do not grow, so that the near tokens of a query do not stay in the cache."""
+    """Cache layer with fixed keys and values, so that a call does not add its tokens to the cache."""
 
     @classmethod
     def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyLayer":
-        """Return the keys and values of the first tokens of a layer."""
+        """Return a layer with the keys and values of the first ``num_tokens`` tokens of another layer."""
         copy = cls()
         copy.lazy_initialization(layer.keys, layer.values)
         copy.keys, copy.values = layer.keys[..., :num_tokens, :], layer.values[..., :num_tokens, :]
         return copy
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return the stored keys and values, the same for every row, followed by the new ones."""
+        """Return the stored keys and values, repeated for every row, followed by the new keys and values."""
         keys, values, batch = self.keys, self.values, len(key_states)
         assert keys is not None
         assert values is not None
@@ -44,10 +44,10 @@ class ReadOnlyLayer(DynamicLayer):
 
 
 class CausalLM:
-    """A `transformers` model for inference, on its own device and in its own precision.
+    """Causal `transformers` model for inference, on the model's current device and in its current precision.
 
-    If IDs jump, calls pass a mask built from token indexes. Without it, `transformers` treats the jump as the start of
-    another packed text and hides the tokens before. Raises ``ModelError`` for a model that does not support this.
+    If IDs are not consecutive, calls pass a mask built from token indexes. Without a mask, `transformers` treats a gap
+    as the start of another packed text and hides the earlier tokens. Raises ``ModelError`` for an unsupported model.
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
@@ -58,78 +58,79 @@ class CausalLM:
         config = model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size)
         self.num_positions = longest_context(config)
-        # The training data are unknown.
+        # The training data of the model are unknown.
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.weights_digest = weights_digest(model.state_dict())
         heads = getattr(config, "num_attention_heads", 1)
         self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), heads)
-        self.pack_size = 1 if masks_by_index(model) else PACK_SIZE
+        self.pack_size = 1 if has_causal_mask_table(model) else PACK_SIZE
         check_compatibility(self, model)
 
     @torch.no_grad()
     def log_probs(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities (nats) of the token after each sequence, which attends only to itself."""
-        keep = torch.tensor([tokens.shape[1] - 1])
-        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), keep=keep)
+        """Return the log-probabilities (nats) of the next token of each sequence, computed independently."""
+        last_index = torch.tensor([tokens.shape[1] - 1])
+        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), logit_indexes=last_index)
         return logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, which are the next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, the correct next tokens at the last ``t`` token indexes."""
         seq = tokens.shape[1]
-        keep = torch.arange(seq - targets.shape[1], seq)
-        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), keep=keep).float()
-        flat = targets.to(logits.device).flatten()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), flat, reduction="none").view(targets.shape)
+        indexes = torch.arange(seq - targets.shape[1], seq)
+        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), logit_indexes=indexes).float()
+        labels = targets.to(logits.device).flatten()
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none").view(targets.shape)
 
     @torch.no_grad()
     def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Return the log-probabilities after the last token from one forward pass without a cache.
+        """Return the log-probabilities (nats) of the next token, from one forward pass without a cache.
 
-        ``mask`` (query, key) is True where a token attends; IDs then count from 0.
+        ``mask`` (query, key) is True where the query attends to the key. With a mask, position IDs count from 0.
         """
         device = device_of(self.model)
         if mask is None:
             logits = self.model(input_ids=tokens[None].to(device), use_cache=False).logits
         else:
-            added, keep = additive_mask(mask[None, None].to(device), self.model.dtype), torch.tensor([len(tokens) - 1])
-            logits = self._logits(tokens[None], torch.arange(len(tokens))[None], added, keep=keep)
+            position_ids, last_index = torch.arange(len(tokens))[None], torch.tensor([len(tokens) - 1])
+            score_mask = additive_mask(mask[None, None].to(device), self.model.dtype)
+            logits = self._logits(tokens[None], position_ids, score_mask, logit_indexes=last_index)
         return logits[0, -1].float().log_softmax(dim=-1)
 
     def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
-        """Return the largest difference (nats) that rounding explains, measured with this model."""
+        """Estimate the rounding error (nats) of this model's log-probabilities."""
         return rounding_error(self.model, lambda: self.plain_log_probs(tokens))
 
     @torch.no_grad()
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_read: int) -> DynamicCache:
-        """Return the keys and values of the first ``num_read`` tokens.
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> DynamicCache:
+        """Return the keys and values of the first ``num_prefix`` tokens.
 
-        All tokens are passed, because some angles (longrope, dynamic) depend on the largest ID of a call.
+        The model reads all tokens, because some rotary angles (longrope, dynamic) depend on the largest ID of a call.
         """
         cache = DynamicCache()
-        if num_read == 0:
+        if num_prefix == 0:
             return cache
-        mask, keep = self._causal_mask(position_ids[None]), torch.tensor([len(tokens) - 1])
-        self._logits(tokens[None], position_ids[None], mask, keep=keep, cache=cache)
-        cache.layers = [ReadOnlyLayer.from_layer(layer, num_read) for layer in cache.layers]
+        mask, last_index = self._causal_mask(position_ids[None]), torch.tensor([len(tokens) - 1])
+        self._logits(tokens[None], position_ids[None], mask, logit_indexes=last_index, cache=cache)
+        cache.layers = [ReadOnlyLayer.from_layer(layer, num_prefix) for layer in cache.layers]
         return cache
 
     @torch.no_grad()
     def log_probs_with_prefix(
         self, states: DynamicCache, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after sequences that continue the tokens of ``states``."""
+        """Return the next-token log-probabilities (nats) of sequences that continue the tokens of ``states``."""
         seq = tokens.shape[1]
-        mask, keep = self._cached_mask(states.get_seq_length(), seq), torch.tensor([seq - 1])
-        logits = self._logits(tokens, position_ids, mask, keep=keep, cache=states)
+        mask = self._build_causal_mask(states.get_seq_length(), seq)
+        logits = self._logits(tokens, position_ids, mask, logit_indexes=torch.tensor([seq - 1]), cache=states)
         return logits[:, -1].float().log_softmax(dim=-1)
 
     @torch.no_grad()
@@ -138,24 +139,24 @@ class CausalLM:
         states: DynamicCache,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch read"],
+        visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after the near tokens, for each row of ``visible`` states.
+        """Return the next-token log-probabilities (nats) after the near tokens, for each row of ``visible``.
 
-        Several copies of the near tokens form one sequence, in which each attends only to itself. They share one copy
-        of the states' keys.
+        The near tokens attend to the states where ``visible`` is True. One sequence packs several copies of the near
+        tokens, which share the keys of the states and do not attend to each other.
         """
         seq, num_packs = len(near), -(-len(visible) // self.pack_size)
-        size = -(-len(visible) // num_packs)
-        # The last row fills the last pack.
-        rows = visible[torch.arange(num_packs * size).clamp(max=len(visible) - 1)].view(num_packs, size, -1)
-        copies = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * size)
-        mask = torch.cat([rows.repeat_interleave(seq, dim=1), copies.expand(num_packs, -1, -1)], dim=2)
+        num_copies = -(-len(visible) // num_packs)
+        # Repeat the last row to fill the last pack.
+        rows = visible[torch.arange(num_packs * num_copies).clamp(max=len(visible) - 1)].view(num_packs, num_copies, -1)
+        near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
+        mask = torch.cat([rows.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
         logits = self._logits(
-            near.repeat(size).expand(num_packs, -1),
-            position_ids.repeat(size).expand(num_packs, -1),
+            near.repeat(num_copies).expand(num_packs, -1),
+            position_ids.repeat(num_copies).expand(num_packs, -1),
             additive_mask(mask[:, None], self.model.dtype).to(device_of(self.model)),
-            keep=torch.arange(seq - 1, size * seq, seq),
+            logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
             cache=states,
         )
         return logits.flatten(0, 1)[: len(visible)].float().log_softmax(dim=-1)
@@ -165,35 +166,36 @@ class CausalLM:
         states: DynamicCache,
         near: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " read"],
+        log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " read"]:
-        """Return the gradient of ``objective`` with respect to ``log_gates``, added to the scores in every layer."""
+    ) -> Float[Tensor, " states"]:
+        """Return the gradient of ``objective`` with respect to ``log_gates``, a bias of the scores in every layer."""
         gates = log_gates.to(device_of(self.model)).requires_grad_()
-        keep = torch.tensor([len(near) - 1])
+        last_index = torch.tensor([len(near) - 1])
         with torch.enable_grad():
-            mask = self._cached_mask(len(log_gates), len(near))
+            mask = self._build_causal_mask(len(log_gates), len(near))
             mask = mask + torch.nn.functional.pad(gates, (0, len(near))).to(mask.dtype)
-            logits = self._logits(near[None], position_ids[None], mask, keep=keep, cache=states)
+            logits = self._logits(near[None], position_ids[None], mask, logit_indexes=last_index, cache=states)
             value = objective(logits[0, 0].float().log_softmax(dim=-1))
             return torch.autograd.grad(value, gates)[0]
 
     @torch.no_grad()
     def attention_weights(
         self, states: DynamicCache, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " read"]:
-        """Return the attention weights of the last near token on each state, averaged over layers and heads."""
-        read = states.get_seq_length()
-        mask, keep = self._cached_mask(read, len(near)), torch.tensor([len(near) - 1])
+    ) -> Float[Tensor, " states"]:
+        """Return the attention weight of the last near token on each state, averaged over layers and heads."""
+        num_states, last_index = states.get_seq_length(), torch.tensor([len(near) - 1])
+        mask = self._build_causal_mask(num_states, len(near))
         with self._eager_attention():
             output = self._forward(
-                near[None], position_ids[None], mask, keep=keep, cache=states, output_attentions=True
+                near[None], position_ids[None], mask, logit_indexes=last_index, cache=states, output_attentions=True
             )
-        return torch.stack([layer[0, :, -1, :read].float().mean(dim=0) for layer in output.attentions]).mean(dim=0)
+        weights = torch.stack([layer[0, :, -1, :num_states].float().mean(dim=0) for layer in output.attentions])
+        return weights.mean(dim=0)
 
     @contextmanager
     def _eager_attention(self) -> Iterator[None]:
-        # Fused kernels do not return their weights.
+        # Fused kernels do not return attention weights.
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         try:
@@ -202,16 +204,16 @@ class CausalLM:
             self.model.set_attn_implementation(attention)
 
     def _causal_mask(self, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "1 1 seq seq"] | None:
-        # Without jumps, the model needs no mask, and fused attention skips the hidden half.
+        # Consecutive IDs need no mask. Fused attention is then faster, because it skips later keys.
         if bool((position_ids.diff() == 1).all()):
             return None
-        return self._cached_mask(0, position_ids.shape[1])
+        return self._build_causal_mask(0, position_ids.shape[1])
 
-    def _cached_mask(self, read: int, near: int) -> Float[Tensor, "1 1 near read_near"]:
-        is_token = torch.ones(1, read + near, dtype=torch.bool)
-        return causal_mask(is_token, past=read, dtype=self.model.dtype).to(device_of(self.model))
+    def _build_causal_mask(self, num_states: int, num_queries: int) -> Float[Tensor, "1 1 query key"]:
+        is_token = torch.ones(1, num_states + num_queries, dtype=torch.bool)
+        return causal_mask(is_token, num_cached=num_states, dtype=self.model.dtype).to(device_of(self.model))
 
-    def _logits(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch kept vocab"]:
+    def _logits(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch index vocab"]:
         logits: Tensor = self._forward(*args, **kwargs).logits
         return logits
 
@@ -221,7 +223,7 @@ class CausalLM:
         position_ids: Int[Tensor, "batch seq"],
         mask: Float[Tensor, "#batch 1 seq key"] | None,
         *,
-        keep: Int[Tensor, " kept"],
+        logit_indexes: Int[Tensor, " index"],
         cache: DynamicCache | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -232,6 +234,6 @@ class CausalLM:
             attention_mask=None if mask is None else mask.expand(len(tokens), -1, -1, -1),
             past_key_values=cache,
             use_cache=cache is not None,
-            logits_to_keep=keep.to(device),
+            logits_to_keep=logit_indexes.to(device),
             **kwargs,
         )

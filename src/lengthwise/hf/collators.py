@@ -19,13 +19,13 @@ from lengthwise.core.errors import (
     UnsupportedTaskError,
 )
 from lengthwise.core.randomness import stream
-from lengthwise.hf.dataset_columns import UNSCORED, TokenizedExample, prompt_length, read_example
+from lengthwise.hf.dataset_columns import UNSCORED, TokenizedExample, count_prompt_tokens, read_example
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.hf.position_id_support import (
     check_id_prediction,
-    check_position_id_use,
     check_scheme,
+    check_uses_position_ids,
     position_id_limit,
 )
 from lengthwise.positions import Assignment, PositionScheme
@@ -36,15 +36,15 @@ SIDES = ("right", "left")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Row, column and sequence number in the row of every token of a batch, example by example."""
+    """Row, column and sequence number of every token of a batch, in the order of the examples."""
 
     shape: tuple[int, int]
     rows: Int[np.ndarray, " tokens"]
     columns: Int[np.ndarray, " tokens"]
-    members: Int[np.ndarray, " tokens"]
+    sequence_numbers: Int[np.ndarray, " tokens"]
 
     def place(self, values: Sequence[np.ndarray], fill: int) -> Int[Tensor, "batch seq"]:
-        """Return a batch with one integer array per example, and ``fill`` at padding."""
+        """Arrange one integer array per example into a batch, with ``fill`` at padding."""
         batch = np.full(self.shape, fill, dtype=np.int64)
         batch[self.rows, self.columns] = np.concatenate(values)
         return torch.from_numpy(batch)
@@ -52,12 +52,12 @@ class Layout:
     @property
     def sequence_ids(self) -> Int[Tensor, "batch seq"]:
         """Sequence number of each token in its row, from 0; -1 for padding."""
-        return self.place([self.members], -1)
+        return self.place([self.sequence_numbers], -1)
 
 
-def lay_out(lengths: Sequence[int], *, pack_to: int | None, left: bool, multiple: int | None) -> Layout:
-    """Lay out one example per row, or as many as fit into ``pack_to`` tokens; ``multiple`` rounds the width up."""
-    packs = [[example] for example in range(len(lengths))] if pack_to is None else first_fit(lengths, pack_to)
+def build_layout(lengths: Sequence[int], *, pack_to: int | None, pad_left: bool, multiple: int | None) -> Layout:
+    """Place one example in each row, or pack rows of ``pack_to`` tokens; the width is rounded up to ``multiple``."""
+    packs = [[example] for example in range(len(lengths))] if pack_to is None else pack_first_fit(lengths, pack_to)
     sizes = [sum(lengths[example] for example in pack) for pack in packs]
     width = max(sizes)
     if multiple is not None:
@@ -65,26 +65,26 @@ def lay_out(lengths: Sequence[int], *, pack_to: int | None, left: bool, multiple
     # Row, first column and sequence number of each example.
     starts = np.zeros((len(lengths), 3), dtype=np.int64)
     for row, pack in enumerate(packs):
-        column = width - sizes[row] if left else 0
-        for member, example in enumerate(pack):
-            starts[example] = row, column, member
+        column = width - sizes[row] if pad_left else 0
+        for number, example in enumerate(pack):
+            starts[example] = row, column, number
             column += lengths[example]
-    rows, first, members = starts.repeat(lengths, axis=0).T
+    rows, first, sequence_numbers = starts.repeat(lengths, axis=0).T
     index = np.concatenate([np.arange(length) for length in lengths])
-    return Layout(shape=(len(packs), width), rows=rows, columns=first + index, members=members)
+    return Layout(shape=(len(packs), width), rows=rows, columns=first + index, sequence_numbers=sequence_numbers)
 
 
-def first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Pack examples of these lengths by first-fit decreasing; each pack holds at most ``max_tokens`` tokens."""
     packs: list[list[int]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for example in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        target = next((pack for pack, free in enumerate(room) if free >= lengths[example]), len(packs))
+        target = next((pack for pack, free in enumerate(free_tokens) if free >= lengths[example]), len(packs))
         if target == len(packs):
             packs.append([])
-            room.append(max_tokens)
+            free_tokens.append(max_tokens)
         packs[target].append(example)
-        room[target] -= lengths[example]
+        free_tokens[target] -= lengths[example]
     return packs
 
 
@@ -92,24 +92,24 @@ def first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class PositionCollator:
     """Data collator for ``transformers.Trainer``, TRL's ``SFTTrainer`` and PyTorch's ``DataLoader``.
 
-    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. Answer
-    tokens are marked by every present column among ``labels`` (-100 elsewhere), ``completion_mask``,
-    ``assistant_masks`` and ``prompt_length`` (default: all except the first). Schemes that need a coupling read
-    ``coupling``, or ``spans`` with ``offset_mapping`` (`groups_of_spans`). Schemes that need places read ``places``.
+    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. The columns
+    ``labels`` (-100 elsewhere), ``completion_mask``, ``assistant_masks`` and ``prompt_length`` mark answer tokens. All
+    present columns must mark a token; without them, all tokens except the first are answers. Schemes with a coupling
+    need ``coupling``, or ``spans`` with ``offset_mapping`` (`groups_of_spans`). Schemes with places need ``places``.
 
     A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
-    ``attention_mask``. Without a mask, `transformers` treats a jump of the IDs as the start of another text. If the
+    ``attention_mask``. Without a mask, `transformers` treats a gap in the IDs as the start of another text. If the
     scheme predicts IDs, the batch also has ``position_labels`` (unshifted, -100 where not scored). With ``pack_to``,
     several examples share a row of at most that many tokens. The mask is then 4-D, has the type ``dtype``, and
     separates the examples in eager and sdpa attention; ``sequence_ids`` numbers the examples of a row (-1: padding).
 
-    Each call samples new IDs below ``num_position_ids`` from torch's default generator, so the seed makes a run
-    reproducible, also in workers. ``training=False`` selects the IDs of evaluation. `Trainer` has one collator for
-    both, so replace ``trainer.data_collator`` before ``trainer.evaluate()``.
+    Each call samples new IDs below ``num_position_ids`` from torch's default generator, so torch's seed makes a run
+    reproducible, also in workers. ``training=False`` selects evaluation IDs. `Trainer` has one collator for training
+    and evaluation, so replace ``trainer.data_collator`` before ``trainer.evaluate()``.
 
     `Trainer` needs ``remove_unused_columns=False``. `SFTTrainer` also needs
     ``dataset_kwargs={"skip_prepare_dataset": True}`` and then does not truncate; with ``pack_to``, its ``num_tokens``
-    is wrong. ``FeatureError`` and ``PositionRangeError`` name the example of the batch.
+    is wrong. ``FeatureError`` and ``PositionRangeError`` name the invalid example of the batch.
     """
 
     scheme: PositionScheme
@@ -148,25 +148,27 @@ class PositionCollator:
     ) -> "PositionCollator":
         """Return a collator for a model, or its configuration, and its tokenizer.
 
-        The pad token and the padding side come from the tokenizer, the limit of the IDs (``max_position_embeddings``)
-        and the dtype of packed masks from the model. ``beyond_trained`` removes the limit, for models that compute
-        positions (such as rotary ones). Raises ``ModelError`` for a model that ignores the mask or the IDs, or that
-        does not predict the IDs that the scheme needs, and ``PositionRangeError`` for IDs beyond the limit.
+        The tokenizer provides the pad token and the padding side. The model provides the upper bound of the IDs
+        (``max_position_embeddings``) and the dtype of packed masks. ``beyond_trained`` removes the bound, for models
+        with rotary positions. Raises ``ModelError`` for a model that ignores the mask or the IDs, or that does not
+        predict the IDs of the scheme, and ``PositionRangeError`` for IDs beyond the bound.
         """
         config = model if isinstance(model, PreTrainedConfig) else getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
-            raise ModelError(f"{type(model).__name__} is not a transformers model; pass one, or its configuration")
+            raise ModelError(f"{type(model).__name__} is not a transformers model; pass a model or its configuration")
         check_id_prediction(config, scheme)
         limit = position_id_limit(config, pack_to)
         if isinstance(model, PreTrainedModel) and not isinstance(model, IDGenerationMixin):
-            check_position_id_use(model)
+            check_uses_position_ids(model)
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > limit:
             raise PositionRangeError(
-                f"{scheme.name} gives IDs below {scheme.num_position_ids}, but {config.model_type} supports IDs below "
-                f"{limit}; set the scheme's num_position_ids to {limit}, or pass beyond_trained=True"
+                f"{scheme.name} assigns IDs below {scheme.num_position_ids}, but {config.model_type} supports IDs "
+                f"below {limit}; set the scheme's num_position_ids to {limit}, or pass beyond_trained=True"
             )
         if tokenizer.pad_token_id is None:
-            raise ModelError("the tokenizer has no pad token; set one, as in tokenizer.pad_token = tokenizer.eos_token")
+            raise ModelError(
+                "the tokenizer has no pad token; set it, for example tokenizer.pad_token = tokenizer.eos_token"
+            )
         dtype = getattr(model, "dtype", None)
         return cls(
             scheme,
@@ -179,19 +181,19 @@ class PositionCollator:
         )
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return the batch of these examples."""
+        """Collate tokenized examples into a batch."""
         if not features:
             raise FeatureError("the batch is empty; pass at least one example")
-        examples = [self._read(number, feature) for number, feature in enumerate(features)]
+        examples = [self._read_example(number, feature) for number, feature in enumerate(features)]
         assignments = self._assign(examples)
         labels = [
             np.where(example.is_answer & assignment.token_scored[0], example.labels, UNSCORED)
             for example, assignment in zip(examples, assignments, strict=True)
         ]
-        layout = lay_out(
+        layout = build_layout(
             [len(example.tokens) for example in examples],
             pack_to=self.pack_to,
-            left=self.padding_side == "left",
+            pad_left=self.padding_side == "left",
             multiple=self.pad_to_multiple_of,
         )
         sequence_ids = layout.sequence_ids
@@ -211,20 +213,20 @@ class PositionCollator:
         return batch
 
     def prompts(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return a left-padded batch of the prompts alone, with evaluation IDs, for ``model.generate(**batch)``.
+        """Return a left-padded batch of prompts without answers, with evaluation IDs, for ``model.generate(**batch)``.
 
-        The prompt ends before the first answer token. Without a column that marks answers, it is the whole example.
+        The prompt ends before the first answer token. Without a column that marks answers, the example is the prompt.
         """
         batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
-        lengths = [prompt_length(feature) for feature in features]
-        layout = lay_out(lengths, pack_to=None, left=True, multiple=None)
+        lengths = [count_prompt_tokens(feature) for feature in features]
+        layout = build_layout(lengths, pack_to=None, pad_left=True, multiple=None)
         prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
         for name, fill in (("input_ids", self.pad_token_id), ("position_ids", 0)):
             rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), lengths, strict=True)
             prompts[name] = layout.place([values[mask == 1][:length] for values, mask, length in rows], fill)
         return prompts
 
-    def _read(self, number: int, feature: Mapping[str, Any]) -> TokenizedExample:
+    def _read_example(self, number: int, feature: Mapping[str, Any]) -> TokenizedExample:
         try:
             example = read_example(feature, self.scheme.needs)
         except FeatureError as error:
@@ -237,23 +239,23 @@ class PositionCollator:
         return example
 
     def _assign(self, examples: Sequence[TokenizedExample]) -> list[Assignment]:
-        """Call the scheme with examples of one length at a time, so that padding cannot change an ID."""
-        rng = _new_generator()
+        """Assign IDs to examples of one length at a time, so that padding never changes an ID."""
+        rng = _generator_from_torch_seed()
         lengths = np.array([len(example.tokens) for example in examples])
         assignments: dict[int, Assignment] = {}
         for length in np.unique(lengths):
             numbers = np.flatnonzero(lengths == length).tolist()
             assignment = self._assign_one_length([examples[number] for number in numbers], numbers, rng)
-            for place, number in enumerate(numbers):
-                part = slice(place, place + 1)
-                ids = assignment.position_ids[:, part]
+            for row, number in enumerate(numbers):
+                row_slice = slice(row, row + 1)
+                ids = assignment.position_ids[:, row_slice]
                 if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
                     raise PositionRangeError(
                         f"example {number} of the batch: its IDs reach {ids.max()}, but the limit is "
                         f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
                         "supports larger IDs"
                     )
-                token_scored, id_scored = assignment.token_scored[part], assignment.id_scored[part]
+                token_scored, id_scored = assignment.token_scored[row_slice], assignment.id_scored[row_slice]
                 assignments[number] = Assignment(position_ids=ids, token_scored=token_scored, id_scored=id_scored)
         return [assignments[number] for number in range(len(examples))]
 
@@ -261,36 +263,36 @@ class PositionCollator:
         self, examples: Sequence[TokenizedExample], numbers: Sequence[int], rng: np.random.Generator
     ) -> Assignment:
         try:
-            assignment = self.scheme.assign(self._stack(examples), rng, training=self.training)
+            assignment = self.scheme.assign(self._stack_examples(examples), rng, training=self.training)
         except LengthwiseError:
             # Find the example that fails.
             for number, example in zip(numbers, examples, strict=True):
                 try:
-                    self.scheme.assign(self._stack([example]), rng, training=self.training)
+                    self.scheme.assign(self._stack_examples([example]), rng, training=self.training)
                 except LengthwiseError as error:
                     raise type(error)(f"example {number} of the batch: {error}") from None
             raise
         if len(assignment.position_ids) != 1:
             raise UnsupportedTaskError(
-                f"{self.scheme.name} gives {len(assignment.position_ids)} IDs per token, but transformers models "
-                "take one; use a scheme with one level"
+                f"{self.scheme.name} assigns {len(assignment.position_ids)} IDs per token, but transformers models "
+                "accept one; use a scheme with one level"
             )
         return assignment
 
-    def _stack(self, examples: Sequence[TokenizedExample]) -> Examples:
+    def _stack_examples(self, examples: Sequence[TokenizedExample]) -> Examples:
         is_answer = np.stack([example.is_answer for example in examples])
-        first = np.where(is_answer.any(axis=1), is_answer.argmax(axis=1), is_answer.shape[1])
-        parts: dict[str, Any] = {}
+        prompt_lengths = np.where(is_answer.any(axis=1), is_answer.argmax(axis=1), is_answer.shape[1])
+        scheme_data: dict[str, Any] = {}
         if self.scheme.needs is not None:
             values = np.stack([example.scheme_column for example in examples if example.scheme_column is not None])
-            parts[self.scheme.needs] = values[None] if self.scheme.needs == "coupling" else values
+            scheme_data[self.scheme.needs] = values[None] if self.scheme.needs == "coupling" else values
         tokens = np.stack([example.tokens for example in examples])
-        return Examples(tokens=tokens, prompt_length=first, is_answer=is_answer, **parts)
+        return Examples(tokens=tokens, prompt_length=prompt_lengths, is_answer=is_answer, **scheme_data)
 
 
-def _new_generator() -> np.random.Generator:
-    """Return a generator seeded by torch's default generator. `Trainer` seeds it, and it differs in each worker."""
+def _generator_from_torch_seed() -> np.random.Generator:
+    """Return a generator with a seed from torch's generator, which `Trainer` seeds differently in each worker."""
     seed = int(torch.randint(1 << 62, ()))
-    # Processes that train together share a seed, but must not share their IDs.
+    # Distributed processes have the same seed, but need different IDs.
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return stream(seed, "collated position IDs", torch.distributed.get_rank() if distributed else 0)

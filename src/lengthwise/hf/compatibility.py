@@ -1,4 +1,4 @@
-"""Checks that influence can be measured with a model, and the rounding error of its predictions."""
+"""Checks that an influence study supports a `transformers` model, and an estimate of its rounding error."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -16,87 +16,92 @@ from lengthwise.hf.model_parts import device_of
 from lengthwise.influence.probing.exactness_checks import CALL_ERRORS, check_exact, first_line, max_difference
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 
-# Layer types with keys that can be hidden. A window or chunk is full attention while the context fits in it.
-FULL, WINDOWED = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
-WINDOWS = ("sliding_window", "attention_chunk_size")
-# Largest effect of a later token on earlier logits that rounding explains, relative to the largest logit.
-LEAK_TOLERANCE, COARSE_LEAK_TOLERANCE = 1e-4, 0.02
-# Passes with random rounding errors, and the safety factor on their largest difference.
-ROUNDING_SAMPLES, ROUNDING_MARGIN = 5, 2.0
-# Smallest tolerance (nats), far below every result of a study.
+# Layer types that can hide single keys. Windowed layers attend to the full context while it fits into the window.
+FULL_ATTENTION, WINDOWED_ATTENTION = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
+WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
+# Largest change of earlier logits by a later token that counts as rounding, relative to the largest logit.
+LEAK_TOLERANCE, HALF_PRECISION_LEAK_TOLERANCE = 1e-4, 0.02
+# Number of forward passes with random rounding, and the safety factor for their largest difference.
+NUM_ROUNDING_SAMPLES, ROUNDING_MARGIN = 5, 2.0
+# Smallest tolerance (nats), far below the effects that a study measures.
 MIN_ROUNDING_ERROR = 1e-3
 
 
 def narrowest_window(config: Any) -> int | None:
-    """Return the smallest attention window (tokens) of a configuration; None if all layers attend to everything."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if kinds and not kinds & WINDOWED:
+    """Return the smallest attention window (tokens) of a configuration, or None if all layers use full attention."""
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if layer_types and not layer_types & WINDOWED_ATTENTION:
         return None
-    # GPT-Neo has its own setting.
-    names = (*WINDOWS, "window_size") if "local" in (getattr(config, "attention_layers", None) or []) else WINDOWS
+    # GPT-Neo stores its window in another setting.
+    names = (
+        (*WINDOW_SETTINGS, "window_size")
+        if "local" in (getattr(config, "attention_layers", None) or [])
+        else WINDOW_SETTINGS
+    )
     windows = (getattr(config, name, None) for name in names)
     return min((int(window) for window in windows if window), default=None)
 
 
 def full_context_setting(config: Any) -> str:
-    """Return the settings that give every layer of a configuration full attention."""
+    """Return the settings that enable full attention in every layer, for an error message."""
     if (layers := getattr(config, "layer_types", None)) is not None:
         return f"layer_types=['full_attention'] * {len(layers)}"
     if (layers := getattr(config, "attention_layers", None)) is not None:
         return f"attention_types=[[['global'], {len(layers)}]]"
-    return " and ".join(f"{name}=None" for name in WINDOWS if getattr(config, name, None))
+    return " and ".join(f"{name}=None" for name in WINDOW_SETTINGS if getattr(config, name, None))
 
 
 def longest_context(config: Any) -> int | None:
-    """Return the longest context (tokens) that every layer sees in full; None without a limit."""
+    """Return the longest context (tokens) that every layer attends to in full, or None without a limit."""
     limits = (getattr(config, "max_position_embeddings", None), narrowest_window(config))
     return min((int(limit) for limit in limits if limit), default=None)
 
 
-def masks_by_index(model: PreTrainedModel) -> bool:
-    """Return True for a model with its own table of visible token indexes, such as GPT-Neo.
+def has_causal_mask_table(model: PreTrainedModel) -> bool:
+    """Return True if the model stores a causal mask over token indexes, as GPT-Neo does.
 
-    The tokens of a call must then have the same indexes as in the text.
+    The tokens of a call to such a model must have the same indexes as in the text.
     """
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return any(table.dtype == torch.bool and table.shape[-2:] == (positions, positions) for table in model.buffers())
 
 
-def check_compatibility(model: NextTokenModel, inner: PreTrainedModel) -> None:
-    """Raise ``ModelError`` unless the model supports hidden tokens and custom position IDs exactly."""
-    if isinstance(inner, IDGenerationMixin):
+def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` unless the model computes exact results with hidden tokens and custom position IDs."""
+    name = study_model.name
+    if isinstance(model, IDGenerationMixin):
         raise ModelError(
-            f"{model.name} is wrapped or predicts its position IDs, but a study uses IDs that count up; use a plain "
-            "causal model, or the run folder of the export"
+            f"{name} is a wrapped model or predicts its position IDs, but a study uses IDs that count up; use a causal "
+            "model without a wrapper, or the run folder before its export"
         )
-    kinds = set(getattr(inner.config.get_text_config(), "layer_types", None) or [])
-    if recurrent := kinds - FULL - WINDOWED:
+    layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    if recurrent := layer_types - FULL_ATTENTION - WINDOWED_ATTENTION:
         raise ModelError(
-            f"{model.name} has layers of type {', '.join(sorted(recurrent))}, whose state cannot hide a token; use a "
-            "model with attention in every layer"
+            f"{name} has layers of type {', '.join(sorted(recurrent))}, which cannot hide single tokens; use a model "
+            "with attention in every layer"
         )
-    arguments = inspect.signature(inner.forward).parameters
+    arguments = inspect.signature(model.forward).parameters
     if missing := [name for name in ("position_ids", "past_key_values") if name not in arguments]:
         raise ModelError(
-            f"{model.name} does not take {' and '.join(missing)}; use a model that does, such as Llama, Qwen, Mistral, "
-            "OLMo, GPT-NeoX or GPT-2"
+            f"{name} does not accept {' and '.join(missing)}; use a model that accepts them, such as Llama, Qwen, "
+            "Mistral, OLMo, GPT-NeoX or GPT-2"
         )
-    check_causal(model.name, inner)
-    check_exact(model)
+    check_causal(name, model)
+    check_exact(study_model)
 
 
-def check_causal(name: str, inner: PreTrainedModel) -> None:
+def check_causal(name: str, model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a model in which a token changes earlier predictions."""
     try:
-        sees_ahead = _sees_ahead(inner)
+        attends_ahead = _attends_to_later_tokens(model)
     except torch.OutOfMemoryError:
         raise
     except CALL_ERRORS as error:
         raise ModelError(
-            f"{name} cannot be called with tokens alone ({type(error).__name__}: {first_line(error)}); fix its "
+            f"{name} fails if it is called with only input_ids ({type(error).__name__}: {first_line(error)}); fix its "
             "configuration, or choose another model"
         ) from error
-    if sees_ahead:
+    if attends_ahead:
         raise ModelError(
             f"{name} is not causal: a token changes earlier predictions; use a causal language model, such as Llama "
             "or GPT-2"
@@ -104,25 +109,25 @@ def check_causal(name: str, inner: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _sees_ahead(inner: Any) -> bool:
-    """Return True if the last token changes the first logits, in a call without a mask."""
-    vocabulary = inner.config.get_text_config().vocab_size
-    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(inner)) % vocabulary
-    first = inner(input_ids=tokens, use_cache=False).logits[:, 0].float()
-    tolerance = LEAK_TOLERANCE if inner.dtype in (torch.float32, torch.float64) else COARSE_LEAK_TOLERANCE
+def _attends_to_later_tokens(model: Any) -> bool:
+    """Return True if the last token changes the logits of the first token, in a call without a mask."""
+    vocabulary_size = model.config.get_text_config().vocab_size
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(model)) % vocabulary_size
+    first = model(input_ids=tokens, use_cache=False).logits[:, 0].float()
+    tolerance = LEAK_TOLERANCE if model.dtype in (torch.float32, torch.float64) else HALF_PRECISION_LEAK_TOLERANCE
     return bool((first[0] - first[1]).abs().max() > tolerance * first.abs().max())
 
 
 @torch.no_grad()
 def rounding_error(model: nn.Module, predict: Callable[[], Float[Tensor, " vocab"]]) -> float:
-    """Return the largest difference (nats) of a prediction that rounding explains.
+    """Estimate the rounding error (nats) of a prediction.
 
-    Each sample multiplies the outputs of all layers by random factors of up to one machine precision (stochastic
-    arithmetic: Vignes 1993, A stochastic arithmetic for reliable scientific computation).
+    Each sample multiplies the outputs of all layers by random factors that differ from 1 by at most the machine epsilon
+    (stochastic arithmetic: Vignes 1993, A stochastic arithmetic for reliable scientific computation).
     """
     expected = predict()
     differences = []
-    for seed in range(ROUNDING_SAMPLES):
+    for seed in range(NUM_ROUNDING_SAMPLES):
         with _random_rounding(model, seed):
             differences.append(max_difference(predict(), expected))
     return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))

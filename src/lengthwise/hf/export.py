@@ -24,13 +24,13 @@ from lengthwise.tasks.text.corpus import TOKENIZER
 from lengthwise.tasks.text_format import SHOTS, TextExample, format_examples, sample_shots
 
 CONFIG = "config.json"
-# Examples per length from which lm-evaluation-harness samples its shots.
+# Number of examples per length from which lm-evaluation-harness samples its shots.
 SHOT_POOL = 32
 
 
 @check_arguments
 def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None = None) -> None:
-    """Export a finished run to a folder with a tokenizer, which ``AutoModelForCausalLM.from_pretrained`` loads.
+    """Export a finished run and its tokenizer to a folder that ``AutoModelForCausalLM.from_pretrained`` can load.
 
     ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``, as in ``load_run``. Raises
     ``RunFolderError`` if the run is missing, or if ``out`` is not empty.
@@ -48,10 +48,10 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
             + ", ".join(ENCODINGS)
         )
     check_output_folder(out)
-    tree = read_description(run, RUN_FOLDER)
+    description = read_description(run, RUN_FOLDER)
     run_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
     files = {name: content.decode() for name, content in run_files.items()}
-    model = LengthwiseForCausalLM(build_config(experiment, {"experiment": tree, "facts": facts, "files": files}))
+    model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
     symbols = experiment.task.vocabulary
     tokenizer = tokenizer_from_json(files[TOKENIZER]) if TOKENIZER in files else symbol_tokenizer(symbols)
@@ -64,7 +64,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
 def import_hf(folder: StrPath, out: StrPath) -> None:
     """Restore the run folder of an exported model, with the model's current weights.
 
-    Raises ``RunFolderError`` for any other folder, or if ``out`` is not empty.
+    Raises ``RunFolderError`` if ``folder`` is not an exported run, or if ``out`` is not empty.
     """
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
     from lengthwise.hf.loading import load_pretrained  # noqa: PLC0415
@@ -74,22 +74,24 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
     if not isinstance(model, LengthwiseForCausalLM):
         raise RunFolderError(f"{folder} is not an exported run; use a folder written by export --format hf")
     if not model.config.run:
-        raise RunFolderError(f"{folder} does not contain the run it was exported from; export the run again")
-    tree, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
-    if outside := [name for name in files if Path(name).name != name]:
-        raise RunFolderError(f"{folder} refers to a file outside the run folder ({outside[0]}); export the run again")
+        raise RunFolderError(f"{folder} does not contain the run that it was exported from; export the run again")
+    description, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
+    if outside_files := [name for name in files if Path(name).name != name]:
+        raise RunFolderError(
+            f"{folder} refers to a file outside the run folder ({outside_files[0]}); export the run again"
+        )
     with atomic_folder(out) as run:
-        write_description(run, RUN_FOLDER, tree, {name: content.encode() for name, content in files.items()})
+        write_description(run, RUN_FOLDER, description, {name: content.encode() for name, content in files.items()})
         write_model(run, model.decoder.state_dict(), facts)
 
 
 @check_arguments
 def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = SHOTS) -> str:
-    """Export a task to lm-evaluation-harness: a group with one task per length; return the name of the group.
+    """Export a task to lm-evaluation-harness as a group with one task per length, and return the group's name.
 
-    ``<task>_<length>.jsonl`` holds the test examples of ``evaluate``, and ``<task>_<length>_shots.jsonl`` the shots,
-    which have other prompts. The model generates a line, which is compared without its leading space. The files refer
-    to each other by absolute path.
+    ``<task>_<length>.jsonl`` contains the test examples of ``evaluate``. ``<task>_<length>_shots.jsonl`` contains the
+    shots, which have other prompts. The model generates a line, and exact match compares it without its leading space.
+    The files refer to each other by absolute path.
     """
     out = Path(out)
     if not 0 <= shots < SHOT_POOL:
@@ -97,17 +99,17 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
     files: dict[str, str] = {}
     names = [f"lengthwise_{task.name}_{length}" for length in settings.lengths]
     for place, (name, length) in enumerate(zip(names, settings.lengths, strict=True)):
-        total = settings.num_examples_at(place)
-        blocks = iter_blocks(task, length, total, settings.seed)
-        texts = [text for block in blocks for text in format_examples(task, block)][:total]
+        num_examples = settings.num_examples_at(place)
+        blocks = iter_blocks(task, length, num_examples, settings.seed)
+        texts = [text for block in blocks for text in format_examples(task, block)][:num_examples]
         rng, prompts = stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
-        pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded=prompts)
+        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded=prompts)
         splits = {"test": (f"{task.name}_{length}.jsonl", texts)}
         if shots:
-            splits["shots"] = (f"{task.name}_{length}_shots.jsonl", pool)
+            splits["shots"] = (f"{task.name}_{length}_shots.jsonl", shot_pool)
         files |= {file: _json_lines(examples, length) for file, examples in splits.values()}
         paths = {split: str((out / file).absolute()) for split, (file, _) in splits.items()}
-        files[f"{task.name}_{length}.yaml"] = _yaml(_one_length(name, task, length, texts, paths, shots))
+        files[f"{task.name}_{length}.yaml"] = _yaml(_task_config(name, task, length, texts, paths, shots))
     group = f"lengthwise_{task.name}"
     files[f"{task.name}.yaml"] = _yaml(
         {
@@ -122,7 +124,7 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
     return group
 
 
-def _one_length(
+def _task_config(
     name: str, task: Task, length: int, texts: Sequence[TextExample], paths: Mapping[str, str], shots: int
 ) -> dict[str, Any]:
     fewshot = {"fewshot_split": "shots", "num_fewshot": shots} if shots else {"num_fewshot": 0}

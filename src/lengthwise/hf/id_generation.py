@@ -1,4 +1,4 @@
-"""`generate` of `transformers` for models that assign a position ID to each token they generate."""
+"""Mixin for ``generate`` of `transformers`, for models that predict a position ID for each new token."""
 
 from typing import Any
 
@@ -13,17 +13,17 @@ from lengthwise.hf.input_checks import check_left_padding, check_no_embeddings, 
 from lengthwise.hf.model_inputs import count_ids, expand_ids
 from lengthwise.hf.position_cache import PositionCache
 
-# Settings of assisted decoding, which drafts tokens with the prompt or a part of the model.
-DRAFTING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+# Settings that enable assisted decoding, which drafts tokens from the prompt or with a part of the model.
+ASSISTED_DECODING_SETTINGS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
 class IDGenerationMixin(GenerationMixin):
-    """Greedy decoding, sampling and beam search with predicted IDs; each hypothesis has its own IDs.
+    """Mixin for greedy decoding, sampling and beam search with predicted IDs; each hypothesis has its own IDs.
 
-    ``generate(input_ids, position_ids=...)`` takes the IDs of the prompt, or of the prompt and the first new tokens.
-    Without IDs, they count from ``config.first_counted_id``; if it is None, ``SettingError`` is raised. With
-    ``return_dict_in_generate=True``, the output has ``position_ids`` next to ``sequences``. They are -1 at the last
-    token, which has no ID yet, and arbitrary at padding after the end.
+    ``generate(input_ids, position_ids=...)`` accepts IDs of the prompt, or of the prompt and the first new tokens. By
+    default, prompt IDs count up from ``config.first_counted_id``. If it is None, ``generate`` raises ``SettingError``.
+    With ``return_dict_in_generate=True``, the output also contains ``position_ids``. The ID of the last token is -1,
+    because it is not predicted yet. Padding after the end of a sequence has arbitrary IDs.
     """
 
     @property
@@ -34,11 +34,11 @@ class IDGenerationMixin(GenerationMixin):
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "*level batch 1"]:
-        """Return the IDs of new tokens that follow those in the cache."""
+        """Return the IDs of new tokens that continue the tokens in the cache."""
         raise NotImplementedError
 
     def open_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
-        """Return the cache of a call: the caller's, or a new one with ``use_cache``."""
+        """Return the caller's cache, a new cache if ``use_cache`` is True, or None."""
         if past_key_values is not None:
             return PositionCache.wrap(past_key_values)
         model: Any = self
@@ -47,32 +47,32 @@ class IDGenerationMixin(GenerationMixin):
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
-        """Return the inputs of a decoding step other than tokens, IDs and cache."""
+        """Return the additional inputs of a decoding step, besides tokens, IDs and cache."""
         return {} if attention_mask is None else {"attention_mask": attention_mask}
 
     def default_prompt_ids(
         self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
     ) -> Int[Tensor, "batch new"]:
-        """Return the IDs of prompts without IDs. Raises ``SettingError`` if the model has no rule for them."""
+        """Return the default IDs of prompts. Raises ``SettingError`` if the configuration defines no default."""
         model: Any = self
         first = model.config.first_counted_id
         if first is None:
             raise SettingError(
-                "position_ids are missing and the model has no rule for the IDs of a prompt; pass position_ids (from "
-                "PositionCollator.prompts; pipelines forward them), or set config.count_prompt_from=0 if prompts "
-                "count 0, 1, 2, ... in training"
+                "position_ids are missing, and this model has no default prompt IDs; pass position_ids, for example "
+                "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs count up from 0 in "
+                "training"
             )
         return count_ids(tokens, attention_mask) + first
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate as in `transformers`; see the class for ``position_ids``."""
+        """Generate tokens as in `transformers`; the class documentation describes ``position_ids``."""
         check_no_embeddings(kwargs.get("inputs_embeds"))
         check_prompts_only(kwargs)
         check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:
-            raise SettingError("assisted decoding cannot predict IDs of drafts; leave out assistant_model")
-        _resume_ids(kwargs)
+            raise SettingError("assisted decoding cannot predict the IDs of draft tokens; leave out assistant_model")
+        _restore_cached_ids(kwargs)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if isinstance(tokens, Tensor) and kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = expand_ids(kwargs["position_ids"], len(tokens))
@@ -86,7 +86,7 @@ class IDGenerationMixin(GenerationMixin):
         output: Any = super().generate(inputs, *args, **kwargs)
         cache = output.get("past_key_values") if isinstance(output, ModelOutput) else None
         if isinstance(cache, PositionCache) and cache.num_tokens:
-            output["position_ids"] = _ids_of_sequences(output, cache)
+            output["position_ids"] = _collect_position_ids(output, cache)
         return output
 
     def forward_token_by_token(
@@ -98,7 +98,7 @@ class IDGenerationMixin(GenerationMixin):
         prompt_mask: Tensor | None,
         **kwargs: Any,
     ) -> Any:
-        """Call the model on tokens without IDs one by one, predicting each ID from the tokens before it."""
+        """Call the model once per token without an ID, and predict each ID from the tokens before it."""
         model: Any = self
         state = self.open_cache(cache, use_cache=True)
         assert state is not None
@@ -118,9 +118,9 @@ class IDGenerationMixin(GenerationMixin):
                 **kwargs,
             )
             logits.append(output.logits)
-        others = {name: value for name, value in output.items() if name not in ("logits", "past_key_values")}
-        caches = {} if cache is None else {"past_key_values": cache}
-        return type(output)(**others, **caches, logits=torch.cat(logits, dim=1))
+        other_outputs = {name: value for name, value in output.items() if name not in ("logits", "past_key_values")}
+        cache_output = {} if cache is None else {"past_key_values": cache}
+        return type(output)(**other_outputs, **cache_output, logits=torch.cat(logits, dim=1))
 
     def prepare_inputs_for_generation(  # noqa: PLR0913, PLR0917
         self,
@@ -133,21 +133,21 @@ class IDGenerationMixin(GenerationMixin):
         prompt_mask: Bool[Tensor, "batch prompt"] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the inputs of the next `forward`, with the predicted IDs of the new tokens."""
+        """Return the inputs of the next ``forward`` call, including the predicted IDs of new tokens."""
         inputs = {name: value for name, value in kwargs.items() if value is not None}
         tokens = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         inputs["input_ids"] = tokens.clone(memory_format=torch.contiguous_format)
         seq = tokens.shape[1]
         past = past_key_values.num_tokens if isinstance(past_key_values, PositionCache) else 0
         if prompt_mask is not None and past < prompt_mask.shape[1]:
-            rest = prompt_mask[:, past : past + seq]
-            inputs["prompt_mask"] = torch.nn.functional.pad(rest, (0, seq - rest.shape[1]))
+            new_mask = prompt_mask[:, past : past + seq]
+            inputs["prompt_mask"] = torch.nn.functional.pad(new_mask, (0, seq - new_mask.shape[1]))
         if not isinstance(past_key_values, PositionCache):
             ids = None if position_ids is None else position_ids[..., :seq]
             return inputs | {"attention_mask": attention_mask, "position_ids": ids, "use_cache": False}
         inputs["past_key_values"] = past_key_values
         if is_first_iteration and past and position_ids is not None and position_ids.shape[-1] == seq:
-            # A chunk of a long prompt, or new tokens after a cache, with their own IDs.
+            # The caller passed IDs for a chunk of a long prompt, or for new tokens after a cache.
             inputs["position_ids"] = position_ids
         else:
             inputs["position_ids"] = self._step_ids(tokens, past, position_ids, past_key_values)
@@ -162,21 +162,23 @@ class IDGenerationMixin(GenerationMixin):
             return position_ids[..., past : past + tokens.shape[1]]
         if past == 0 and position_ids is not None:
             raise SettingError(
-                f"position_ids has {position_ids.shape[-1]} IDs for {tokens.shape[1]} prompt tokens; pass one per token"
+                f"position_ids has {position_ids.shape[-1]} IDs for {tokens.shape[1]} prompt tokens; pass one ID per "
+                "token"
             )
         return self.next_position_ids(cache, tokens) if past and tokens.shape[1] == 1 else None
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
-        settings, rest = super()._prepare_generation_config(*args, **kwargs)
-        drafting = [name for name in DRAFTING if getattr(settings, name, None)]
-        if drafting:
-            raise SettingError(f"assisted decoding cannot predict IDs of drafts; leave out {', '.join(drafting)}")
+        settings, other_arguments = super()._prepare_generation_config(*args, **kwargs)
+        enabled = [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]
+        if enabled:
+            names = ", ".join(enabled)
+            raise SettingError(f"assisted decoding cannot predict the IDs of draft tokens; leave out {names}")
         if getattr(settings, "guidance_scale", None) not in (None, 1):
-            raise SettingError("guidance calls the model with a prompt without IDs; leave out guidance_scale")
-        return settings, rest
+            raise SettingError("guidance needs a second prompt, which has no position IDs; leave out guidance_scale")
+        return settings, other_arguments
 
     def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        # Without a mask, `transformers` makes one from the pad tokens.
+        # Without a mask, `transformers` builds a mask from the pad tokens.
         mask = super()._prepare_attention_mask_for_generation(*args, **kwargs)
         check_left_padding(mask)
         return mask
@@ -186,8 +188,10 @@ class IDGenerationMixin(GenerationMixin):
         return self.default_prompt_ids(tokens, model_kwargs.get("attention_mask"))
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise ``SettingError``: continuous batching counts the IDs of all tokens."""
-        raise SettingError("continuous batching counts position IDs, but this model predicts them; use generate")
+        """Raise ``SettingError``, because continuous batching assigns consecutive IDs to all tokens."""
+        raise SettingError(
+            "continuous batching assigns consecutive position IDs, but this model predicts IDs; use generate"
+        )
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any) -> Any:
         result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)
@@ -198,14 +202,14 @@ class IDGenerationMixin(GenerationMixin):
     def _update_model_kwargs_for_generation(
         self, outputs: ModelOutput, model_kwargs: dict[str, Any], **kwargs: Any
     ) -> dict[str, Any]:
-        # `transformers` would continue the IDs by counting.
+        # `transformers` would extend the IDs by counting up.
         ids = model_kwargs.pop("position_ids", None)
         updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         return updated if ids is None else updated | {"position_ids": ids}
 
 
-def _resume_ids(kwargs: dict[str, Any]) -> None:
-    """Take the IDs of cached tokens from the cache, and drop IDs of -1, which `generate` returns for unread tokens."""
+def _restore_cached_ids(kwargs: dict[str, Any]) -> None:
+    """Get missing IDs from the cache, and remove IDs of -1, which ``generate`` returns for tokens without an ID."""
     ids, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if ids is None and isinstance(cache, PositionCache) and (cached := cache.all_tokens()) is not None:
         ids = cached.position_ids
@@ -215,8 +219,8 @@ def _resume_ids(kwargs: dict[str, Any]) -> None:
         kwargs["position_ids"] = ids[..., : int(num_known)]
 
 
-def _ids_of_sequences(output: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:
-    """Return the ID of every token of the sequences; under beam search, follow the row of each call."""
+def _collect_position_ids(output: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:
+    """Return the ID of every token of the sequences. In beam search, the row of a sequence changes between calls."""
     sequences, prompt = output["sequences"], cache.steps[0]
     ids = prompt.new_full((*sequences.shape, *prompt.shape[2:]), -1)
     beams = output.get("beam_indices")
@@ -229,7 +233,7 @@ def _ids_of_sequences(output: ModelOutput, cache: PositionCache) -> Shaped[Tenso
     while sum(step.shape[1] for step in cache.steps[:num_calls]) < prompt_length:
         num_calls += 1
     ids[:, :prompt_length] = torch.cat(cache.steps[:num_calls], dim=1)[beams[:, 0].long()]
-    # The call after the one that chose a token assigns its ID, in the row from which the sequence continued.
+    # The next call assigns the ID of a generated token, in the row from which the sequence continues.
     for place, step in enumerate(cache.steps[num_calls:], start=1):
         if place >= beams.shape[1]:
             break

@@ -1,4 +1,4 @@
-"""Checks of the inputs of models that predict IDs; every check raises ``SettingError`` with the reason."""
+"""Checks of the inputs of models that predict position IDs; invalid inputs raise ``SettingError``."""
 
 import inspect
 import warnings
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from transformers.utils.generic import TransformersKwargs
 
 from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
-from lengthwise.hf.model_parts import LOG_LENGTH
+from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION
 from lengthwise.model.position_heads import PositionHead
 
 
 def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
-    """Reject embeddings in place of tokens; adapters pass None."""
+    """Reject ``inputs_embeds`` that are not None; adapters pass None."""
     if inputs_embeds is not None:
-        raise SettingError("inputs_embeds has no tokens, which position IDs depend on; pass input_ids instead")
+        raise SettingError("inputs_embeds is not supported, because position IDs depend on tokens; pass input_ids")
 
 
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
@@ -38,28 +38,32 @@ def check_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> 
     if smallest < 0 or largest >= num_position_ids:
         raise SettingError(
             f"position_ids range from {smallest} to {largest}, but only 0 to {num_position_ids - 1} are allowed; "
-            "change them, or wrap the model with a larger num_position_ids"
+            "change the IDs, or wrap the model with a larger num_position_ids"
         )
 
 
-def check_known_arguments(names: Iterable[str], inner: nn.Module) -> None:
+def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> None:
     """Reject arguments that the wrapped model would ignore."""
     if not names or torch.compiler.is_compiling():
         return
-    known = {*inspect.signature(type(inner).forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
+    known = {
+        *inspect.signature(type(wrapped_model).forward).parameters,
+        *TransformersKwargs.__annotations__,
+        "return_dict",
+    }
     if unknown := sorted(set(names) - known):
         raise SettingError(
-            f"unknown arguments {', '.join(unknown)}; leave them out (forward also takes position_ids, labels, "
+            f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, labels, "
             "position_labels, sequence_ids and prompt_mask)"
         )
 
 
 def check_log_attention(length_scaling: str, attention: str | None) -> None:
-    """Reject a changed attention in a wrapped model with log-length scaling."""
-    if length_scaling == "log" and attention != LOG_LENGTH:
+    """Reject another attention implementation in a wrapped model with log-length scaling."""
+    if length_scaling == "log" and attention != LOG_LENGTH_ATTENTION:
         raise SettingError(
-            f"the wrapped model was set to the attention {attention}, which disables length_scaling='log'; call "
-            f"model.model.set_attn_implementation({LOG_LENGTH!r})"
+            f"the wrapped model uses the attention {attention}, which disables length_scaling='log'; call "
+            f"model.model.set_attn_implementation({LOG_LENGTH_ATTENTION!r})"
         )
 
 
@@ -78,7 +82,7 @@ def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
     """Reject ``position_labels`` for a model without a position head."""
     if position_labels is not None and not num_heads:
         raise SettingError(
-            "position_labels need a position head, but this model has no head; wrap a model with a head, or use a "
+            "position_labels need a position head, but this model has no head; wrap the model with a head, or use a "
             "scheme that predicts no IDs, such as Coupled"
         )
 
@@ -87,16 +91,16 @@ def check_prompts_only(inputs: Mapping[str, Any]) -> None:
     """Reject a training batch in `generate`."""
     if names := [name for name in ("labels", "position_labels", "sequence_ids") if inputs.get(name) is not None]:
         raise SettingError(
-            f"generate got {', '.join(names)}, so the batch already contains answers; pass a batch of prompts, such as "
-            "PositionCollator.prompts(rows)"
+            f"generate received {', '.join(names)}, so the batch already contains answers; pass a batch of prompts, "
+            "such as PositionCollator.prompts(rows)"
         )
 
 
 def check_left_padding(attention_mask: Tensor | None) -> None:
-    """Reject prompts that end with padding, which `generate` would continue."""
+    """Reject prompts with padding on the right, because ``generate`` would continue the padding."""
     if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
         raise SettingError(
-            "a prompt ends with padding, which generate would continue; pad on the left "
+            "a prompt ends with padding, so generate would continue the padding; pad on the left "
             "(tokenizer.padding_side = 'left', or PositionCollator.prompts)"
         )
 
@@ -114,12 +118,13 @@ def check_supported_arguments(arguments: Mapping[str, Any]) -> None:
     """Reject arguments that the decoder of this library does not support."""
     if names := [name for name, value in arguments.items() if value is not None and value is not False]:
         raise SettingError(
-            f"this decoder does not support {', '.join(names)}; leave them out (pack_to adds sequence_ids)"
+            f"this decoder does not support {', '.join(names)}; leave them out (pack_to in the collator adds "
+            "sequence_ids)"
         )
 
 
 def check_no_replica(model: nn.Module) -> None:
-    """Reject copies of a model within one process."""
+    """Reject the model copies of ``torch.nn.DataParallel``."""
     if getattr(model, "_is_replica", False):
         raise SettingError(
             "torch.nn.DataParallel is not supported, because its copies share state; start one process per device "
@@ -128,7 +133,7 @@ def check_no_replica(model: nn.Module) -> None:
 
 
 def warn_frozen_head(head: nn.Module | None) -> None:
-    """Warn that no weight of the head is trained, for example because the model has adapters."""
+    """Warn if no weight of the position head is trainable, for example because the model has adapters."""
     # A sharded head may have no weights in this process.
     weights = [] if head is None else list(head.parameters())
     if weights and torch.is_grad_enabled() and not any(weight.requires_grad for weight in weights):
@@ -141,11 +146,11 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """Warn that the head cannot predict any of the labelled IDs, so that their loss is 0."""
+    """Warn that the head cannot predict any of the labelled IDs, so the ID loss is 0."""
     warnings.warn(
         f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
-        "from this batch; pointer, rank and search choose among the IDs of the prompt, which is marked by "
-        "prompt_mask, or ends before the first label",
+        "from this batch; the heads pointer, rank and search choose among the IDs of the prompt, which prompt_mask "
+        "marks, or which ends before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )

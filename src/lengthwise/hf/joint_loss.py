@@ -1,4 +1,4 @@
-"""Loss of a model that predicts IDs: cross-entropy of the tokens and of their position IDs."""
+"""Joint loss of a model that predicts position IDs: cross-entropy of the tokens and of their IDs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +13,11 @@ from lengthwise.hf.dataset_columns import UNSCORED
 from lengthwise.hf.input_checks import warn_unreachable_ids
 from lengthwise.model.position_heads import PositionHead, Prompt, read_prompt
 
-Embed = Callable[[Tensor], Tensor]
+EmbeddingFunction = Callable[[Tensor], Tensor]
 
 
 def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None = None) -> Int[Tensor, "batch seq"]:
-    """Return the label of the next token at each token; -100 at the last token of each text."""
+    """Shift labels to the left, so that each token has the label of the next token; the last token has -100."""
     if sequence_ids is not None:
         starts = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
         labels = labels.masked_fill(starts, UNSCORED)
@@ -27,10 +27,10 @@ def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None =
 def token_loss(
     logits: Float[Tensor, "batch seq vocab"], targets: Int[Tensor, "batch seq"], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy (nats) of `shift_labels`: the mean, or the sum divided by ``num_items``."""
-    targets, scores = targets.flatten().to(logits.device), logits.flatten(0, 1).float()
-    total = nn.functional.cross_entropy(scores, targets, ignore_index=UNSCORED, reduction="sum")
-    return _mean(total, targets, num_items)
+    """Return the cross-entropy (nats) of shifted labels: the mean, or the sum divided by ``num_items``."""
+    targets, flat_logits = targets.flatten().to(logits.device), logits.flatten(0, 1).float()
+    total = nn.functional.cross_entropy(flat_logits, targets, ignore_index=UNSCORED, reduction="sum")
+    return _mean_over_items(total, targets, num_items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class HeadInputs:
     position_labels: Int[Tensor, "batch seq"]
 
     def unpack(self, sequence_ids: Int[Tensor, "batch seq"]) -> "HeadInputs":
-        """Return one row per text of packed rows."""
-        index = sequence_index(sequence_ids)
+        """Split packed rows into one row per text."""
+        index = build_sequence_index(sequence_ids)
         return HeadInputs(
             hidden=index.unpack(self.hidden, 0),
             tokens=index.unpack(self.tokens, 0),
@@ -57,77 +57,83 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True)
 class IDLoss:
-    """Loss of the IDs (nats), and outside training the predicted ID of each labelled token (-1 elsewhere)."""
+    """ID loss (nats), and the predicted IDs: -1 at tokens without a label, and None if gradients are enabled."""
 
     loss: Float[Tensor, ""]
-    predicted: Int[Tensor, "*level batch seq"] | None
+    predicted_ids: Int[Tensor, "*level batch seq"] | None
 
 
-# Its shapes depend on the labels, so compiling would recompile in every step.
+# The shapes of tensors depend on the labels, so ``torch.compile`` would recompile in every step.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def position_loss(
-    head: PositionHead, embed: Embed, embed_next: Embed, inputs: HeadInputs, num_items: Tensor | int | None
+    head: PositionHead,
+    embed: EmbeddingFunction,
+    embed_next: EmbeddingFunction,
+    inputs: HeadInputs,
+    num_items: Tensor | int | None,
 ) -> IDLoss:
-    """Return the cross-entropy of the labelled IDs, without IDs that the head cannot predict."""
+    """Return the mean cross-entropy (nats) of the labelled IDs, except IDs that the head cannot predict."""
     scored = inputs.position_labels[:, 1:] != UNSCORED
     columns = scored.any(dim=0).nonzero()[:, 0]
-    predicted = None if torch.is_grad_enabled() else torch.full_like(inputs.tokens, -1)
+    predicted_ids = None if torch.is_grad_enabled() else torch.full_like(inputs.tokens, -1)
     if not len(columns):
-        # Processes that train together wait for a gradient of every weight.
-        zero = inputs.hidden.float().sum() * 0
+        # Distributed training needs a gradient of every weight.
+        zero_loss = inputs.hidden.float().sum() * 0
         for parameter in head.parameters():
-            zero = zero + parameter.sum() * 0
-        return IDLoss(zero, predicted)
-    # No ID is labelled before the shortest prompt ends.
+            zero_loss = zero_loss + parameter.sum() * 0
+        return IDLoss(zero_loss, predicted_ids)
+    # Skip the columns without a labelled ID at the start and the end.
     first, last = int(columns[0]), int(columns[-1]) + 1
     with head_precision(head, inputs.hidden.device):
         prompt = gather_prompts(head, embed, inputs.tokens, inputs.position_ids, inputs.is_prompt)
         next_tokens = embed_next(inputs.tokens[:, first + 1 : last + 1])
         next_ids = head(inputs.hidden[:, first:last].float(), inputs.position_ids[:, first:last], next_tokens, prompt)
         log_probability, reachable = next_ids.log_probability(inputs.position_labels[:, first + 1 : last + 1])
-    in_loss = scored[:, first:last] & reachable
-    if head.training and torch.is_grad_enabled() and not in_loss.any():
+    is_scored = scored[:, first:last] & reachable
+    if head.training and torch.is_grad_enabled() and not is_scored.any():
         warn_unreachable_ids(head)
-    if predicted is not None:
-        predicted[:, first + 1 : last + 1] = torch.where(scored[:, first:last], next_ids.most_likely(), -1)
-    total = -(log_probability * in_loss).sum()
-    return IDLoss(_mean(total, torch.where(in_loss, 0, UNSCORED), num_items), predicted)
+    if predicted_ids is not None:
+        predicted_ids[:, first + 1 : last + 1] = torch.where(scored[:, first:last], next_ids.most_likely(), -1)
+    total = -(log_probability * is_scored).sum()
+    return IDLoss(_mean_over_items(total, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
 
 
 def head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
-    """Disable autocast for a head in float32; a head that was cast computes in its own precision."""
+    """Return a context without autocast for a float32 head; other heads compute in their own precision."""
     is_float32 = all(weight.dtype == torch.float32 for weight in head.parameters())
     return torch.autocast(device.type, enabled=False) if is_float32 else nullcontext()
 
 
-def joint_loss(tokens: Tensor | None, ids: IDLoss | None, id_weight: float) -> Float[Tensor, ""] | None:
-    """Return the token loss plus the weighted ID loss, or the only loss that exists."""
-    if ids is None:
-        return tokens
-    weighted = id_weight * ids.loss
-    return weighted if tokens is None else tokens + weighted
+def joint_loss(loss_of_tokens: Tensor | None, loss_of_ids: IDLoss | None, id_weight: float) -> Float[Tensor, ""] | None:
+    """Return the token loss plus the weighted ID loss. If one of them is None, return the other loss."""
+    if loss_of_ids is None:
+        return loss_of_tokens
+    weighted_loss = id_weight * loss_of_ids.loss
+    return weighted_loss if loss_of_tokens is None else loss_of_tokens + weighted_loss
 
 
-def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:
+def _mean_over_items(
+    total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None
+) -> Float[Tensor, ""]:
     items = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
     return total / (items.to(total.device) if isinstance(items, Tensor) else items)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceIndex:
-    """Flat indexes into (batch, seq) of the tokens of each text; ``is_token`` is False at padding."""
+    """Index of each text's tokens in the flattened (batch, seq) array; ``is_token`` is False at padding."""
 
     index: Int[Tensor, "text longest"]
     is_token: Bool[Tensor, "text longest"]
 
     def unpack(self, packed: Tensor, fill: int) -> Tensor:
-        """Return one row per text of values of shape (batch, seq) or (batch, seq, d)."""
+        """Split packed values of shape (batch, seq) or (batch, seq, d) into one row per text."""
         rows = packed.flatten(0, 1)[self.index]
         return rows.masked_fill(~self.is_token.view(*self.is_token.shape, *[1] * (rows.ndim - 2)), fill)
 
 
-def sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceIndex:
-    """Return the tokens of each text; -1 in ``sequence_ids`` is padding."""
+def build_sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceIndex:
+    """Return the token index of packed rows; ``sequence_ids`` is -1 at padding."""
     rows = torch.arange(len(sequence_ids), device=sequence_ids.device)[:, None]
     key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
     flat = (sequence_ids >= 0).flatten().nonzero()[:, 0]
@@ -141,13 +147,13 @@ def sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceIndex:
 
 def gather_prompts(
     head: PositionHead,
-    embed: Embed,
+    embed: EmbeddingFunction,
     tokens: Int[Tensor, "batch seq"],
     position_ids: Int[Tensor, "batch seq"],
     is_prompt: Bool[Tensor, "batch seq"],
 ) -> Prompt:
-    """Return the prompts as a position head reads them, wherever their tokens are in a row."""
+    """Gather the prompt tokens of each row, from any index, as the input of a position head."""
     lengths = is_prompt.sum(dim=1)
-    # Prompt tokens first, in their order.
+    # Move the prompt tokens to the front, in their original order.
     order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
     return read_prompt(head, embed(tokens.gather(1, order)), position_ids.gather(1, order), lengths)

@@ -1,4 +1,4 @@
-"""Language models by name: runs of this library and transformers models, with their tokenizers."""
+"""Loading and evaluation of language models by name: runs of this library, and `transformers` models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from lengthwise.tasks.text_format import SHOTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel:
-    """A model, its tokenizer, and for a run the task that it was trained on."""
+    """Language model with its tokenizer, and with the training task if it is a run."""
 
     model: NextTokenModel
     codec: TextCodec
     task: Text | None = None
 
     def held_out(self, kind: str | None = None) -> list[TokenizedDocument]:
-        """Return all held-out texts of a run, or its texts of one kind."""
+        """Return all held-out texts of a run, or only the held-out texts of one kind."""
         if self.task is None:
             raise ModelError(f"{self.model.name} has no held-out texts, because it is not a run; pass texts")
         if kind is None:
@@ -47,7 +47,7 @@ class LanguageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptingConfig:
-    """Number of examples before each prompt, and device and precision of a `transformers` model."""
+    """Number of examples before each prompt, and the device and precision of a `transformers` model."""
 
     shots: int = SHOTS
     device: str = "auto"
@@ -58,16 +58,17 @@ class PromptingConfig:
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
-    """Load a run folder, or a `transformers` model with its own or another tokenizer.
+    """Load a run folder or a `transformers` model, with its tokenizer.
 
-    ``dtype`` of a `transformers` model is float32 (default), bfloat16 or float16. Raises ``ModelError`` for a model
-    that is missing, unsupported, or predicts no text, and ``UnknownNameError`` for a missing run in a folder of runs.
+    A `transformers` model can use another ``tokenizer``, and the ``dtype`` float32 (default), bfloat16 or float16.
+    Raises ``ModelError`` for a model that is missing, unsupported or no language model, and ``UnknownNameError`` for a
+    missing run in a folder of runs.
     """
     if is_run(name):
         if dtype is not None:
             raise ModelError(f"{name} is a run, which has a fixed precision; leave out --dtype {dtype}")
         return _load_run(name, tokenizer, device)
-    loading = _loading(name)
+    loading = _import_loading(name)
     precision = {} if dtype is None else {"dtype": dtype}
     model = loading.load_causal_lm(name, device=pick_device(device), **precision)
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
@@ -86,28 +87,28 @@ def evaluate_language_model(
     """Return the exact match by length of a `transformers` model, evaluated in plain text.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
-    measured; see ``evaluate_texts`` in ``lengthwise.hf.text_evaluation``. With ``out``, each row is appended to
-    ``results.jsonl`` there once it is measured. Raises the same errors as ``load_language_model``.
+    evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
+    ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``.
     """
     prompting = PromptingConfig() if prompting is None else prompting
-    tasks, loading = select_variants(task, settings), _loading(name)
+    tasks, loading = select_variants(task, settings), _import_loading(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
-    for variant, each in tasks.items():
-        facts = {**task_facts(each), "model": name, "seed": settings.seed, "variant": variant}
-        for row in evaluate_texts(model, each, settings, shots=prompting.shots, report=report):
+    for variant, variant_task in tasks.items():
+        facts = {**task_facts(variant_task), "model": name, "seed": settings.seed, "variant": variant}
+        for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
             rows.append({**facts, **row, "time": now()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])
     return rows
 
 
-def check_exists(name: str) -> None:
-    """Raise the errors of ``load_language_model`` if no run folder or model has this name, without loading it."""
+def check_model_exists(name: str) -> None:
+    """Raise an error unless a run folder or model of this name exists. The model is not loaded."""
     if not is_run(name):
-        _loading(name).check_exists(name)
+        _import_loading(name).check_model_exists(name)
 
 
 def is_run(name: str) -> bool:
@@ -115,8 +116,8 @@ def is_run(name: str) -> bool:
     return (Path(name) / EXPERIMENT).is_file()
 
 
-def _loading(name: str) -> ModuleType:
-    """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without asking the Hub."""
+def _import_loading(name: str) -> ModuleType:
+    """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without a Hub request."""
     path = Path(name)
     if "/" in name and not path.exists():
         runs = [str(each.parent) for each in path.parent.glob(f"*/{EXPERIMENT}")]

@@ -1,4 +1,4 @@
-"""Exact match by length while `transformers.Trainer` trains."""
+"""Callback of `transformers.Trainer` that measures exact match by length."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,26 +25,26 @@ from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_facts
 
-# Facts about a run that a trainer does not know; ``facts`` may add them to the rows.
-UNKNOWN = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
-# Yields the batches of one length, with labels.
-Batches = Callable[[], Iterator[dict[str, Tensor]]]
+# Row entries that a trainer does not provide; ``facts`` may set them.
+UNKNOWN_FACTS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
+# Function that yields the batches of one length, with labels.
+BatchFactory = Callable[[], Iterator[dict[str, Tensor]]]
 
 
 class EvaluateByLength(TrainerCallback):
     """Callback that measures exact match by length at evaluations, every ``every_steps`` steps, and after training.
 
-    Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. ``batches`` has one function per
-    length that yields its batches; ``from_task`` and ``from_examples`` create them. See `grade_batch` for ``decode``.
+    Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. For each length, ``batches`` has a
+    function that yields batches; ``from_task`` and ``from_examples`` create them. `grade_batch` describes ``decode``.
     Each measurement appends rows, with the entries of ``facts``, to ``results.jsonl`` in the output folder, and logs
-    ``eval_exact_match_LENGTH``. With ``stop_at_zero``, no length after the first one without an exact match is
-    measured; these lengths are logged as 0.
+    ``eval_exact_match_LENGTH``. ``stop_at_zero`` ends a measurement after the first length with an exact match of 0,
+    and logs 0 for the longer lengths.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        batches: Mapping[int, Batches],
+        batches: Mapping[int, BatchFactory],
         *,
         every_steps: int | None = None,
         decode: str = "forced",
@@ -52,7 +52,7 @@ class EvaluateByLength(TrainerCallback):
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         if not batches:
-            raise SettingError("there are no lengths to evaluate; give at least one")
+            raise SettingError("there are no lengths to evaluate; pass at least one length")
         if every_steps is not None and every_steps < 1:
             raise SettingError(f"invalid every_steps {every_steps}; use at least 1, or None")
         if decode not in DECODE_MODES:
@@ -73,24 +73,26 @@ class EvaluateByLength(TrainerCallback):
         token_ids: Sequence[int] | None = None,
         every_steps: int | None = None,
     ) -> "EvaluateByLength":
-        """Evaluate on the examples that runs are evaluated on; ``token_ids`` has the model's token for each symbol."""
+        """Create a callback for the test examples of a task; ``token_ids`` has the model's token for each symbol."""
         if settings.variants:
             raise SettingError(
                 f"variants {', '.join(settings.variants)} are not supported; create one callback per variant"
             )
-        numbers = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
-        if len(numbers) != len(task.vocabulary):
+        symbol_tokens = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
+        if len(symbol_tokens) != len(task.vocabulary):
             raise SettingError(
-                f"{len(numbers)} token_ids for the {len(task.vocabulary)} symbols of {task.name}; give one per symbol"
+                f"got {len(symbol_tokens)} token_ids for {len(task.vocabulary)} symbols of {task.name}; pass one per "
+                "symbol"
             )
 
-        def batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
+        def iter_batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
             for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(place), settings.seed):
                 if len(batch.position_ids) != 1:
                     raise UnsupportedTaskError(
-                        f"{task.name} has IDs on several levels, but transformers models take one; use another task"
+                        f"{task.name} has IDs on several levels, but transformers models accept one ID per "
+                        "token; use another task"
                     )
-                ids, tokens = batch.position_ids[0], numbers[batch.tokens]
+                ids, tokens = batch.position_ids[0], symbol_tokens[batch.tokens]
                 inputs = {
                     "input_ids": tokens,
                     "position_ids": ids,
@@ -103,7 +105,7 @@ class EvaluateByLength(TrainerCallback):
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
         facts = {**task_facts(task), "scheme": scheme.name}
-        by_length = {length: partial(batches, place, length) for place, length in enumerate(settings.lengths)}
+        by_length = {length: partial(iter_batches, place, length) for place, length in enumerate(settings.lengths)}
         stop = settings.stop_at_zero
         return cls(trainer, by_length, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, facts=facts)
 
@@ -120,7 +122,7 @@ class EvaluateByLength(TrainerCallback):
         stop_at_zero: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
-        """Evaluate on tokenized examples with a column ``length``, with the IDs of evaluation."""
+        """Create a callback for tokenized examples with a column ``length``, with evaluation IDs."""
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
@@ -130,28 +132,28 @@ class EvaluateByLength(TrainerCallback):
                 raise FeatureError(f"example {number} has no length; add a column length")
             by_length.setdefault(int(example["length"]), []).append(example)
 
-        def batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
+        def iter_batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
             for start in range(0, len(group), batch_size):
                 yield collator(group[start : start + batch_size])
 
         facts = {"scheme": collator.scheme.name, **(facts or {})}
-        groups = {length: partial(batches, group) for length, group in by_length.items()}
+        groups = {length: partial(iter_batches, group) for length, group in by_length.items()}
         return cls(trainer, groups, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, facts=facts)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget the last measurement, so that a new training is measured."""
+        """Reset the step of the last measurement, so that a new training run is measured."""
         self._last_step = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure every ``every_steps`` steps, and at the last step, before trackers close."""
+        """Measure every ``every_steps`` steps, and at the last step before the trackers close."""
         is_due = self.every_steps is not None and state.global_step % self.every_steps == 0
         if is_due or state.global_step >= state.max_steps:
             self.measure(state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure when the trainer evaluates, and add the results to its metrics, which select the best model."""
+        """Measure when the trainer evaluates, and add the results to the metrics that select the best model."""
         self.measure(state)
         if (metrics := kwargs.get("metrics")) is not None:
             metrics |= self._latest
@@ -165,7 +167,7 @@ class EvaluateByLength(TrainerCallback):
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
         """Measure the model once per step and return the rows.
 
-        Every process measures all examples, because sharded weights need all processes; the first one writes.
+        Every process measures all examples, because sharded weights need all processes; the first process writes.
         """
         if self._last_step == state.global_step:
             return []
@@ -174,21 +176,21 @@ class EvaluateByLength(TrainerCallback):
         training, rows = model.training, []
         model.eval()
         for length, batches in self.batches.items():
-            started, tally = time.perf_counter(), Tally()
+            start_time, tally = time.perf_counter(), Tally()
             for batch in batches():
                 tally.add(grade_batch(model, batch, decode=self.decode))
             result = asdict(tally.result(length, self.decode, 0))
-            result["wall_s"] = round(time.perf_counter() - started, 3)
+            result["wall_s"] = round(time.perf_counter() - start_time, 3)
             del result["largest_distance"]
             progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
-            rows.append({**UNKNOWN, **progress, **self.facts, **result})
+            rows.append({**UNKNOWN_FACTS, **progress, **self.facts, **result})
             if self.stop_at_zero and result["exact_match"] == 0:
                 break
         model.train(training)
         if state.is_world_process_zero:
             append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
-        exact = dict.fromkeys(self.batches, 0.0) | {row["length"]: row["exact_match"] for row in rows}
-        self._latest = {f"eval_exact_match_{length}": share for length, share in exact.items()}
+        exact_match = dict.fromkeys(self.batches, 0.0) | {row["length"]: row["exact_match"] for row in rows}
+        self._latest = {f"eval_exact_match_{length}": value for length, value in exact_match.items()}
         self.trainer.log(dict(self._latest))
         return rows
 
@@ -197,16 +199,16 @@ class EvaluateByLength(TrainerCallback):
 def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "forced") -> Grades:
     """Grade a batch with ``labels`` and, if IDs are predicted, ``position_labels``.
 
-    ``forced``: predict each token and ID from the correct previous ones, in one forward pass. If each prompt has one
-    correct answer, greedy decoding is exact if and only if all these predictions are correct. ``free``: generate
-    greedily, with IDs that the model predicts or that count up. Raises ``SettingError`` if the model cannot do this.
+    ``forced`` predicts each token and ID from the correct previous tokens and IDs, in one forward pass. If each prompt
+    has one correct answer, greedy decoding is exact if and only if all predictions are correct. ``free`` generates
+    greedily, with predicted IDs or IDs that count up. Raises ``SettingError`` for a model that does not support this.
     """
     device = device_of(model)
     inputs = {name: values.to(device) for name, values in batch.items()}
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    has_ids = isinstance(inner, IDGenerationMixin)
-    check_has_head(inner.num_position_heads if has_ids else 0, inputs.get("position_labels"))
-    return _grade_forced(model, inputs) if decode == "forced" else _grade_free(model, inner, inputs, has_ids)
+    base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    accepts_ids = isinstance(base_model, IDGenerationMixin)
+    check_has_head(base_model.num_position_heads if accepts_ids else 0, inputs.get("position_labels"))
+    return _grade_forced(model, inputs) if decode == "forced" else _grade_free(model, base_model, inputs, accepts_ids)
 
 
 def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
@@ -215,11 +217,11 @@ def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
     logits = output.logits[:, :-1].float()
     ids = None if position_labels is None else output.predicted_position_ids[:, 1:]
     loss = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-    return _compare(inputs, logits.argmax(dim=-1), ids, loss)
+    return _grade_predictions(inputs, logits.argmax(dim=-1), ids, loss)
 
 
-def _grade_free(model: Any, inner: Any, inputs: dict[str, Tensor], has_ids: bool) -> Grades:
-    """Generate for the prompts of one length at a time; tokens after the end are not scored."""
+def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool) -> Grades:
+    """Generate responses to the prompts of one length at a time. Tokens after the end are not scored."""
     tokens, ids = inputs["input_ids"], inputs["position_ids"]
     generated = torch.full_like(tokens, -1)
     generated_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
@@ -227,13 +229,13 @@ def _grade_free(model: Any, inner: Any, inputs: dict[str, Tensor], has_ids: bool
     for length in prompt_length.unique().tolist():
         rows = prompt_length == length
         prompt_ids = ids[rows, :length]
-        if not has_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
-            raise SettingError("this model only continues IDs that count from 0; wrap it, or use decode='forced'")
-        with _greedy_decoding(inner):
+        if not accepts_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
+            raise SettingError("this model only continues IDs that count up from 0; wrap it, or use decode='forced'")
+        with _greedy_decoding(base_model):
             output = model.generate(
                 input_ids=tokens[rows, :length],
                 attention_mask=inputs["attention_mask"][rows, :length],
-                **({"position_ids": prompt_ids} if has_ids else {}),
+                **({"position_ids": prompt_ids} if accepts_ids else {}),
                 max_new_tokens=tokens.shape[1] - length,
                 pad_token_id=0,
                 return_dict_in_generate=True,
@@ -241,21 +243,21 @@ def _grade_free(model: Any, inner: Any, inputs: dict[str, Tensor], has_ids: bool
         generated[rows] = output.sequences
         if generated_ids is not None:
             generated_ids[rows] = output.position_ids
-    return _compare(inputs, generated[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None)
+    return _grade_predictions(inputs, generated[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None)
 
 
 @contextmanager
-def _greedy_decoding(inner: Any) -> Iterator[None]:
-    """Replace the model's generation settings, which may forbid or penalize tokens."""
-    settings = inner.generation_config
-    inner.generation_config = GenerationConfig(do_sample=False, num_beams=1)
+def _greedy_decoding(base_model: Any) -> Iterator[None]:
+    """Temporarily replace the model's generation settings, because they may forbid or penalize tokens."""
+    settings = base_model.generation_config
+    base_model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
     try:
         yield
     finally:
-        inner.generation_config = settings
+        base_model.generation_config = settings
 
 
-def _compare(inputs: dict[str, Tensor], tokens: Tensor, ids: Tensor | None, loss: Tensor | None) -> Grades:
+def _grade_predictions(inputs: dict[str, Tensor], tokens: Tensor, ids: Tensor | None, loss: Tensor | None) -> Grades:
     scored, position_labels = inputs["labels"][:, 1:] != UNSCORED, inputs.get("position_labels")
     id_scored, id_correct = torch.zeros_like(scored), torch.ones_like(scored)
     if position_labels is not None and ids is not None:

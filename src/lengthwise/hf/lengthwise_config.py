@@ -1,4 +1,4 @@
-"""Configuration of the decoder of this library as a `transformers` model."""
+"""Configuration of `LengthwiseForCausalLM`, the decoder of this library as a `transformers` model."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from lengthwise.positions import SCHEMES
 from lengthwise.tasks import HasRunFiles
 from lengthwise.tasks.examples import Examples
 
-# Fields that belong to the weights of a saved model: a digest covers them.
+# Fields that must match the saved weights. The digest in ``belongs_to`` includes them.
 DIGEST_FIELDS = (
     "decoder_settings",
     "encoding_settings",
@@ -30,19 +30,19 @@ DIGEST_FIELDS = (
     "count_prompt_from",
     "run",
 )
-# Number of prompts per length that are sampled to find the rule of their IDs.
+# Number of prompts per length from which `find_first_counted_id` determines whether IDs count up.
 NUM_PROMPTS = 16
 
 
-# A saved configuration has more than the fields, and the class accepts them all.
+# The class accepts all entries of a saved configuration, including entries that are not fields.
 @no_type_check
 @strict
 class LengthwiseConfig(PreTrainedConfig):
     """Settings of a `Decoder`, and the run that it was exported from.
 
-    ``symbols`` is the vocabulary in the order of the tokens. ``run`` holds the experiment, the facts and the files of a
-    run folder, for the import; it is empty for other decoders. ``belongs_to`` is the digest of these fields and of the
-    saved weights. ``count_prompt_from`` is the first ID of prompts whose IDs count up at evaluation, else None.
+    ``symbols`` is the vocabulary in the order of the tokens. ``run`` contains the experiment, the facts and the files
+    of a run folder, for the import; it is None for other decoders. ``belongs_to`` is the digest of these fields and of
+    the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs count up, and None otherwise.
     """
 
     model_type = "lengthwise"
@@ -68,7 +68,7 @@ class LengthwiseConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def digest_with(self, weights: str) -> str:
-        """Return the digest of the fields that describe the weights, combined with the digest of the weights."""
+        """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
         fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -79,7 +79,7 @@ class LengthwiseConfig(PreTrainedConfig):
 
     @property
     def first_counted_id(self) -> int | None:
-        """First ID of prompts without IDs; None if prompts need their own IDs."""
+        """First default prompt ID, or None if the caller must pass the prompt IDs."""
         return self.count_prompt_from
 
 
@@ -107,7 +107,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
 
 
 def decoder_from_config(config: LengthwiseConfig) -> Decoder:
-    """Return a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
+    """Build a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
         raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
     return Decoder(
@@ -121,13 +121,13 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
 
 
 def find_first_counted_id(experiment: Experiment) -> int | None:
-    """Return the first ID of prompts whose IDs count up at evaluation, else None.
+    """Return the first prompt ID if prompt IDs count up at evaluation, and None otherwise.
 
-    Without ID prediction, the IDs of the response have to count up as well.
+    If the decoder does not predict IDs, the IDs of the response must also count up.
     """
     scheme = experiment.scheme
     if isinstance(experiment.encoding, NoPE) and not scheme.predicts_ids:
-        # The decoder reads no IDs.
+        # The decoder uses no IDs.
         return 0
     if scheme.random_at_evaluation or scheme.real_valued:
         return None
@@ -146,8 +146,11 @@ def find_first_counted_id(experiment: Experiment) -> int | None:
 def _sample_examples(experiment: Experiment) -> list[Examples]:
     task, lengths = experiment.task, experiment.train_lengths
     if isinstance(task, HasRunFiles):
-        # The files may be missing, and a few examples do not represent all others.
-        counts = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
-        return [task.placeholder_example()] if counts else []
-    selection = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    return [task.sample(length=n, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for n in selection]
+        # The files may be missing, and a few examples may not represent all examples.
+        counts_up = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
+        return [task.placeholder_example()] if counts_up else []
+    sample_lengths = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return [
+        task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts"))
+        for length in sample_lengths
+    ]

@@ -69,7 +69,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load a model as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
+        """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         in_memory = not any(weight.is_meta for weight in model.parameters())

@@ -1,4 +1,4 @@
-"""Loading of causal `transformers` language models and their tokenizers, from a folder or by their name on the Hub."""
+"""Loading of causal `transformers` language models and tokenizers, from a folder or from the Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
 
 # Names of the weights of a language-modelling head.
-OUTPUTS = ("lm_head.weight", "embed_out.weight")
+HEAD_WEIGHTS = ("lm_head.weight", "embed_out.weight")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> CausalLM:
-    """Load a model to measure influence with. Raises the same errors as `load_pretrained`."""
+    """Load a model for an influence study. Raises the same errors as `load_pretrained`."""
     return CausalLM(load_pretrained(name, device=device, dtype=dtype), name)
 
 
@@ -55,24 +55,24 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except Exception as error:  # a damaged file can raise any class of error
-            raise ModelError(_reason(name, error)) from None
+        except Exception as error:  # a damaged file can raise any type of error
+            raise ModelError(_describe_error(name, error)) from None
     model, info = result
     if missing := sorted(set(info["missing_keys"])):
-        part = "a language-modelling head" if set(missing) & set(OUTPUTS) else f"weights such as {missing[0]}"
-        raise ModelError(f"{name} was saved without {part}; use a model whose architecture ends in ForCausalLM")
+        part = "a language-modelling head" if set(missing) & set(HEAD_WEIGHTS) else f"weights such as {missing[0]}"
+        raise ModelError(f"{name} was saved without {part}; use a model with an architecture such as LlamaForCausalLM")
     model.eval()
     return model if device is None else model.to(device)
 
 
-def check_exists(name: str) -> None:
-    """Raise ``ModelError`` unless a model of this name exists, without loading its weights."""
+def check_model_exists(name: str) -> None:
+    """Raise ``ModelError`` unless a model of this name exists. The weights are not loaded."""
     _check_folder(name)
     with _suppress_loading_output():
         try:
             AutoConfig.from_pretrained(name, trust_remote_code=False)
         except Exception as error:  # see load_pretrained
-            raise ModelError(_reason(name, error)) from None
+            raise ModelError(_describe_error(name, error)) from None
 
 
 def load_codec(name: str) -> HFCodec:
@@ -95,7 +95,7 @@ def _check_folder(name: str) -> None:
 
 
 def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` for more layers than saved tensors, before building them takes too long."""
+    """Raise ``ValueError`` for more layers than saved tensors, because building them could take too long."""
     files = list(folder.glob("*.safetensors"))
     if not files:
         return
@@ -108,12 +108,12 @@ def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
         raise ValueError(f"config.json has {num_layers:,} layers, but the weights have {num_tensors:,} tensors")
 
 
-def _reason(name: str, error: Exception) -> str:
+def _describe_error(name: str, error: Exception) -> str:
     line = _first_line(error)
     if "Unrecognized configuration class" in line:
-        return f"{name} is not a causal model with a language-modelling head; use one such as Llama or GPT-2"
+        return f"{name} is not a causal model with a language-modelling head; use a model such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
-        return f"{name} needs code from its folder, which is never run; use a model that transformers supports"
+        return f"{name} needs code from its folder, which is never executed; use a model that transformers supports"
     return f"{name} cannot be loaded ({line}); use a folder written by save_pretrained, or a name on the Hub"
 
 
@@ -125,12 +125,12 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _suppress_loading_output() -> Iterator[None]:
     # Loading prints warnings and progress bars.
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
-        if bar:
+        if has_progress_bar:
             logging.enable_progress_bar()

@@ -1,4 +1,4 @@
-"""Base class of the saved models: registration with `transformers`, model card, and checks when loading."""
+"""Mixin of the saved models: registration with `transformers`, model card, and checks of loaded weights."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -7,9 +7,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lengthwise.core.errors import ModelError
 
-CARD = "README.md"
-# Text of the cards that `transformers` writes.
-GENERATED = "This model card has been automatically generated"
+CARD_FILE = "README.md"
+# First sentence of the default cards that `transformers` writes.
+DEFAULT_CARD_SENTENCE = "This model card has been automatically generated"
 HEADER = """---
 library_name: lengthwise
 pipeline_tag: text-generation
@@ -20,8 +20,8 @@ pipeline_tag: text-generation
 """
 BODY = """## How to load this model
 
-This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers` alone does
-not know the model type `{model_type}`. Install `lengthwise` and import the model class first:
+This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers`
+does not include the model type `{model_type}`. Install `lengthwise` and import the model class first:
 
 ```bash
 pip install 'lengthwise[hf]'
@@ -36,7 +36,7 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 
 {prompt_ids}
 
-Do not load it with another class, such as `LlamaForCausalLM`. That drops weights and gives wrong answers.
+Do not load this model with another class, such as `LlamaForCausalLM`. It would drop weights and give wrong answers.
 """
 REQUIRED_IDS = "`generate` needs the `position_ids` of the prompt, assigned as in training."
 COUNTED_IDS = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
@@ -54,7 +54,7 @@ class ModelCardMixin(PreTrainedModel):
         AutoModelForCausalLM.register(cls.config_class, cls, exist_ok=True)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as in `transformers`, with a model card."""
+        """Save the model as in `transformers`, with a model card."""
         super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             self._write_card(Path(save_directory))
@@ -68,11 +68,11 @@ class ModelCardMixin(PreTrainedModel):
             if names := sorted(name for name in info[keys] if name.startswith(("position_head", "segment"))):
                 raise ModelError(
                     f"the saved model {verb} {names[0]}, so it was saved with other options; load it without options, "
-                    "or wrap the inner model again"
+                    "or wrap the original model again"
                 )
         return (model, info) if output_loading_info else model
 
-    # `push_to_hub`, and `save_pretrained` with it, write their own card before this call.
+    # `push_to_hub`, and `save_pretrained` with ``push_to_hub=True``, write their own card before this call.
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         self._write_card(Path(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
@@ -84,9 +84,9 @@ class ModelCardMixin(PreTrainedModel):
             model_class=type(self).__name__,
             prompt_ids=REQUIRED_IDS if first is None else COUNTED_IDS.format(first=first),
         )
-        card = folder / CARD
-        text = card.read_text(encoding="utf-8") if card.is_file() else GENERATED
-        if GENERATED in text:
+        card = folder / CARD_FILE
+        text = card.read_text(encoding="utf-8") if card.is_file() else DEFAULT_CARD_SENTENCE
+        if DEFAULT_CARD_SENTENCE in text:
             text = HEADER.format(kind=self.card_kind) + body
         elif self.config.model_type not in text:
             text = text.rstrip("\n") + "\n\n" + body

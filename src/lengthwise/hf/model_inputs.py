@@ -1,4 +1,4 @@
-"""Attention mask, prompt mask and position IDs of a model call."""
+"""Attention masks, prompt masks and position IDs for a model call."""
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -13,28 +13,29 @@ def causal_mask(
     is_token: Bool[Tensor, "batch key"],
     *,
     sequence_ids: Int[Tensor, "batch key"] | None = None,
-    past: int = 0,
-    new: int | None = None,
+    num_cached: int = 0,
+    num_queries: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "batch 1 query key"]:
     """Return a mask to add to attention scores, built from token indexes and never from position IDs.
 
-    A query sees itself and every earlier token (``is_token`` is False at padding) of its sequence. The first ``past``
-    keys are cached; the next ``new`` ones, by default all others, are queries.
+    A query attends to itself and to every earlier token (``is_token`` is False at padding) of its sequence. The first
+    ``num_cached`` keys are in the cache. The next ``num_queries`` keys (default: all other keys) are also queries.
     """
-    keys = is_token.shape[1]
-    last = keys if new is None else past + new
-    visible = is_token[:, None, :] & torch.ones(last - past, keys, dtype=torch.bool, device=is_token.device).tril(past)
+    num_keys = is_token.shape[1]
+    end = num_keys if num_queries is None else num_cached + num_queries
+    is_earlier = torch.ones(end - num_cached, num_keys, dtype=torch.bool, device=is_token.device).tril(num_cached)
+    visible = is_token[:, None, :] & is_earlier
     if sequence_ids is not None:
-        visible &= sequence_ids[:, past:last, None] == sequence_ids[:, None, :]
+        visible &= sequence_ids[:, num_cached:end, None] == sequence_ids[:, None, :]
     # Padding attends to itself, because a softmax without keys is NaN.
-    visible.diagonal(past, 1, 2).fill_(True)
+    visible.diagonal(num_cached, 1, 2).fill_(True)
     return additive_mask(visible[:, None], dtype)
 
 
 def additive_mask(visible: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
-    """Return 0 at visible keys, and the most negative number of the dtype elsewhere."""
-    # Minus infinity in a whole row would become NaN in the softmax.
+    """Return a mask with 0 at visible keys, and with the most negative number of the dtype elsewhere."""
+    # The softmax of a row of minus infinities would be NaN.
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
 
 
@@ -45,33 +46,34 @@ def build_attention_mask(
     sequence_ids: Tensor | None,
     dtype: torch.dtype,
 ) -> Float[Tensor, "#batch 1 new key"] | Int[Tensor, "batch key"]:
-    """Return the mask of a call: the 4-D mask of the caller, an additive mask, or ones if only later tokens are hidden.
+    """Return the caller's 4-D mask, an additive mask, or a mask of ones if only later tokens are hidden.
 
-    With a mask of ones, `transformers` does not search the IDs for packed texts, and attention can skip later keys
-    without n * n numbers in memory.
+    With a mask of ones, `transformers` does not search the IDs for packed texts. Attention can then skip later keys
+    without a mask of n * n numbers in memory.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
-    new, past = tokens.shape[1], 0 if cache is None else cache.num_tokens
-    is_token = tokens.new_ones(1, past + new, dtype=torch.bool)
+    num_queries, num_cached = tokens.shape[1], 0 if cache is None else cache.num_tokens
+    num_keys = num_cached + num_queries
+    is_token = tokens.new_ones(1, num_keys, dtype=torch.bool)
     if sequence_ids is not None:
-        if past:
+        if num_cached:
             raise SettingError("packed texts cannot be continued; leave out sequence_ids, or past_key_values")
         is_token = sequence_ids >= 0
     elif attention_mask is not None:
-        if attention_mask.shape[1] != past + new:
+        if attention_mask.shape[1] != num_keys:
             raise SettingError(
-                f"attention_mask has {attention_mask.shape[1]} tokens, but the call and its cache have {past + new}; "
-                "pass one number per token"
+                f"attention_mask has {attention_mask.shape[1]} tokens, but the call and its cache have {num_keys}; "
+                "pass one value per token"
             )
         is_token = attention_mask.bool()
-    # The mask of a compiled step always has the same form.
-    fixed = torch.compiler.is_compiling() or (cache is not None and cache.is_compileable)
-    if sequence_ids is None and not fixed and (attention_mask is None or bool(is_token.all())):
-        return tokens.new_ones(len(tokens), past + new)
-    if cache is not None and (max_length := cache.get_max_length() if cache.layers else -1) > past + new:
-        is_token = torch.nn.functional.pad(is_token, (0, max_length - past - new))
-    return causal_mask(is_token, new=new, past=past, sequence_ids=sequence_ids, dtype=dtype)
+    # A compiled step needs a mask of constant shape.
+    is_compiled = torch.compiler.is_compiling() or (cache is not None and cache.is_compileable)
+    if sequence_ids is None and not is_compiled and (attention_mask is None or bool(is_token.all())):
+        return tokens.new_ones(len(tokens), num_keys)
+    if cache is not None and (max_length := cache.get_max_length() if cache.layers else -1) > num_keys:
+        is_token = torch.nn.functional.pad(is_token, (0, max_length - num_keys))
+    return causal_mask(is_token, num_queries=num_queries, num_cached=num_cached, sequence_ids=sequence_ids, dtype=dtype)
 
 
 def build_prompt_mask(
@@ -82,7 +84,7 @@ def build_prompt_mask(
     prompt_mask: Tensor | None,
     sequence_ids: Tensor | None = None,
 ) -> Bool[Tensor, "batch new"]:
-    """Return ``prompt_mask``, or the tokens before the first label, or all tokens of a first call, without padding."""
+    """Return ``prompt_mask``, or a mask of the tokens before the first label, or of all tokens of a first call."""
     if prompt_mask is not None:
         is_prompt = prompt_mask.bool()
     elif labels is not None:
@@ -101,7 +103,7 @@ def mask_before_labels(
 ) -> Bool[Tensor, "batch seq"]:
     """Return True at the tokens before the first scored label of each text."""
     scored = labels != UNSCORED
-    # Nothing predicts the first token of a text.
+    # The first token of a text has no prediction.
     scored[:, 0] = False
     if sequence_ids is None:
         return scored.cumsum(dim=1) == 0
@@ -125,7 +127,7 @@ def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch: int) -> S
 
 
 def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
-    """Return IDs that count from the first token of each sequence, as in `transformers`."""
+    """Return IDs that count up from 0 at the first token of each sequence, as in `transformers`."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError("a 4-D mask does not mark the first token of a sequence; pass position_ids with it")
     is_token = torch.ones_like(tokens) if attention_mask is None else attention_mask
@@ -135,5 +137,5 @@ def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -
 def select_logits(
     logits: Float[Tensor, "batch new features"], logits_to_keep: int | Tensor
 ) -> Float[Tensor, "batch kept features"]:
-    """Return the logits, or hidden states, of the last ``logits_to_keep`` tokens (0: all), or at these indexes."""
+    """Return the logits or hidden states of the last ``logits_to_keep`` tokens (0: all), or at these token indexes."""
     return logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]

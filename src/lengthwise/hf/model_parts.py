@@ -12,14 +12,14 @@ from transformers.masking_utils import sdpa_mask
 
 from lengthwise.core.errors import ModelError
 
-# Implementations of attention that take any mask and read no text boundaries from the IDs.
+# Attention implementations that accept any mask and do not infer text boundaries from the IDs.
 MASK_ATTENTIONS = ("sdpa", "eager")
-# Name of the implementation with log-length scaling.
-LOG_LENGTH = "lengthwise_log"
+# Name of the attention implementation with log-length scaling.
+LOG_LENGTH_ATTENTION = "lengthwise_log"
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's first weight in memory; offloaded weights are moved there when used."""
+    """Return the device of the model's first weight in memory; offloaded weights move there when they are used."""
     devices = (weight.device for weight in model.parameters() if weight.device.type != "meta")
     return next(devices, torch.device("cpu"))
 
@@ -35,13 +35,13 @@ def check_one_device(name: str, model: nn.Module) -> None:
 
 
 def use_mask_attention(model: PreTrainedModel) -> None:
-    """Set sdpa attention, unless the current attention takes any mask."""
+    """Set sdpa attention, unless the current attention accepts any mask."""
     if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
         model.set_attn_implementation("sdpa")
 
 
 def active_module(module: Any) -> Any:
-    """Return the module, or the copy of it that adapters train."""
+    """Return the module, or its copy that adapters train."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -56,7 +56,7 @@ class InputCapture:
         self.module: nn.Module | None = None
 
     def attach(self, module: nn.Module) -> None:
-        """Register the hook, unless it is on this module already; adapters may have replaced the module."""
+        """Register the hook, unless this module already has it. Adapters may replace a module."""
         if self.module is not module:
             module.register_forward_pre_hook(self)
             self.module = module
@@ -66,14 +66,14 @@ class InputCapture:
         self.value = args[0]
 
     def take(self) -> Tensor:
-        """Return the stored argument and forget it."""
+        """Return the stored argument and clear it."""
         value, self.value = self.value, None
         assert value is not None
         return value
 
 
 class PrecisionMixin(nn.Module):
-    """Mixin that keeps the precision of ``_keep_in_fp32_modules_strict`` parts when the model is cast."""
+    """Mixin that keeps the precision of the parts in ``_keep_in_fp32_modules_strict`` when the model is cast."""
 
     _keep_in_fp32_modules_strict: ClassVar[list[str]]
 
@@ -85,18 +85,18 @@ class PrecisionMixin(nn.Module):
         finally:
             self._modules.update(parts)
 
-        def move(tensor: Tensor) -> Tensor:
+        def move_to_device(tensor: Tensor) -> Tensor:
             result = fn(tensor)
             return tensor.to(result.device) if result.dtype != tensor.dtype else result
 
         for part in parts.values():
             if part is not None and recurse:
-                part._apply(move)
+                part._apply(move_to_device)
         return self
 
 
 class Segment(nn.Module):
-    """One learned vector, added to the embeddings of response tokens."""
+    """Learned vector that is added to the embeddings of response tokens."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Segment(nn.Module):
 
 
 class EmbeddingMixin(nn.Module):
-    """Embeddings and output layer of the wrapped model, ``self.model``."""
+    """Mixin with the embeddings and the output layer of the wrapped model, ``self.model``."""
 
     config: Any
     model: PreTrainedModel
@@ -125,8 +125,8 @@ class EmbeddingMixin(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         """Return the output layer of the wrapped model."""
-        embeddings: nn.Module = self.model.get_output_embeddings()
-        return embeddings
+        output_layer: nn.Module = self.model.get_output_embeddings()
+        return output_layer
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         """Replace the output layer of the wrapped model."""
@@ -142,7 +142,7 @@ class EmbeddingMixin(nn.Module):
         return embeddings.float()
 
     def _embed_next(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
-        """Return embeddings of the tokens whose IDs a head predicts; zeros without ``condition_on_token``."""
+        """Return embeddings of tokens for which a head predicts IDs; zeros without ``condition_on_token``."""
         embeddings = self._embed_for_head(tokens)
         return embeddings if self.config.condition_on_token else torch.zeros_like(embeddings)
 
@@ -160,23 +160,24 @@ def log_length_attention(
     Scalable softmax (Nakanishi 2025, arXiv 2501.19399). For a model trained without scaling on texts of N tokens, set
     ``log_length_from`` = N in its configuration. The factor is then ``max(1, log(n + 1) / log(N + 1))``.
     """
-    factor = (_num_visible(query, key, attention_mask) + 1.0).log()
+    factor = (_count_visible_keys(query, key, attention_mask) + 1.0).log()
     if length := getattr(module.config, "log_length_from", None):
         factor = (factor / torch.tensor(length + 1.0, device=factor.device).log()).clamp(min=1)
     return sdpa_attention_forward(module, query * factor.to(query.dtype), key, value, attention_mask, **kwargs)
 
 
-def _num_visible(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "#batch 1 new 1"]:
-    new, keys = query.shape[2], key.shape[2]
+def _count_visible_keys(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "#batch 1 new 1"]:
+    num_queries, num_keys = query.shape[2], key.shape[2]
     if mask is None:
-        return torch.arange(keys - new + 1, keys + 1, device=query.device, dtype=torch.float32).view(1, 1, new, 1)
+        counts = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=query.device, dtype=torch.float32)
+        return counts.view(1, 1, num_queries, 1)
     visible = mask if mask.dtype == torch.bool else mask == 0
     return visible.sum(dim=-1, keepdim=True).float()
 
 
 @torch.no_grad()
-def num_scaled_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers that call `log_length_attention`; models with their own attention code do not."""
+def count_scaled_layers(model: PreTrainedModel) -> int:
+    """Return the number of layers with `log_length_attention`; custom attention code does not support it."""
     tokens = torch.arange(1, 5, device=device_of(model))[None] % model.config.get_text_config().vocab_size
     calls = 0
 
@@ -185,13 +186,13 @@ def num_scaled_layers(model: PreTrainedModel) -> int:
         calls += 1
         return log_length_attention(*args, **kwargs)
 
-    AttentionInterface.register(LOG_LENGTH, count_calls)
+    AttentionInterface.register(LOG_LENGTH_ATTENTION, count_calls)
     try:
         model.eval()(input_ids=tokens, use_cache=False)
     finally:
-        AttentionInterface.register(LOG_LENGTH, log_length_attention)
+        AttentionInterface.register(LOG_LENGTH_ATTENTION, log_length_attention)
     return calls
 
 
-AttentionInterface.register(LOG_LENGTH, log_length_attention)
-AttentionMaskInterface.register(LOG_LENGTH, sdpa_mask)
+AttentionInterface.register(LOG_LENGTH_ATTENTION, log_length_attention)
+AttentionMaskInterface.register(LOG_LENGTH_ATTENTION, sdpa_mask)

@@ -1,4 +1,4 @@
-"""Cache of a model that predicts IDs: keys and values, and the position IDs, prompt and hidden states."""
+"""Cache of a model that predicts position IDs: keys, values, position IDs, prompt mask and hidden states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from lengthwise.model.position_heads import Prompt
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Tokens of one call; ``hidden`` may cover only the last tokens. The last axis of IDs is the level.
+    """Tokens of one call with their position IDs and hidden states; ``hidden`` may contain only the last tokens.
 
-    If ``new_prompt`` is False, only a first call has prompt tokens.
+    If ``new_prompt`` is False, the call adds no prompt tokens, except a first call.
     """
 
     tokens: Int[Tensor, "batch new"]
@@ -28,15 +28,15 @@ class CachedTokens:
 
     @staticmethod
     def concatenate(pieces: "list[CachedTokens]") -> "CachedTokens":
-        """Return all tokens, with the hidden states after the last gap."""
+        """Join the tokens of several calls, with the hidden states after the last missing hidden state."""
         if len(pieces) == 1:
             return pieces[0]
-        gaps = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
+        incomplete = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
         return CachedTokens(
             tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
             position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
             is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
-            hidden=torch.cat([piece.hidden for piece in pieces[gaps[-1] if gaps else 0 :]], dim=1),
+            hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
@@ -48,25 +48,25 @@ class CachedTokens:
             hidden=function(self.hidden),
         )
 
-    def without_last(self, number: int) -> "CachedTokens":
-        """Return the tokens before the last ``number``."""
-        return self.map(lambda values: values[:, : max(values.shape[1] - number, 0)])
+    def without_last(self, num_tokens: int) -> "CachedTokens":
+        """Return all tokens except the last ``num_tokens``."""
+        return self.map(lambda values: values[:, : max(values.shape[1] - num_tokens, 0)])
 
 
 class PositionCache(Cache):
     """Keys and values of another cache, with the IDs, prompt mask and hidden states of the same tokens.
 
-    Every change of rows or length applies to both, so beams are reordered and rejected drafts removed with their IDs.
-    ``steps`` holds the IDs of every call, in the order of rows of that call.
+    Every change of rows or length applies to keys and IDs, so a reordered beam keeps its IDs. ``steps`` contains the
+    IDs of every call, with the rows in the order of that call.
     """
 
-    def __init__(self, inner: Cache) -> None:
-        super().__init__(layers=inner.layers)
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(layers=cache.layers)
         # Settings for layers that are created on first use, and for offloading.
-        self.layer_class_to_replicate = inner.layer_class_to_replicate
-        self.offloading = inner.offloading
-        if inner.offloading:
-            self.only_non_sliding, self.prefetch_stream = inner.only_non_sliding, inner.prefetch_stream
+        self.layer_class_to_replicate = cache.layer_class_to_replicate
+        self.offloading = cache.offloading
+        if cache.offloading:
+            self.only_non_sliding, self.prefetch_stream = cache.only_non_sliding, cache.prefetch_stream
         self.prompts: list[Prompt] | None = None
         self.steps: list[Shaped[Tensor, "batch new *level"]] = []
         # A separate attribute, so that compiled calls do not depend on the number of tokens.
@@ -77,28 +77,28 @@ class PositionCache(Cache):
 
     @classmethod
     def wrap(cls, cache: Cache) -> "PositionCache":
-        """Return the cache, or its only wrapper. Raises ``SettingError`` for a cache that was filled without IDs."""
+        """Return the `PositionCache` of a cache. Raises ``SettingError`` for a cache with tokens but without IDs."""
         if isinstance(cache, cls):
             return cache
         wrapper = getattr(cache, "_with_positions", None)
         if wrapper is None:
             if cache.get_seq_length() > 0:
                 raise SettingError(
-                    "the cache was filled elsewhere and has no position IDs; pass the past_key_values that this model "
+                    "the cache contains tokens without position IDs; pass the past_key_values that this model "
                     "returned, or an empty cache"
                 )
             wrapper = cache._with_positions = cls(cache)  # type: ignore[attr-defined]
         return wrapper
 
-    def append(self, latest: CachedTokens) -> None:
-        """Store the tokens of a call, without the operations that a compiled call cannot contain."""
+    def append(self, tokens: CachedTokens) -> None:
+        """Store the tokens of a call, with operations that a compiled call supports."""
         self._store_latest()
-        self._latest, self.has_tokens = latest, True
+        self._latest, self.has_tokens = tokens, True
 
     def all_tokens(self) -> CachedTokens | None:
-        """Return all tokens so far; None if the cache is empty."""
+        """Return all cached tokens, or None if the cache is empty."""
         self._store_latest()
-        # Concatenating copies all tokens, so it does not happen in every step.
+        # Concatenation copies all tokens, so decoding steps avoid it.
         if len(self._pieces) > 1:
             self._pieces = [CachedTokens.concatenate(self._pieces)]
         return self._pieces[0] if self._pieces else None
@@ -115,7 +115,7 @@ class PositionCache(Cache):
         return self._pieces[-1].position_ids[:, -1:]
 
     def last_hidden(self) -> Float[Tensor, "batch 1 d_model"]:
-        """Return the hidden state of the last token, which predicts the next ID."""
+        """Return the hidden state of the last token, from which a head predicts the next ID."""
         self._store_latest()
         if not self._pieces or self._pieces[-1].hidden.shape[1] == 0:
             raise SettingError(
@@ -125,7 +125,7 @@ class PositionCache(Cache):
         return self._pieces[-1].hidden[:, -1:]
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Select the rows of the surviving beams."""
+        """Select the rows of the beams that continue."""
         super().reorder_cache(beam_idx)
         self._select_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 

@@ -9,28 +9,28 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.compatibility import FULL, WINDOWED, full_context_setting, narrowest_window
+from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_context_setting, narrowest_window
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
     MASK_ATTENTIONS,
     check_one_device,
+    count_scaled_layers,
     device_of,
-    num_scaled_layers,
     use_mask_attention,
 )
 from lengthwise.positions import PositionScheme
 
 # Extra rows that a position table may have for padding.
 SPARE_ROWS = 2
-# Parts of `Examples` that a column can hold, one integer per token.
+# Attributes of `Examples` that a data set column can provide, with one integer per token.
 SCHEME_COLUMNS = ("coupling", "places")
 
 
 def check_position_id_support(model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` unless a position head can be wrapped around the model.
+    """Raise ``ModelError`` unless the model supports a position head.
 
-    Unsupported are classes outside `transformers`, several devices, models that count positions themselves, windows
-    by token index, and experts balanced by the attention mask.
+    Unsupported models include classes outside `transformers`, models on several devices, models that count positions
+    themselves, attention windows by token index, and experts balanced by the attention mask.
     """
     _check_class(model)
     config = model.config.get_text_config()
@@ -38,23 +38,23 @@ def check_position_id_support(model: PreTrainedModel) -> None:
     check_one_device(name, model)
     if window := narrowest_window(config):
         raise ModelError(
-            f"{name} attends to the last {window} tokens by token index, whatever their IDs; use full attention "
+            f"{name} attends to the last {window} tokens by token index, regardless of their IDs; use full attention "
             f"({full_context_setting(config)} in its configuration), or choose another model"
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
-            f"{name} balances its experts by the attention mask, which differs here; set output_router_logits=False "
-            "in its configuration"
+            f"{name} balances its experts by the attention mask, which a wrapper changes; set "
+            "output_router_logits=False in its configuration"
         )
     rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if rope in ("longrope", "dynamic"):
         raise ModelError(
             f"{name} changes its rotary angles with the largest ID of a call (rope_type {rope}), so a cache would mix "
-            "two kinds of keys; use a model with default, linear, llama3 or yarn angles"
+            "different angles; use a model with default, linear, llama3 or yarn angles"
         )
-    # The requirements of influence: tokens can be hidden, IDs can jump, and a cache changes nothing.
-    _call_restored(model, lambda: CausalLM(model, name))
-    check_position_id_use(model)
+    # A position head has the requirements of a study: hidden tokens, IDs with gaps, and an exact cache.
+    _call_and_restore(model, lambda: CausalLM(model, name))
+    check_uses_position_ids(model)
 
 
 def _check_class(model: Any) -> None:
@@ -71,18 +71,18 @@ def _check_class(model: Any) -> None:
         raise ModelError(f"{type(model).__name__} is not a transformers model; load one with AutoModelForCausalLM")
 
 
-def check_position_id_use(model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` if position IDs do not change predictions; models with offloaded weights are not tested."""
+def check_uses_position_ids(model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` if position IDs do not change predictions; models with offloaded weights are not checked."""
     if any(weight.device.type == "meta" or not weight.numel() for weight in model.parameters()):
         return
-    if not _call_restored(model, lambda: _uses_position_ids(model)):
+    if not _call_and_restore(model, lambda: _uses_position_ids(model)):
         raise ModelError(
             f"{_name_of(model.config.get_text_config())} accepts position_ids but ignores them (ALiBi, for example, "
             "counts token indexes); use a model with rotary or learned positions, such as Llama or GPT-NeoX"
         )
 
 
-def _call_restored(model: PreTrainedModel, function: Callable[[], Any]) -> Any:
+def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> Any:
     """Call a function, then restore the model's modes and attention. Raises ``ModelError`` if the call fails."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
@@ -109,28 +109,30 @@ def _name_of(config: Any) -> str:
 
 
 def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> None:
-    """Raise ``SettingError`` and restore the previous attention if a layer ignores the attention that is set."""
+    """Raise ``SettingError`` and restore the previous attention if a layer ignores log-length scaling."""
     config = model.config.get_text_config()
     num_scaled = 0
     try:
-        num_scaled = _call_restored(model, lambda: num_scaled_layers(model))
+        num_scaled = _call_and_restore(model, lambda: count_scaled_layers(model))
     finally:
         if num_scaled < config.num_hidden_layers:
             model.set_attn_implementation(previous_attention)
     if num_scaled < config.num_hidden_layers:
         raise SettingError(
-            f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave it "
-            "out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+            f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave "
+            "length_scaling out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
         )
 
 
 def check_position_table(model: PreTrainedModel, max_positions: int, num_position_ids: int) -> None:
     """Raise ``SettingError`` for more IDs than the model's table of positions; computed angles have no limit."""
     tokens = model.get_input_embeddings()
-    learned = [len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens]
+    learned_sizes = [
+        len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens
+    ]
     # Tables of angles, as in GPT-J.
-    computed = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
-    has_table = any(max_positions <= size <= max_positions + SPARE_ROWS for size in learned + computed)
+    computed_sizes = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
+    has_table = any(max_positions <= size <= max_positions + SPARE_ROWS for size in learned_sizes + computed_sizes)
     if num_position_ids > max_positions and has_table:
         raise SettingError(
             f"num_position_ids {num_position_ids} exceeds the model's table of {max_positions} positions; use at most "
@@ -140,7 +142,7 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
 
 @torch.no_grad()
 def _uses_position_ids(model: Any) -> bool:
-    """Return True if IDs change the prediction, or if tokens do not change it either."""
+    """Return True if IDs change the prediction, or if even tokens do not change it."""
     model.eval()
     use_mask_attention(model)
     device = device_of(model)
@@ -154,20 +156,21 @@ def _uses_position_ids(model: Any) -> bool:
 
 
 def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
-    """Raise ``SettingError`` for a scheme that needs data without a column, or with IDs beyond ``num_position_ids``."""
+    """Raise ``SettingError`` for a scheme that collators do not support, or with IDs beyond ``num_position_ids``."""
     if scheme.real_valued:
         raise SettingError(
-            f"{scheme.name} gives real-valued IDs, but transformers models take integers; use randomized instead"
+            f"{scheme.name} assigns real-valued IDs, but transformers models accept integers; use randomized instead"
         )
     if scheme.needs is not None and scheme.needs not in SCHEME_COLUMNS:
         raise SettingError(
-            f"{scheme.name} needs {scheme.needs}, which no column provides; columns: {', '.join(SCHEME_COLUMNS)}"
+            f"{scheme.name} needs {scheme.needs}, which no column provides; supported columns: "
+            f"{', '.join(SCHEME_COLUMNS)}"
         )
     if num_position_ids is None or scheme.num_position_ids is None:
         return
     if scheme.num_position_ids > num_position_ids:
         raise SettingError(
-            f"{scheme.name} gives IDs below {scheme.num_position_ids}, but num_position_ids is {num_position_ids}; "
+            f"{scheme.name} assigns IDs below {scheme.num_position_ids}, but num_position_ids is {num_position_ids}; "
             f"set the scheme's num_position_ids to at most {num_position_ids}"
         )
 
@@ -183,7 +186,7 @@ def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
 
 
 def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
-    """Return the number of IDs of a model; raise ``ModelError`` if its attention ignores IDs or packed masks."""
+    """Return the number of IDs of a model. Raises ``ModelError`` if its attention ignores masks."""
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *MASK_ATTENTIONS):
         raise ModelError(
@@ -194,10 +197,10 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
     limit = getattr(text, "max_position_embeddings", None)
     if limit is None:
         raise ModelError(
-            f"{config.model_type} has no max_position_embeddings, so it may not take position IDs; use a model such as "
-            "Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
+            f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "
+            "such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
         )
-    recurrent = set(getattr(text, "layer_types", None) or []) - FULL - WINDOWED
+    recurrent = set(getattr(text, "layer_types", None) or []) - FULL_ATTENTION - WINDOWED_ATTENTION
     if pack_to is not None and recurrent:
         raise ModelError(
             f"{config.model_type} has layers of type {', '.join(sorted(recurrent))}, which carry a state from one "
@@ -206,7 +209,7 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
     window = narrowest_window(text)
     if pack_to is not None and window is not None and pack_to > window:
         raise SettingError(
-            f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, which a packed "
-            f"mask replaces; use at most {window}"
+            f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, but a packed "
+            f"mask would replace this window; use at most {window}"
         )
     return int(limit)

@@ -15,7 +15,7 @@ from lengthwise.core.errors import ModelError, SettingError, unknown_name
 from lengthwise.model.position_heads import POSITION_HEADS
 
 LENGTH_SCALINGS = ("none", "log")
-# Options of ``wrap``, with their types and the descriptions of the types in errors.
+# Options of ``wrap``: the allowed types, and their description in error messages.
 OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     "head": ((str, type(None)), "a name, or None"),
     "num_position_ids": ((int, type(None)), "an integer"),
@@ -26,12 +26,19 @@ OPTIONS: dict[str, tuple[tuple[type, ...], str]] = {
     "id_weight": ((int, float), "a number"),
     "count_prompt_from": ((int, type(None)), "an integer, or None"),
 }
-# Arguments that `transformers` passes to a configuration besides its fields.
-INHERITED = {"model_type", "attn_implementation", "experts_implementation", "name_or_path", "torch_dtype", "use_cache"}
+# Arguments that `transformers` passes to a configuration in addition to its fields.
+EXTRA_ARGUMENTS = {
+    "model_type",
+    "attn_implementation",
+    "experts_implementation",
+    "name_or_path",
+    "torch_dtype",
+    "use_cache",
+}
 
 
-def check_types(options: dict[str, Any]) -> None:
-    """Raise ``SettingError`` for an option of a wrong type, and ``UnknownNameError`` for an unknown option."""
+def check_option_types(options: dict[str, Any]) -> None:
+    """Raise ``SettingError`` for an option of the wrong type, and ``UnknownNameError`` for an unknown option."""
     for name, value in options.items():
         if name not in OPTIONS:
             raise unknown_name("option", name, OPTIONS)
@@ -41,7 +48,7 @@ def check_types(options: dict[str, Any]) -> None:
             raise SettingError(f"invalid {name} {value!r} ({type(value).__name__}); use {description}")
 
 
-# A saved configuration has more than the fields, and the class accepts them all.
+# The class accepts all entries of a saved configuration, including entries that are not fields.
 @no_type_check
 @strict
 class PredictivePositionConfig(PreTrainedConfig):
@@ -54,8 +61,8 @@ class PredictivePositionConfig(PreTrainedConfig):
     - ``condition_on_token``: let the ID of a token depend on the token.
     - ``id_weight``: weight of the ID loss. If a trainer passes the number of labels of a step, both losses are divided
       by it, so the ID loss counts less if fewer IDs than tokens are scored.
-    - ``count_prompt_from``: ID of the first prompt token, for models whose prompts count up in training. Calls without
-      ``position_ids`` count from it; without it they raise an error, or count from 0 if the model has no head.
+    - ``count_prompt_from``: ID of the first prompt token, if prompt IDs count up in training. Calls without
+      ``position_ids`` count from this ID. If it is None, they raise an error, or count from 0 without a head.
     """
 
     model_type = "predictive_position"
@@ -77,14 +84,14 @@ class PredictivePositionConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        check_types({name: value for name, value in kwargs.items() if name not in INHERITED})
+        check_option_types({name: value for name, value in kwargs.items() if name not in EXTRA_ARGUMENTS})
         super().__post_init__(**kwargs)
-        inner = self.text_config
-        assert isinstance(inner, PreTrainedConfig)
-        self.tie_word_embeddings = bool(getattr(inner, "tie_word_embeddings", False))
+        text_config = self.text_config
+        assert isinstance(text_config, PreTrainedConfig)
+        self.tie_word_embeddings = bool(getattr(text_config, "tie_word_embeddings", False))
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
-                setattr(self, name, getattr(inner, name, None))
+                setattr(self, name, getattr(text_config, name, None))
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -95,8 +102,8 @@ class PredictivePositionConfig(PreTrainedConfig):
                 f"the saved model has the type {model_type}, not {cls.model_type}; load it with AutoModelForCausalLM "
                 "and wrap it"
             )
-        # Trainers add attributes to a configuration; `transformers` keeps them.
-        known = {part.name for part in fields(cls)} | INHERITED
+        # Keep the attributes that a trainer added to the configuration, as `transformers` does.
+        known = {part.name for part in fields(cls)} | EXTRA_ARGUMENTS
         extra = {name: value for name, value in config_dict.items() if name not in known}
         result = super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
@@ -111,13 +118,13 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     @property
     def first_counted_id(self) -> int | None:
-        """First ID of prompts without IDs; None if prompts need their own IDs."""
+        """First default prompt ID, or None if the caller must pass the prompt IDs."""
         if self.count_prompt_from is None and self.head is None:
             return 0
         return self.count_prompt_from
 
     def check_options(self) -> None:
-        """Raise ``SettingError`` for invalid values, and for options without effect."""
+        """Raise ``SettingError`` for invalid options, and for options without an effect."""
         if self.head is not None and self.head not in POSITION_HEADS:
             raise unknown_name("head", self.head, POSITION_HEADS)
         if self.length_scaling not in LENGTH_SCALINGS:
@@ -142,10 +149,10 @@ class PredictivePositionConfig(PreTrainedConfig):
 
 @dataclass
 class PredictivePositionOutput(CausalLMOutputWithPast):
-    """Output with the two parts of the joint loss (nats): of the tokens, and of their IDs.
+    """Model output with both parts of the joint loss (nats): the token loss and the ID loss.
 
-    ``predicted_position_ids`` has the shape of ``position_labels``: the head's prediction at labelled tokens, and -1
-    elsewhere. It is None in training and for packed rows.
+    ``predicted_position_ids`` has the shape of ``position_labels``. It contains the head's predictions at labelled
+    tokens, and -1 elsewhere. It is None in training and for packed rows.
     """
 
     token_loss: Float[Tensor, ""] | None = None

@@ -1,4 +1,4 @@
-"""Predictive position coupling for any causal `transformers` language model that takes position IDs."""
+"""Predictive position coupling for any causal `transformers` language model that accepts position IDs."""
 
 from typing import Any, ClassVar
 
@@ -33,7 +33,7 @@ from lengthwise.hf.joint_loss import (
 from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
 from lengthwise.hf.model_parts import (
-    LOG_LENGTH,
+    LOG_LENGTH_ATTENTION,
     EmbeddingMixin,
     InputCapture,
     PrecisionMixin,
@@ -44,7 +44,7 @@ from lengthwise.hf.model_parts import (
 )
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.position_id_support import check_length_scaling, check_position_id_support, check_position_table
-from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_types
+from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_option_types
 from lengthwise.model.position_heads import POSITION_HEADS
 
 
@@ -53,7 +53,7 @@ class PredictivePositionModel(
 ):
     """A causal language model that also predicts the position ID of each token it generates (PPC, section 5.2).
 
-    ``wrap`` adds the position head to a model; ``from_pretrained`` loads a saved one. Every call passes a mask built
+    ``wrap`` adds the position head to a model; ``from_pretrained`` loads a saved model. Every call passes a mask built
     from token indexes, so IDs may repeat, skip values and decrease.
     """
 
@@ -65,26 +65,27 @@ class PredictivePositionModel(
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
-    # Half precision cannot distinguish many IDs. `PrecisionMixin` and loading keep float32.
+    # Half precision cannot distinguish many IDs. `PrecisionMixin` and ``from_pretrained`` keep float32.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["position_head"]
 
     def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         config.check_options()
         self.model = AutoModelForCausalLM.from_config(config.text_config) if model is None else model
-        inner = self.model.config.get_text_config()
+        text_config = self.model.config.get_text_config()
+        d_model = text_config.hidden_size
         self.position_head = (
-            None if config.head is None else POSITION_HEADS[config.head](inner.hidden_size, config.num_position_ids)
+            None if config.head is None else POSITION_HEADS[config.head](d_model, config.num_position_ids)
         )
-        self.segment = Segment(inner.hidden_size) if config.segments else None
+        self.segment = Segment(d_model) if config.segments else None
         if config.length_scaling == "log":
-            inner.log_length_from = config.log_length_from
-            self.model.set_attn_implementation(LOG_LENGTH)
+            text_config.log_length_from = config.log_length_from
+            self.model.set_attn_implementation(LOG_LENGTH_ATTENTION)
         else:
             use_mask_attention(self.model)
-        self._output_input = InputCapture()
+        self._output_layer_input = InputCapture()
         if model is not None:
-            # Keep the weights of the model, wherever they come from.
+            # Prevent `transformers` from initializing the weights of the model again.
             for part in (*model.modules(), *model.parameters()):
                 part._is_hf_initialized = True
         self.post_init()
@@ -118,7 +119,7 @@ class PredictivePositionModel(
             "id_weight": id_weight,
             "count_prompt_from": count_prompt_from,
         }
-        check_types(options)
+        check_option_types(options)
         check_position_id_support(model)
         max_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if num_position_ids is None:
@@ -126,7 +127,7 @@ class PredictivePositionModel(
             options["num_position_ids"] = default if max_positions is None else int(max_positions)
         elif max_positions is not None:
             check_position_table(model, max_positions, num_position_ids)
-        # Creating a configuration from another one resets the attention.
+        # Creating a configuration from another configuration resets the attention.
         attention = model.config.get_text_config()._attn_implementation
         config = PredictivePositionConfig(text_config=model.config, **options | {"id_weight": float(id_weight)})
         model.config.get_text_config()._attn_implementation = attention
@@ -134,7 +135,7 @@ class PredictivePositionModel(
         if length_scaling == "log":
             check_length_scaling(model, attention)
         wrapper.generation_config = model.generation_config
-        # Move only the new parts; the model keeps its device and precision.
+        # Move only the new modules; the model keeps its device and precision.
         device = device_of(model)
         if wrapper.position_head is not None:
             wrapper.position_head.to(device)
@@ -163,13 +164,13 @@ class PredictivePositionModel(
 
         ``attention_mask`` is (batch, seq) including cached tokens, with 0 at padding, or a 4-D mask that is used
         unchanged. ``position_ids`` has one row per sequence or one for all; missing IDs of the last tokens are
-        predicted one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding). The prompt, from which
-        heads choose IDs, is ``prompt_mask``, or the tokens before the first label, or all tokens of a first call.
+        predicted one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding). Heads choose IDs from
+        the prompt: tokens in ``prompt_mask``, else tokens before the first label, else all tokens of a first call.
         """
         check_no_embeddings(inputs_embeds)
         self._check_call(labels, position_labels, kwargs)
         cache = self.open_cache(past_key_values, use_cache)
-        position_ids = self._input_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
+        position_ids = self._resolve_position_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         num_ids = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or num_ids < input_ids.shape[1]:
             check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
@@ -178,10 +179,10 @@ class PredictivePositionModel(
             return output
         mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
-        # A tensor may leave out the last token, whose hidden state predicts the next ID.
-        select = isinstance(logits_to_keep, Tensor) and cache is not None
-        all_logits = labels is not None or position_labels is not None or select
-        self._output_input.attach(self.get_output_embeddings())
+        # A tensor may exclude the last token, but the next ID depends on the hidden state of this token.
+        select_later = isinstance(logits_to_keep, Tensor) and cache is not None
+        all_logits = labels is not None or position_labels is not None or select_later
+        self._output_layer_input.attach(self.get_output_embeddings())
         output = self.model(
             inputs_embeds=self._embed(input_ids, is_prompt),
             attention_mask=mask,
@@ -192,7 +193,7 @@ class PredictivePositionModel(
             return_dict=True,
             **kwargs,
         )
-        hidden = self._output_input.take()
+        hidden = self._output_layer_input.take()
         if cache is not None:
             new_prompt = prompt_mask is not None or labels is not None
             cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=new_prompt))
@@ -206,13 +207,13 @@ class PredictivePositionModel(
             loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, inputs, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
-            logits=select_logits(output.logits, logits_to_keep) if select and labels is None else output.logits,
+            logits=select_logits(output.logits, logits_to_keep) if select_later and labels is None else output.logits,
             past_key_values=cache,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
             token_loss=loss_of_tokens,
             position_loss=None if loss_of_ids is None else loss_of_ids.loss,
-            predicted_position_ids=None if loss_of_ids is None or sequence_ids is not None else loss_of_ids.predicted,
+            predicted_position_ids=loss_of_ids.predicted_ids if loss_of_ids and sequence_ids is None else None,
         )
 
     @property
@@ -223,11 +224,11 @@ class PredictivePositionModel(
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "batch 1"]:
-        """Return the head's most likely IDs of new tokens, or the last IDs plus one without a head."""
+        """Return the most likely IDs of new tokens; without a head, the last IDs plus one."""
         last_ids = past_key_values.last_ids()
         max_id = self.config.num_position_ids - 1
         if self.position_head is None:
-            # Padding after the end of a sequence needs an ID, but the ID has no effect.
+            # Padding after the end of a sequence needs an ID, but this ID has no effect.
             pad = self.generation_config.pad_token_id
             check_range(last_ids + 1 if pad is None else (last_ids + 1)[tokens != pad], max_id + 1)
             return (last_ids + 1).clamp(max=max_id)
@@ -237,15 +238,15 @@ class PredictivePositionModel(
             if past_key_values.prompts is None:
                 cached = past_key_values.all_tokens()
                 assert cached is not None
-                texts = cached.tokens, cached.position_ids, cached.is_prompt
-                past_key_values.prompts = [gather_prompts(head, self._embed_for_head, *texts)]
+                prompt_inputs = cached.tokens, cached.position_ids, cached.is_prompt
+                past_key_values.prompts = [gather_prompts(head, self._embed_for_head, *prompt_inputs)]
             next_ids = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
         return next_ids.most_likely().clamp(0, max_id)
 
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
-        """Return the mask of a step; a compiled step with a static cache needs fixed shapes."""
+        """Return the mask of a decoding step; a compiled step with a static cache needs constant shapes."""
         if cache.is_compileable:
             return {"attention_mask": build_attention_mask(tokens, attention_mask, cache, None, self.dtype)}
         return super().step_inputs(tokens, cache, attention_mask)
@@ -254,7 +255,7 @@ class PredictivePositionModel(
         # All parts initialize their own weights.
         return
 
-    def _input_ids(
+    def _resolve_position_ids(
         self,
         tokens: Tensor,
         attention_mask: Tensor | None,
@@ -262,16 +263,16 @@ class PredictivePositionModel(
         cache: PositionCache | None,
         sequence_ids: Tensor | None,
     ) -> Int[Tensor, "batch ids"] | None:
-        """Return the IDs for all rows; a model without a head counts the IDs of a first call."""
-        first = cache is None or not cache.has_tokens
+        """Return the IDs of all rows; a model without a head uses default prompt IDs in a first call."""
+        is_first_call = cache is None or not cache.has_tokens
         if position_ids is not None:
             if position_ids.is_floating_point():
                 raise SettingError(f"position_ids have the type {position_ids.dtype}; use integers")
             position_ids = expand_ids(position_ids, len(tokens))
-        elif self.position_head is None and sequence_ids is None and first:
+        elif self.position_head is None and sequence_ids is None and is_first_call:
             position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single ID after a cache is usually predicted; checking it would slow down generation.
-        if position_ids is not None and (first or position_ids.shape[1] > 1):
+        if position_ids is not None and (is_first_call or position_ids.shape[1] > 1):
             check_range(position_ids, self.config.num_position_ids)
         return position_ids
 
@@ -289,9 +290,9 @@ class PredictivePositionModel(
             warn_frozen_head(head)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """Set the attention; ``SettingError`` with ``length_scaling="log"``, which has its own implementation."""
-        if self.config.length_scaling == "log" and attn_implementation != LOG_LENGTH:
+        """Set the attention. Raises ``SettingError`` if ``length_scaling="log"`` needs another implementation."""
+        if self.config.length_scaling == "log" and attn_implementation != LOG_LENGTH_ATTENTION:
             raise SettingError(
-                f"the attention {attn_implementation} would disable length_scaling='log'; wrap the model without it"
+                f"the attention {attn_implementation} would disable length_scaling='log'; wrap it without scaling"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)

@@ -18,40 +18,46 @@ def to_dataset(
 ) -> Dataset:
     """Return ``size`` examples of a task, with lengths sampled uniformly from ``lengths``.
 
-    Item i depends only on ``seed`` and i, so a larger data set begins with the smaller one. Columns:
+    Item i depends only on ``seed`` and i, so a larger data set begins with the examples of a smaller data set. Columns:
 
-    - ``prompt``, ``response``: the text of a `TextExample`; a model reads one after the other.
+    - ``prompt``, ``response``: the text of a `TextExample`. The full text is prompt + response.
     - ``spans``: start and end of each symbol in prompt + response, including the newline of the end token. They map the
       columns below to the tokens of any tokenizer with offsets.
     - ``coupling``: the group of each symbol, if the task has a coupling.
     - ``position_ids``: the evaluation ID of each symbol, if there is a scheme.
     - ``length``, ``task``, ``seed``.
 
-    With several levels, ``coupling`` and ``position_ids`` hold one list per level. Raises ``LengthwiseError`` for a
+    With several levels, ``coupling`` and ``position_ids`` contain one list per level. Raises ``LengthwiseError`` for a
     task that is graded by loss, a length that the task does not have, or a scheme that does not support the task.
     """
     if not lengths or size < 1:
         raise SettingError(f"invalid data set of {size} examples and {len(lengths)} lengths; use at least one of each")
-    items = [_item(task, lengths, seed, index, scheme) for index in range(size)]
+    items = [_build_item(task, lengths, seed, index, scheme) for index in range(size)]
     return Dataset.from_dict({name: [item[name] for item in items] for name in items[0]})
 
 
-def _item(task: Task, lengths: Sequence[int], seed: int, index: int, scheme: PositionScheme | None) -> dict[str, Any]:
+def _build_item(
+    task: Task, lengths: Sequence[int], seed: int, index: int, scheme: PositionScheme | None
+) -> dict[str, Any]:
     rng = stream(seed, "data set examples", index)
     length = int(lengths[int(rng.integers(0, len(lengths)))])
     examples = task.sample(length=length, size=1, rng=rng)
     (text,) = format_examples(task, examples)
     # Padding after the end token belongs to no symbol.
     seq = int(examples.response_end[0]) + 1
-    item: dict[str, Any] = {"prompt": text.prompt, "response": text.response, "spans": [list(s) for s in text.spans]}
+    item: dict[str, Any] = {
+        "prompt": text.prompt,
+        "response": text.response,
+        "spans": [list(span) for span in text.spans],
+    }
     if examples.coupling is not None:
-        item["coupling"] = _by_level(examples.coupling[:, 0, :seq])
+        item["coupling"] = _list_by_level(examples.coupling[:, 0, :seq])
     if scheme is not None:
         assignment = scheme.assign(examples, stream(seed, "data set positions", index), training=False)
-        item["position_ids"] = _by_level(assignment.position_ids[:, 0, :seq])
+        item["position_ids"] = _list_by_level(assignment.position_ids[:, 0, :seq])
     return {**item, "length": length, "task": task.name, "seed": seed}
 
 
-def _by_level(values: np.ndarray) -> list[Any]:
+def _list_by_level(values: np.ndarray) -> list[Any]:
     """Return one number per symbol, or one such list per level."""
     return list(values.tolist()[0] if len(values) == 1 else values.tolist())

@@ -12,8 +12,8 @@ from lengthwise.hf.text_model import Question, TextModel
 from lengthwise.tasks import Task, record_facts
 from lengthwise.tasks.text_format import SHOTS, format_examples, sample_shots
 
-# Keys of `LengthResult` that do not apply to text, which has no IDs of a scheme.
-OMITTED = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
+# Keys of `LengthResult` that rows leave out or replace, because plain text has no scheme.
+OMITTED_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
 
 
 def evaluate_texts(
@@ -24,47 +24,47 @@ def evaluate_texts(
     shots: int = SHOTS,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield one result row per length, as soon as it is measured, on the examples that runs are evaluated on.
+    """Evaluate a model on the test examples of a task in plain text, and yield one result row per length.
 
     Each prompt follows ``shots`` examples of the same length, one per line, from another random stream and with other
-    prompts. They show the format of the task, so that failures are due to length. ``token_accuracy`` and first errors
-    count the model's tokens. Raises ``LengthwiseError`` for an unsupported task, length or tokenizer, before measuring.
+    prompts. The shots show the format of the task, so errors are due to length. ``token_accuracy`` and first errors
+    count the model's tokens. Unsupported tasks, lengths and tokenizers raise ``LengthwiseError`` before evaluation.
     """
     if shots < 0:
         raise SettingError(f"invalid number of shots {shots}; use 0 or more")
     for length in settings.lengths:
-        next(_questions(model, task, length, 1, settings.seed, shots))
+        next(_iter_questions(model, task, length, 1, settings.seed, shots))
     for place, length in enumerate(settings.lengths):
-        started, tally = time.perf_counter(), Tally()
-        total = count_examples(task, length, settings.num_examples_at(place))
-        for questions in _questions(model, task, length, total, settings.seed, shots):
-            for graded in model.grade(questions, decode=settings.decode):
-                tally.add(graded)
+        start_time, tally = time.perf_counter(), Tally()
+        num_examples = count_examples(task, length, settings.num_examples_at(place))
+        for questions in _iter_questions(model, task, length, num_examples, settings.seed, shots):
+            for grades in model.grade(questions, decode=settings.decode):
+                tally.add(grades)
                 if report is not None:
-                    report(length, tally.num_examples, total)
+                    report(length, tally.num_examples, num_examples)
         result = asdict(tally.result(length, settings.decode, 0))
-        row = {name: value for name, value in result.items() if name not in OMITTED}
+        row = {name: value for name, value in result.items() if name not in OMITTED_KEYS}
         row |= record_facts(task, length)
-        yield {"shots": shots, **row, "wall_s": round(time.perf_counter() - started, 3)}
+        yield {"shots": shots, **row, "wall_s": round(time.perf_counter() - start_time, 3)}
         if settings.stop_at_zero and result["exact_match"] == 0:
             break
 
 
-def _questions(
-    model: TextModel, task: Task, length: int, total: int, seed: int, shots: int
+def _iter_questions(
+    model: TextModel, task: Task, length: int, num_examples: int, seed: int, shots: int
 ) -> Iterator[list[Question]]:
-    """Yield the evaluation examples after their shots, block by block."""
+    """Yield blocks of evaluation examples, each example with its shots."""
     num_questions = 0
-    for examples in iter_blocks(task, length, total, seed):
+    for examples in iter_blocks(task, length, num_examples, seed):
         questions = []
-        for place, text in enumerate(format_examples(task, examples)[: total - num_questions]):
+        for place, text in enumerate(format_examples(task, examples)[: num_examples - num_questions]):
             rng = stream(seed, "shots", length, num_questions + place)
-            examples_before = sample_shots(task, length, shots, rng, excluded={text.prompt})
-            context = "".join(shot.prompt + shot.response for shot in examples_before) + text.prompt
-            question = model.question(context, text.response)
+            shot_examples = sample_shots(task, length, shots, rng, excluded={text.prompt})
+            context = "".join(shot.prompt + shot.response for shot in shot_examples) + text.prompt
+            question = model.tokenize_question(context, text.response)
             if model.num_positions is not None and question.seq > model.num_positions:
                 raise ModelError(
-                    f"length {length} with {shots} shots is a text of {question.seq:,} tokens, but {model.name} has "
+                    f"length {length} with {shots} shots gives a text of {question.seq:,} tokens, but {model.name} has "
                     f"{model.num_positions:,} positions; use shorter lengths or fewer --shots"
                 )
             questions.append(question)

@@ -1,4 +1,4 @@
-"""Grading of any causal `transformers` language model in plain text, token by token of the known answer."""
+"""Grading of the answers of any causal `transformers` language model in plain text."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ FORWARD_TOKENS, FORWARD_LOGITS = 1 << 15, 1 << 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Tokens of a context, which the model reads, and of the expected answer, including its newline."""
+    """Tokens of a context and of its expected answer, which includes a newline."""
 
     context: tuple[int, ...]
     answer: tuple[int, ...]
@@ -41,16 +41,16 @@ class Question:
 
 
 class TextModel:
-    """A model for inference, on its own device and in its own precision, with IDs that count up.
+    """Causal `transformers` model for evaluation in plain text, with position IDs that count up.
 
-    It may have layers of any kind. Raises ``ModelError`` for a model that is not causal, or that predicts position IDs.
+    All layer types are supported. Raises ``ModelError`` for a model that is not causal, or that predicts position IDs.
     """
 
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
         if getattr(model, "num_position_heads", 0):
             raise ModelError(
                 f"{name} predicts position IDs, but plain text has no prompt IDs as in training; restore its run "
-                "(lengthwise export --format run) and evaluate that, or use lengthwise.hf.EvaluateByLength"
+                "(lengthwise export --format run) and evaluate it, or use lengthwise.hf.EvaluateByLength"
             )
         check_causal(name, model)
         self.model, self.codec, self.name = model.eval(), codec, name
@@ -59,26 +59,28 @@ class TextModel:
         limit = getattr(config, "max_position_embeddings", None)
         self.num_positions = None if limit is None else int(limit)
         self.has_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # The model's own settings may penalize tokens; greedy decoding takes the most likely one.
+        # The model's own settings may penalize tokens, but greedy decoding must choose the most likely token.
         model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
 
-    def question(self, context: str, answer: str) -> Question:
+    def tokenize_question(self, context: str, answer: str) -> Question:
         """Tokenize context and answer. Raises ``ModelError`` if the tokens lose a symbol.
 
-        The answer's tokens are those after the context's tokens in the whole text. If the tokenizer merges across the
-        border, the answer is tokenized separately.
+        The answer tokens follow the context tokens in the tokenized full text. If a token contains characters of both,
+        the answer is tokenized separately.
         """
-        tokens, both = ([*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer))
-        follows = both[: len(tokens)] == tokens
-        answer_tokens = both[len(tokens) :] if follows else self.codec.encode(answer)
-        question = Question(context=tuple(tokens), answer=tuple(answer_tokens))
+        context_tokens, all_tokens = (
+            [*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer)
+        )
+        is_prefix = all_tokens[: len(context_tokens)] == context_tokens
+        answer_tokens = all_tokens[len(context_tokens) :] if is_prefix else self.codec.encode(answer)
+        question = Question(context=tuple(context_tokens), answer=tuple(answer_tokens))
         text = self.codec.decode((question.context + question.answer)[len(self.codec.start) :]).strip(" ")
         # Some tokenizers add a space before every text, and some remove it.
         expected = (context + answer).strip(" ")
         if text != expected:
             raise ModelError(
                 f"the tokenizer of {self.name} changes the text: {_first_difference(text, expected)}; use a model "
-                "whose tokenizer keeps symbols, spaces and newlines"
+                "with a tokenizer that keeps symbols, spaces and newlines"
             )
         return question
 
@@ -93,8 +95,8 @@ class TextModel:
     def grade(self, questions: Sequence[Question], *, decode: str) -> Iterator[Grades]:
         """Grade the answers batch by batch, in order.
 
-        ``forced``: predict each token from the correct previous ones, in one forward pass per batch. ``free``: generate
-        until a newline; text that equals the answer is correct, however it is tokenized.
+        ``forced`` predicts each token from the correct previous tokens, in one forward pass per batch. ``free``
+        generates until a newline; text that equals the answer is correct, regardless of its tokens.
         """
         for batch in self._batches(questions):
             yield self._grade_forced(batch) if decode == "forced" else self._grade_free(batch)
@@ -102,13 +104,14 @@ class TextModel:
     def _batches(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
         batch: list[Question] = []
         for question in questions:
-            larger = [*batch, question]
-            seq, first = max(each.seq for each in larger), min(len(each.context) for each in larger)
+            larger_batch = [*batch, question]
+            seq = max(each.seq for each in larger_batch)
+            first = min(len(each.context) for each in larger_batch)
             num_logits = (seq - first) * self.vocabulary_size
-            if batch and len(larger) * max(seq / FORWARD_TOKENS, num_logits / FORWARD_LOGITS) > 1:
+            if batch and len(larger_batch) * max(seq / FORWARD_TOKENS, num_logits / FORWARD_LOGITS) > 1:
                 yield batch
-                larger = [question]
-            batch = larger
+                larger_batch = [question]
+            batch = larger_batch
         if batch:
             yield batch
 
@@ -123,28 +126,28 @@ class TextModel:
             mask[row, : question.seq - 1] = 1
         device = device_of(self.model)
         keep = {"logits_to_keep": torch.arange(first, last, device=device)} if self.has_logits_to_keep else {}
-        inner: Any = self.model
-        output = inner(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **keep)
+        model: Any = self.model
+        output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **keep)
         logits = output.logits[:, first - last :]
         self.check_not_nan(logits)
-        return self._compare(batch, logits.argmax(dim=-1).cpu(), *_answers(batch))
+        return self._grade_predictions(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
 
     @torch.no_grad()
     def _grade_free(self, batch: list[Question]) -> Grades:
-        targets, scored = _answers(batch)
+        targets, scored = _stack_answers(batch)
         predicted = torch.full_like(targets, -1)
-        text_right = torch.zeros(len(batch), dtype=torch.bool)
+        is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
         first = min(len(each.context) for each in batch)
         # Contexts of one length need no padding.
         for length in sorted({len(each.context) for each in batch}):
             rows = [row for row, each in enumerate(batch) if len(each.context) == length]
             for row, line in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
-                places = slice(length - first, length - first + len(line))
-                predicted[row, places] = torch.tensor(line)[: predicted.shape[1] - places.start]
-                text_right[row] = self._is_answer(batch[row], line)
-        graded = self._compare(batch, predicted, targets, scored)
-        graded.token_correct[text_right] = True
-        return graded
+                columns = slice(length - first, length - first + len(line))
+                predicted[row, columns] = torch.tensor(line)[: predicted.shape[1] - columns.start]
+                is_text_correct[row] = self._is_answer(batch[row], line)
+        grades = self._grade_predictions(batch, predicted, targets, scored)
+        grades.token_correct[is_text_correct] = True
+        return grades
 
     def _generate(self, batch: list[Question]) -> list[list[int]]:
         """Return the tokens generated after each context, up to the first newline."""
@@ -154,18 +157,18 @@ class TextModel:
         if self.num_positions is not None:
             max_new_tokens = min(max_new_tokens, self.num_positions - context.shape[1])
         greedy = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
-        inner: Any = self.model
-        output = inner.generate(
+        model: Any = self.model
+        output = model.generate(
             input_ids=context,
             attention_mask=torch.ones_like(context),
             generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **greedy),
-            stopping_criteria=StoppingCriteriaList([_StopAtNewline(self.codec)]),
-            logits_processor=LogitsProcessorList([_CheckNaN(self)]),
+            stopping_criteria=StoppingCriteriaList([_NewlineStop(self.codec)]),
+            logits_processor=LogitsProcessorList([_NaNCheck(self)]),
         )
         lines = []
         for line in output[:, context.shape[1] :].tolist():
-            ends = [place for place, token in enumerate(line) if "\n" in self.codec.token_text(token)]
-            lines.append(line[: ends[0] + 1] if ends else line)
+            newlines = [place for place, token in enumerate(line) if "\n" in self.codec.token_text(token)]
+            lines.append(line[: newlines[0] + 1] if newlines else line)
         return lines
 
     def _is_answer(self, question: Question, generated: list[int]) -> bool:
@@ -175,7 +178,7 @@ class TextModel:
         line, newline, _ = text[len(context) :].partition("\n")
         return line + newline == expected[len(context) :]
 
-    def _compare(
+    def _grade_predictions(
         self,
         batch: list[Question],
         predicted: Int[Tensor, "batch answer"],
@@ -198,8 +201,8 @@ class TextModel:
         )
 
 
-class _CheckNaN(LogitsProcessor):
-    """Logits processor that raises an error for NaN logits, and returns other logits unchanged."""
+class _NaNCheck(LogitsProcessor):
+    """Logits processor that raises ``ModelError`` for NaN logits, and returns other logits unchanged."""
 
     def __init__(self, model: TextModel) -> None:
         self.model = model
@@ -209,22 +212,22 @@ class _CheckNaN(LogitsProcessor):
         return scores
 
 
-class _StopAtNewline(StoppingCriteria):
+class _NewlineStop(StoppingCriteria):
     """Stopping criterion that ends each sequence after its first newline."""
 
     def __init__(self, codec: HFCodec) -> None:
         self.codec = codec
-        self.done: Tensor | None = None
+        self.is_done: Tensor | None = None
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        ended = ["\n" in self.codec.token_text(token) for token in input_ids[:, -1].tolist()]
-        now = torch.tensor(ended, device=input_ids.device)
-        self.done = now if self.done is None else self.done | now
-        return self.done
+        is_newline = ["\n" in self.codec.token_text(token) for token in input_ids[:, -1].tolist()]
+        is_done = torch.tensor(is_newline, device=input_ids.device)
+        self.is_done = is_done if self.is_done is None else self.is_done | is_done
+        return self.is_done
 
 
-def _answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
-    """Return the answers at their columns after the shortest context, and a mask of them."""
+def _stack_answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
+    """Return a batch of answer tokens that starts after the shortest context, and its mask."""
     first, seq = min(len(each.context) for each in batch), max(each.seq for each in batch)
     targets = torch.full((len(batch), seq - first), -1)
     for row, question in enumerate(batch):
@@ -234,6 +237,6 @@ def _answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[T
 
 def _first_difference(text: str, expected: str) -> str:
     pairs = enumerate(zip(text, expected, strict=False))
-    place = next((place for place, (one, other) in pairs if one != other), min(len(text), len(expected)))
-    part = slice(max(0, place - 4), place + 8)
-    return f"{expected[part]!r} becomes {text[part]!r}"
+    start = next((place for place, (one, other) in pairs if one != other), min(len(text), len(expected)))
+    excerpt = slice(max(0, start - 4), start + 8)
+    return f"{expected[excerpt]!r} becomes {text[excerpt]!r}"

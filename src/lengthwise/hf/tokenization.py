@@ -10,13 +10,13 @@ from lengthwise.core.errors import ModelError
 
 
 class HFCodec:
-    """Encoder and decoder of text by a tokenizer of `transformers`; ``start`` holds the tokens before every text."""
+    """Text codec with a tokenizer of `transformers`; ``start`` contains the special tokens before every text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
-        plain, full = (_tokenize_any(tokenizer, special) for special in (False, True))
+        tokens, full = (_tokenize_sample(tokenizer, special) for special in (False, True))
         # Some tokenizers also add a token at the end.
-        offsets = [place for place in range(len(full)) if full[place : place + len(plain)] == plain]
+        offsets = [place for place in range(len(full)) if full[place : place + len(tokens)] == tokens]
         start = full[: offsets[0]] if offsets else [token for token in full[:1] if token == tokenizer.bos_token_id]
         self.start: tuple[int, ...] = tuple(start)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
@@ -27,8 +27,8 @@ class HFCodec:
             return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         except Exception as error:  # tokenizers raise plain exceptions
             raise ModelError(
-                f"the tokenizer of {self.name} cannot encode the text ({str(error)[:100]}); use a model whose "
-                "tokenizer knows all symbols of the task"
+                f"the tokenizer of {self.name} cannot encode the text ({str(error)[:100]}); use a model with "
+                "a tokenizer that supports all symbols of the task"
             ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -39,8 +39,8 @@ class HFCodec:
         return self.decode([token])
 
 
-def _tokenize_any(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
-    """Tokenize a letter or, if it is unknown, a token of the vocabulary."""
+def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
+    """Tokenize the letter a, or a token of the vocabulary if the letter is unknown."""
     try:
         return list(tokenizer("a", add_special_tokens=special)["input_ids"])
     except Exception:  # tokenizers raise plain exceptions
@@ -49,10 +49,10 @@ def _tokenize_any(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per symbol; ``end`` ends and pads a text.
+    """Return a tokenizer with one token per symbol; ``end`` is the end token and the pad token.
 
-    Its text is that of `lengthwise.tasks.text_format`: symbols separated by spaces, and a newline for ``end``. If all
-    other symbols are single characters, the spaces are optional: ``0110=``.
+    The text format is `lengthwise.tasks.text_format`: spaces between symbols, and a newline for ``end``. If all other
+    symbols are single characters, the spaces are optional, as in ``0110=``.
     """
     tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
     if "end" in symbols:
@@ -61,7 +61,7 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     if all(len(symbol) == 1 for symbol in symbols if symbol != "end"):
         parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    # A space between symbols, and none around a newline.
+    # Put a space between symbols, but no space around a newline.
     spaces = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
     newlines = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
     tokenizer.decoder = decoders.Sequence(spaces + (newlines if "end" in symbols else []))
