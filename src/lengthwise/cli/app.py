@@ -1,4 +1,4 @@
-"""The command line: one command per public function, with tables for people and JSON for scripts."""
+"""Command line interface, with one command per public function."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ from lengthwise.core.errors import (
     SkippedTextWarning,
     TrainingOverlapWarning,
     UntrainedDistanceWarning,
-    shorten,
+    shorten_name,
     unknown_name,
 )
 from lengthwise.core.interruption import StoppedError
@@ -36,7 +36,7 @@ class Commands(TyperGroup):
     """Command group that suggests the nearest name for an unknown command."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of the first argument."""
+        """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
@@ -60,10 +60,10 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; exit status 0 on success, 2 for invalid input, 1 for other failures."""
+    """Run a command. The exit status is 0 on success, 2 for invalid input and 1 for other failures."""
     warnings.showwarning = _show_warning
     try:
-        # Commands return None; an interruption returns a status.
+        # A command returns None, and an interruption returns a status.
         if app(args=arguments, standalone_mode=False):
             raise KeyboardInterrupt
     except BrokenPipeError:
@@ -71,14 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (Exception, KeyboardInterrupt) as error:
-        failure = _message_and_status(error)
-        if failure is None:
+        message_and_status = _message_and_status(error)
+        if message_and_status is None:
             raise
-        _fail(*failure)
+        _exit_with_message(*message_and_status)
 
 
 def _message_and_status(error: BaseException) -> tuple[str, int] | None:
-    """Return the message and exit status of an error; None for an unexpected error."""
+    """Return the message and exit status of an error, or None for an unexpected error."""
     if isinstance(error, LengthwiseError):
         return str(error), 2
     if isinstance(error, StoppedError):
@@ -86,7 +86,7 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 1
     if isinstance(error, OSError):
-        name = "" if error.filename is None else f"{shorten(str(error.filename))}: "
+        name = "" if error.filename is None else f"{shorten_name(str(error.filename))}: "
         return f"{name}{error.strerror or error}; use another path", 2
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
@@ -94,7 +94,7 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     return (error.format_message(), 2) if hasattr(error, "format_message") else None
 
 
-def _fail(message: str, status: int) -> None:
+def _exit_with_message(message: str, status: int) -> None:
     line = f"error: {' '.join(message.split())}" if status == 2 else message
     print(escape(line), file=sys.stderr)
     sys.exit(status)

@@ -42,9 +42,9 @@ def check_memory(num_bytes: int, purpose: str, solution: str) -> None:
     """Raise ``SettingError`` if an allocation needs more memory than the machine has; call this before allocating."""
     memory = machine_memory()
     if memory is not None and num_bytes > memory:
-        needed = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
+        needed_gib = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
         raise SettingError(
-            f"{purpose} needs at least {needed} GiB, but the machine has {memory / 2**30:,.0f} GiB; {solution}"
+            f"{purpose} needs at least {needed_gib} GiB, but the machine has {memory / 2**30:,.0f} GiB; {solution}"
         )
 
 

@@ -90,12 +90,12 @@ class SkippedTextWarning(UserWarning):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Return the error for a name that is not in a table; the message suggests the most similar known name."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-    return UnknownNameError(f"unknown {kind} '{shorten(name)}'; {hint}known: {', '.join(names)}")
+    similar_names = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean '{similar_names[0]}'? " if similar_names else ""
+    return UnknownNameError(f"unknown {kind} '{shorten_name(name)}'; {hint}known: {', '.join(names)}")
 
 
-def shorten(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Replace the middle of a long name with an ellipsis."""
     half = MAX_NAME_LENGTH // 2
     return name if len(name) <= MAX_NAME_LENGTH else f"{name[:half]}...{name[-half:]}"

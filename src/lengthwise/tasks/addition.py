@@ -48,9 +48,9 @@ class Addition:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting, value, allowed in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
-            if value not in allowed:
-                raise SettingError(f"unknown {setting} '{value}' of addition; use one of {', '.join(allowed)}")
+        for setting, value, choices in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
+            if value not in choices:
+                raise SettingError(f"unknown {setting} '{value}' of addition; use one of {', '.join(choices)}")
         for setting, share in (("long_carry_share", self.long_carry_share), ("long_carry_from", self.long_carry_from)):
             if not 0 <= share <= 1:
                 raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
@@ -73,8 +73,8 @@ class Addition:
         """Sample digits uniformly, and long carry chains in a share of the examples."""
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
-        shorter = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
-        for operand, count in enumerate((np.full(size, length), shorter)):
+        shorter_length = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
+        for operand, count in enumerate((np.full(size, length), shorter_length)):
             digits[operand, np.arange(size), count - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
             digits[operand][np.arange(length) >= count[:, None]] = 0
         has_chain = rng.random(size) < self.long_carry_share
@@ -115,7 +115,7 @@ class Addition:
 
     def _lay_out(self, digits: Int[np.ndarray, "2 batch length"]) -> Examples:
         length = digits.shape[2]
-        numbers, carries = _add(digits)
+        numbers, carries = _add_digits(digits)
         layout = _Layout(self, numbers, length)
         tokens = np.full(layout.shape, END)
         symbols = numbers.copy()
@@ -137,7 +137,7 @@ class Addition:
         )
 
 
-def _add(
+def _add_digits(
     digits: Int[np.ndarray, "2 batch length"],
 ) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
     """Return the operands and the sum with an extra digit, and the carries; the least significant digit is first."""
@@ -208,15 +208,15 @@ class _Layout:
             return None
         significance = self.index - self.equals
         is_answer = (significance >= 1) & (self.index <= self.end)
-        digits = [self._digit(number, significance) for number in range(2)]
+        digits = [self._digit_index(number, significance) for number in range(2)]
         # The end of the sum depends on the plus, which follows the last digit.
         digits[0] = np.where(significance > self.max_digits, self.plus, digits[0])
-        previous_digits = [self._digit(number, significance - 1) for number in range(2)]
+        previous_digits = [self._digit_index(number, significance - 1) for number in range(2)]
         previous = np.where(significance > 1, self.index - 1, -1)
         parts = [*digits, previous] if self.task.scratchpad == "carry" else [*digits, *previous_digits, previous]
         return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*parts), axis=-1), -1)
 
-    def _digit(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
+    def _digit_index(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
         """Return the token index of the digit with this significance, or -1 if the number has no such digit."""
         count = self.num_digits[number]
         place = significance - 1 if self.task.order == "least" else count - significance

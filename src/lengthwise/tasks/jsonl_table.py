@@ -72,8 +72,8 @@ class JSONLTable:
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Token IDs follow the order of appearance. With ``symbols``, the tokens of a run, they follow ``symbols``, and other
-    tokens raise an error.
+    Token IDs follow the order of appearance, or the order of ``symbols``, which are the tokens of a run. A token that
+    is not in ``symbols`` raises an error.
     """
     builder = _TableBuilder(symbols)
     for number, line in enumerate(lines, start=1):

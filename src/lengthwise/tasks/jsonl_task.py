@@ -33,7 +33,7 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 # Name of the file with the token names in the run folder.
 RUN_FILE = "rows.json"
 # Number of response tokens for an unknown prompt, in addition to the length of the prompt.
-RESPONSE_ROOM = 64
+EXTRA_RESPONSE_TOKENS = 64
 BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdefgh"
 
 
@@ -47,8 +47,8 @@ class JSONLTask:
 
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
-    token has the ID of ``<mark>``, an extra number. This number is below all others if responses are read in descending
-    order, and above all others otherwise.
+    token has the ID of ``<mark>``, an extra number. This number is below all other numbers if the coupling of the
+    responses descends, and above all other numbers otherwise.
     """
 
     file: str | None = None
@@ -118,7 +118,7 @@ class JSONLTask:
             if len(records):
                 return self._lay_out(self._table, records[:1])
         marks, end = len(self._symbols) + np.arange(2), len(self._symbols) + 2
-        padded = np.concatenate([tokens, marks, np.full(RESPONSE_ROOM + len(tokens), end)])[None]
+        padded = np.concatenate([tokens, marks, np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end)])[None]
         return Examples(
             tokens=padded, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(padded.shape, dtype=bool)
         )

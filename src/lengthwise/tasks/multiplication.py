@@ -149,17 +149,17 @@ def _places(count: int, width: int) -> Int[np.ndarray, " seq"]:
 
 def _support(count: int, width: int) -> Int[np.ndarray, "seq 3"]:
     """Return the token indexes that each answer depends on, filled with -1."""
-    first, per_row = width + count + 3, 2 * width + 1
-    support = np.full((first + count * per_row + 1, 3), -1)
-    rows = support[first:-1].reshape(count, per_row, 3)
+    first, row_width = width + count + 3, 2 * width + 1
+    support = np.full((first + count * row_width + 1, 3), -1)
+    rows = support[first:-1].reshape(count, row_width, 3)
     # Shape: row of the sum by place.
     row, place = np.arange(count)[:, None], np.arange(width)
-    product = first + row * per_row + 2 * place
+    product = first + row * row_width + 2 * place
     rows[:, :-1:2, 0] = place
     rows[:, :-1:2, 1] = width + 1 + row
     rows[:, :-1:2, 2] = np.where(place > 0, product - 1, -1)
     rows[:, 1::2, 0] = product
-    rows[:, 1::2, 1] = np.where((row > 0) & (place > 0), product - per_row - 1, -1)
+    rows[:, 1::2, 1] = np.where((row > 0) & (place > 0), product - row_width - 1, -1)
     rows[:, -1, 0] = width
     support[-1, 0] = width + 1 + count
     return support

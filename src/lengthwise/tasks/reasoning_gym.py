@@ -28,7 +28,7 @@ def reasoning_records(
     for number, item in enumerate(items, start=1):
         try:
             record = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
-            item_length = length(item) if callable(length) else _length(item.get("metadata", {}), length)
+            item_length = length(item) if callable(length) else _item_length(item.get("metadata", {}), length)
         except _ItemError as error:
             raise TaskFileError(f"item {number} {error}") from None
         except (KeyError, TypeError, AttributeError) as error:
@@ -62,7 +62,7 @@ class _ItemError(Exception):
     """Error for an item without a valid length."""
 
 
-def _length(metadata: Mapping[str, Any], name: str | None) -> int | None:
+def _item_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     difficulty = metadata.get("difficulty", {})
     if name is None:
         if len(difficulty) > 1:

@@ -81,8 +81,8 @@ class Sort:
         equals = np.full((size, 1), self.num_values)
         # A stable sort keeps the order of equal items.
         order = items.argsort(axis=1, kind="stable")
-        ordered = np.take_along_axis(items, order, axis=1)
-        tokens = np.concatenate([items, equals, equals + 1, ordered, equals + 2], axis=1)
+        sorted_items = np.take_along_axis(items, order, axis=1)
+        tokens = np.concatenate([items, equals, equals + 1, sorted_items, equals + 2], axis=1)
         place = np.arange(1, length + 1)
         prompt_groups = np.broadcast_to(np.arange(1, length + 2), (size, length + 1))
         last_groups = np.broadcast_to([length + 1, length + 2], (size, 2))

@@ -61,7 +61,7 @@ class HasStages(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
-    """Token IDs of a named text, or of a part of it that starts at token index ``first``."""
+    """Token IDs of a named text, or of the part of a text that starts at token index ``first``."""
 
     name: str
     tokens: Integer[np.ndarray, " seq"]

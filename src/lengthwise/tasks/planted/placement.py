@@ -212,7 +212,7 @@ class Subsets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLength:
-    """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``, the last law to longer lengths."""
+    """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``; longer lengths use the last law."""
 
     until: tuple[int, ...] = (16,)
     laws: tuple[Local, ...] = (Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))

@@ -56,7 +56,7 @@ class Corpus:
         if kind is None:
             return tokens
         self._check_kind(kind)
-        ends = self._ends(split)
+        ends = self._document_ends(split)
         starts = np.concatenate([[0], ends[:-1]])
         (indexes,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
         return tokens[starts[indexes[0]] : ends[indexes[-1]]] if len(indexes) else tokens[:0]
@@ -68,7 +68,7 @@ class Corpus:
         tokens = self.tokens[split]()
         return [
             (entry.name, tokens[end - 1 - entry.num_tokens : end - 1])
-            for entry, end in zip(self.documents[split], self._ends(split).tolist(), strict=True)
+            for entry, end in zip(self.documents[split], self._document_ends(split).tolist(), strict=True)
             if kind in (None, entry.kind)
         ]
 
@@ -76,7 +76,7 @@ class Corpus:
         if kind not in self.kinds:
             raise unknown_name("kind of text", kind, self.kinds)
 
-    def _ends(self, split: str) -> Int[np.ndarray, " documents"]:
+    def _document_ends(self, split: str) -> Int[np.ndarray, " documents"]:
         return np.cumsum([entry.num_tokens + 1 for entry in self.documents[split]], dtype=np.int64)
 
 

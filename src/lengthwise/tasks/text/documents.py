@@ -69,18 +69,18 @@ def read_documents(
 class _CopyFilter:
     """Filter that removes copies of earlier texts by their digests."""
 
-    def __init__(self, first_names: dict[bytes, str]) -> None:
-        self.first_names, self.copies = first_names, list[tuple[str, str]]()
+    def __init__(self, names_by_digest: dict[bytes, str]) -> None:
+        self.names_by_digest, self.copies = names_by_digest, list[tuple[str, str]]()
 
     def remove_copies(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents of a source that are not copies; raise ``TextError`` if all documents are copies."""
         num_new, num_copies = 0, len(self.copies)
         for document in documents:
             digest = hashlib.sha256(document.text.encode()).digest()
-            if digest in self.first_names:
-                self.copies.append((document.name, self.first_names[digest]))
+            if digest in self.names_by_digest:
+                self.copies.append((document.name, self.names_by_digest[digest]))
                 continue
-            self.first_names[digest] = document.name
+            self.names_by_digest[digest] = document.name
             num_new += 1
             yield document
         if num_new:
@@ -120,7 +120,7 @@ def _record_documents(source: RecordSource, *, is_streamed: bool = False) -> Ite
 
 
 def _folder_documents(folder: Path) -> Iterator[Document]:
-    skipped = []
+    skipped_paths = []
     for path in _list_files(folder):
         if has_records(path):
             yield from _record_documents(RecordSource(name=str(path)))
@@ -128,12 +128,12 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
         try:
             text = _read_text(path)
         except TextError:
-            skipped.append(path)
+            skipped_paths.append(path)
             continue
         yield Document(name=str(path), text=text)
-    if skipped:
+    if skipped_paths:
         warnings.warn(
-            f"skipped {len(skipped)} file(s) of {folder} that are not UTF-8 text, such as {skipped[0]}",
+            f"skipped {len(skipped_paths)} file(s) of {folder} that are not UTF-8 text, such as {skipped_paths[0]}",
             SkippedTextWarning,
             stacklevel=2,
         )

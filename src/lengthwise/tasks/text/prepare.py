@@ -74,7 +74,7 @@ def prepare_corpus(
     with atomic_folder(out) as folder, warnings.catch_warnings():
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
-        tokenizer = _train_tokenizer(_with_report(_parts(kinds), "learning tokens", total, report), vocabulary_size)
+        tokenizer = _train_tokenizer(_report_progress(_parts(kinds), "learning tokens", total, report), vocabulary_size)
         write_atomically(folder / TOKENIZER, tokenizer.content)
         facts = with_digest(
             {
@@ -82,7 +82,7 @@ def prepare_corpus(
                 "sources": {name: list(kind.sources) for name, kind in kinds.items()},
                 "vocabulary_size": len(tokenizer.pieces),
                 "tokenizers": str(tokenizers_library().__version__),
-                **_write_tokens(_with_report(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
+                **_write_tokens(_report_progress(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
             }
         )
         write_atomically(folder / FACTS, json.dumps(facts, indent=2).encode() + b"\n")
@@ -185,7 +185,9 @@ def _parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
             raise TextError(f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again")
 
 
-def _with_report(parts: Iterator[CorpusPart], stage: str, total: int, report: ReportFunction) -> Iterator[CorpusPart]:
+def _report_progress(
+    parts: Iterator[CorpusPart], stage: str, total: int, report: ReportFunction
+) -> Iterator[CorpusPart]:
     for done, part in enumerate(parts):
         yield part
         report(stage, min(done + 1, total), total)

@@ -18,7 +18,7 @@ RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource:
-    """Data set or file of records; an empty ``split`` selects all splits, an empty ``config`` the default."""
+    """Data set or file of records. An empty ``split`` selects all splits; an empty ``config`` selects the default."""
 
     name: str
     split: str = ""

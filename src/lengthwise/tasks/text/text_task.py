@@ -30,7 +30,7 @@ from lengthwise.tasks.text.corpus import (
 from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
 # Number of tokens after a prompt that are reserved for the continuation.
-CONTINUATION_ROOM = 64
+CONTINUATION_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Text:
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
-        padded = np.concatenate([tokens, np.full(CONTINUATION_ROOM, END)])[None]
+        padded = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
         return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
 
     def variants(self) -> Mapping[str, Task]:
