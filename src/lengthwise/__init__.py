@@ -1,7 +1,7 @@
 """Length generalization in transformers: train short, test long, and see why.
 
-The names below are the public entry points. Tasks, schemes, encodings and measures are in their rooms, for example
-``lengthwise.tasks.Parity`` and ``lengthwise.encodings.Rotary``; models of `transformers` are in ``lengthwise.hf``.
+This module exports the public API. Tasks, schemes, encodings and measures are in subpackages, for example
+``lengthwise.tasks.Parity`` and ``lengthwise.encodings.Rotary``. Models for `transformers` are in ``lengthwise.hf``.
 """
 
 from lengthwise.core.errors import LengthwiseError, UntrainedDistanceWarning

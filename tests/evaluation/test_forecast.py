@@ -494,7 +494,7 @@ def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys)
         (["--lengths", "4"], "length 4 is not beyond the longest training length 4; use larger lengths, or lengthwise"),
         (
             ["--train-lengths", "1:8"],
-            "--train-lengths needs a task; a run has its own training lengths, so leave it out",
+            "--train-lengths needs a task or a law, not a run; leave it out",
         ),
     ],
 )

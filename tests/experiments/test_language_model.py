@@ -13,7 +13,7 @@ from tests.support.small_runs import folder_contents, small_experiment
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.options import with_corpus
+from lengthwise.cli.options import override_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import draw, fit_status, heading, length_table, outcome, pool_seeds, table
@@ -264,12 +264,12 @@ def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_
 
 
 def test_only_the_text_task_accepts_a_corpus_which_is_checked_immediately():
-    assert isinstance(with_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
-    assert with_corpus(small_experiment(), None) == small_experiment()
+    assert isinstance(override_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
+    assert override_corpus(small_experiment(), None) == small_experiment()
     with pytest.raises(SettingError, match=r"task parity uses no corpus; leave out --corpus, or train the recipe"):
-        with_corpus(small_experiment(Parity()), Path("corpus"))
+        override_corpus(small_experiment(Parity()), Path("corpus"))
     with pytest.raises(LengthwiseError, match=r"nowhere is not a corpus"):
-        with_corpus(RECIPES["language_model"](), Path("nowhere"))
+        override_corpus(RECIPES["language_model"](), Path("nowhere"))
 
 
 def test_a_comparison_on_text_reports_the_loss_of_each_run(tmp_path):

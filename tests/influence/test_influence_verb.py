@@ -26,24 +26,24 @@ from lengthwise.influence.targets import LONGPPL, GapRule
     ],
 )
 def test_prefilter_wraps_exact_measures(name, prefilter, expected):
-    assert influence._measure(name, prefilter) == expected
+    assert influence._influence_measure(name, prefilter) == expected
 
 
 def test_prefilter_rejects_measures_that_are_not_exact():
     with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores .*leave --prefilter out"):
-        influence._measure("attention", 0.1)
+        influence._influence_measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
-        influence._measure("gredy", None)
+        influence._influence_measure("gredy", None)
 
 
 def test_rules_by_name():
-    assert influence._rule("gap", 0.3) == GapRule(gap=0.3)
-    assert influence._rule("gap", None) == GapRule()
-    assert influence._rule("longppl", None) == LONGPPL
+    assert influence._gap_rule("gap", 0.3) == GapRule(gap=0.3)
+    assert influence._gap_rule("gap", None) == GapRule()
+    assert influence._gap_rule("longppl", None) == LONGPPL
     with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave --gap 0.3 out"):
-        influence._rule("longppl", 0.3)
+        influence._gap_rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
-        influence._rule("longpl", 0.3)
+        influence._gap_rule("longpl", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_rules_by_name():
         (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 4 far tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
-        (["model", "--controls", "none,random"], "--controls none,random combines controls with none; use either"),
+        (["model", "--controls", "none,random"], "--controls none,random combines controls with none; use only"),
         (["model", "--targets", "10,20"], "invalid --targets 10,20; use one number, or all"),
         (["./model", "--compare-model", "other"], "./model does not exist; use a folder written by save_pretrained"),
     ],
@@ -75,7 +75,7 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
     planted = PlantedModel(additive_log_prob({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
-    assert influence._within_positions(InfluenceSettings(), loaded).far == far
+    assert influence._limit_far(InfluenceSettings(), loaded).far == far
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Options of several commands, and the conversion of their values to experiments and settings."""
+"""Options that several commands share, and functions that convert their values to experiments and settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -17,7 +17,7 @@ from lengthwise.tasks.text.corpus import open_corpus
 Number = TypeVar("Number", int, float)
 
 
-def _parser(convert: Callable[[str], Number], description: str) -> Callable[[str | Number], Number]:
+def _number_parser(convert: Callable[[str], Number], description: str) -> Callable[[str | Number], Number]:
     def parse(text: str | Number) -> Number:
         # Typer also passes the default, which is a number.
         try:
@@ -30,36 +30,36 @@ def _parser(convert: Callable[[str], Number], description: str) -> Callable[[str
 
 def integer(text: str, **settings: Any) -> Any:
     """Return a Typer option for a whole number with this help text."""
-    return typer.Option(parser=_parser(int, "a whole number such as 20"), metavar="INT", help=text, **settings)
+    return typer.Option(parser=_number_parser(int, "a whole number such as 20"), metavar="INT", help=text, **settings)
 
 
 def fraction(text: str) -> Any:
     """Return a Typer option for a fraction with this help text."""
-    return typer.Option(parser=_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=text)
+    return typer.Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=text)
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
 Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
-TaskName = Annotated[str | None, typer.Option("--task", help="Task: name, module:Name or FILE.jsonl.")]
-SchemeName = Annotated[str | None, typer.Option("--scheme", help="Position scheme: name or module:Name.")]
-EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: name or module:Name.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Use a tiny size, to check that everything runs.")]
-Variants = Annotated[str | None, typer.Option(help="Variants of the task, such as uniform,carry.")]
+TaskName = Annotated[str | None, typer.Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
+SchemeName = Annotated[str | None, typer.Option("--scheme", help="Position scheme: a name or module:Name.")]
+EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: a name or module:Name.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Run at a tiny size to test the command.")]
+Variants = Annotated[str | None, typer.Option(help="Task variants to evaluate, such as uniform,carry.")]
 NumExamples = Annotated[
-    str | None, typer.Option(help="Examples per length: one number for all lengths, or one per length, such as 512,64.")
+    str | None, typer.Option(help="Number of examples per length: one number, or one number per length such as 512,64.")
 ]
 TrainLengths = Annotated[
     str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
-ExampleSeed = Annotated[int, integer("Random seed of the examples.")]
+ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
 Jobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
-Corpus = Annotated[Path | None, typer.Option(help="Corpus folder written by lengthwise prepare; only for --task text.")]
+Corpus = Annotated[Path | None, typer.Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 
 
 def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
-    """Return the recipe of a name, or the experiment of a task, a scheme and an encoding."""
+    """Return the recipe with this name, or the experiment with this task, scheme and encoding."""
     if name is not None and (task, scheme, encoding) != (None, None, None):
         raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
     if name in COMPARISONS:
@@ -67,11 +67,11 @@ def experiment_from_names(name: str | None, task: str | None, scheme: str | None
     if name is not None:
         return recipe(name)
     if task is None:
-        raise SettingError(f"nothing to train; name a recipe ({', '.join(RECIPES)}) or use --task and --scheme")
+        raise SettingError(f"no experiment to train; name a recipe ({', '.join(RECIPES)}) or use --task and --scheme")
     return experiment_for(task, "predicted" if scheme is None else scheme, encoding)
 
 
-def with_training(
+def override_training(
     experiment: Experiment,
     *,
     train_lengths: str | None = None,
@@ -88,15 +88,15 @@ def with_training(
     if num_position_ids is not None:
         if scheme.num_position_ids is None:
             raise SettingError(f"scheme {scheme.name} has no ID range; leave out --num-position-ids")
-        settings = {part.name: getattr(scheme, part.name) for part in fields(scheme)}  # type: ignore[arg-type]
+        settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}  # type: ignore[arg-type]
         scheme = type(scheme)(**{**settings, "num_position_ids": num_position_ids})
     decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
     lengths = experiment.train_lengths if train_lengths is None else parse_range(train_lengths)
     return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
 
 
-def with_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
-    """Return the experiment with a corpus, saved as an absolute path so that the run works from any folder."""
+def override_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
+    """Return the experiment with the absolute path of a corpus, so that the run loads from any working folder."""
     if corpus is None:
         return experiment
     task = experiment.task
@@ -106,7 +106,7 @@ def with_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
     return replace(experiment, task=replace(task, corpus=str(corpus.absolute())))
 
 
-def with_evaluation(
+def override_evaluation(
     settings: EvaluationSettings,
     lengths: str | None,
     num_examples: str | None,
@@ -129,45 +129,46 @@ def with_evaluation(
 
 
 def experiments_from_names(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
-    """Return labeled experiments: recipes, a named comparison or some of its rows, or pairs of scheme and encoding."""
+    """Return labeled experiments from recipes, from a named comparison, or from pairs of scheme and encoding."""
     labels = None if rows is None else split_names(rows)
     if len(names) == 1 and names[0] in COMPARISONS and task is None:
         experiments = COMPARISONS[names[0]]()
-        return {label: _row_of(experiments, label, names[0]) for label in (experiments if labels is None else labels)}
+        labels = tuple(experiments) if labels is None else labels
+        return {label: _comparison_row(experiments, label, names[0]) for label in labels}
     if names and (task is not None or rows is not None):
-        raise SettingError("recipes cannot be combined with --task and --rows; use one of the two")
+        raise SettingError("recipes cannot be combined with --task and --rows; use only recipes or only these flags")
     if names:
-        return {name: _recipe(name) for name in names}
+        return {name: _load_recipe(name) for name in names}
     if task is None or labels is None:
         names_text = ", ".join((*RECIPES, *COMPARISONS))
-        raise SettingError(f"nothing to compare; name recipes ({names_text}) or use --task and --rows")
-    # A JSONL file is read only once.
-    loaded = load_task(task) if is_task_file(task) else task
-    return {label: _pair(loaded, label) for label in labels}
+        raise SettingError(f"no experiments to compare; name recipes ({names_text}) or use --task and --rows")
+    # All rows share one task object, so a JSONL file is read only once.
+    shared_task = load_task(task) if is_task_file(task) else task
+    return {label: _experiment_from_label(shared_task, label) for label in labels}
 
 
-def _row_of(experiments: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
+def _comparison_row(experiments: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
     if label not in experiments:
         raise unknown_name(f"row of {comparison}", label, experiments)
     return experiments[label]
 
 
-def _recipe(name: str) -> Experiment:
+def _load_recipe(name: str) -> Experiment:
     if name in COMPARISONS:
-        raise SettingError(f"comparison '{name}' cannot be combined with other rows; name it alone, or only recipes")
+        raise SettingError(f"comparison '{name}' cannot be combined with recipes; name one comparison, or only recipes")
     if name not in RECIPES:
         raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
     return recipe(name)
 
 
-def _pair(task: str | Task, label: str) -> Experiment:
+def _experiment_from_label(task: str | Task, label: str) -> Experiment:
     if label.count("/") != 1:
         raise SettingError(f"invalid row '{label}'; use scheme/encoding, such as predicted/rotary,sequential/nope")
     return experiment_for(task, *label.split("/"))
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """Parse a range of lengths such as ``1:20``."""
+    """Parse a range of lengths such as ``1:20``; raise ``SettingError`` for another format."""
     try:
         first, last = (int(part) for part in text.split(":"))
     except ValueError:
@@ -189,12 +190,12 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def reject_flags(reason: str, **flags: object) -> None:
-    """Raise an error for the first flag that has a value."""
+    """Raise ``SettingError`` for the first flag with a value other than None."""
     for name, value in flags.items():
         if value is not None:
             raise SettingError(f"--{name} {value} {reason}; leave it out")
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:
-    """Return the classes, or the task of a JSONL file, that replace parts of a saved run."""
+    """Return the classes or tasks that replace parts of a saved run, by the kind of part."""
     return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}

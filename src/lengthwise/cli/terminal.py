@@ -1,6 +1,6 @@
-"""Output of the command line: tables and progress for people, one JSON document for scripts.
+"""Output functions of the command line, for tables, progress bars and JSON documents.
 
-Paths, tokens and texts are printed literally, without markup; control characters are escaped.
+The functions print paths, tokens and texts literally, without markup, and escape control characters.
 """
 
 import json
@@ -26,7 +26,7 @@ ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 
 
 def escape(text: str) -> str:
-    """Return the text with control characters, except line breaks, as escape sequences."""
+    """Replace all control characters except line breaks by escape sequences."""
     return "".join(
         character
         if character == "\n" or unicodedata.category(character) not in ESCAPED_CATEGORIES
@@ -51,37 +51,37 @@ def show_status(line: str) -> Status:
 
 
 def print_json(document: Any) -> None:
-    """Print the document of --json; NaN and infinity become null."""
+    """Print a JSON document to standard output; NaN and infinity become null."""
     print(json.dumps(non_finite_to_null(document), indent=2, allow_nan=False))
 
 
 def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:
-    """Print a table; ``wrap`` folds it to the width of the terminal."""
+    """Print a table; with ``wrap=True``, long cells wrap at the width of the terminal."""
     table = Table(title=escape(title), title_justify="left")
     for column in header:
         table.add_column(escape(column), no_wrap=not wrap)
     for cells in body:
         table.add_row(*map(escape, cells))
-    # Numbers are never folded, so that a table wider than the terminal can still be copied.
+    # Tables of numbers never wrap, so that users can copy a table that is wider than the terminal.
     width = None if wrap else max(out_console.width, MIN_TABLE_WIDTH)
     Console(width=width, **LITERAL).print(table)
 
 
 class ProgressLine:
-    """Progress bar with a description and the remaining time; a context manager."""
+    """Context manager that shows a progress bar with a description and the remaining time."""
 
     def __init__(self, console: Console, total: int | None = None, *, longest: int | None = None) -> None:
         self.longest = longest
         self.exact_match = ""
-        self.line = Progress(
+        self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("left"),
+            TextColumn("time left"),
             TimeRemainingColumn(),
             console=console,
         )
-        self.work = self.line.add_task("starting", total=total)
+        self.task_id = self.progress.add_task("starting", total=total)
 
     def __enter__(self) -> "ProgressLine":
         return self
@@ -89,16 +89,16 @@ class ProgressLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An error is printed without the bar and without the blank line of Progress.stop.
-        self.line.live.transient = error is not None
-        visible = self.line.live.is_started and error is None
-        self.line.live.stop()
-        if visible and not self.line.console.is_interactive:
+        # An error removes the bar, and Progress.stop would print a blank line.
+        self.progress.live.transient = error is not None
+        was_visible = self.progress.live.is_started and error is None
+        self.progress.live.stop()
+        if was_visible and not self.progress.console.is_interactive:
             # In a file, the last state of the bar has no line break.
-            self.line.console.print()
+            self.progress.console.print()
 
     def show_training(self, row: dict[str, Any]) -> None:
-        """Show a row of ``metrics.jsonl``: means since the previous row, and the latest exact match."""
+        """Show a row of ``metrics.jsonl``, with means since the previous row and the latest exact match."""
         if "exact_match" in row:
             self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.longest}"
         accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
@@ -109,14 +109,14 @@ class ProgressLine:
         self._update(stage, done, total)
 
     def show_targets(self, done: int, total: int) -> None:
-        """Show the number of targets measured."""
+        """Show the number of completed targets of an influence study."""
         self._update("targets", done, total)
 
     def show_examples(self, length: int, done: int, total: int) -> None:
-        """Show the number of examples graded at a length."""
+        """Show the number of completed examples at a length."""
         self._update(f"length {length:,}", done, total)
 
     def _update(self, description: str, done: int, total: int | None = None) -> None:
-        self.line.start()
-        # A total of None leaves the current one unchanged.
-        self.line.update(self.work, completed=done, total=total, description=description)
+        self.progress.start()
+        # A total of None does not change the current total.
+        self.progress.update(self.task_id, completed=done, total=total, description=description)

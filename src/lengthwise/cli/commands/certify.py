@@ -1,4 +1,4 @@
-"""The ``certify`` command: predict results of a task or a trained run beyond its training lengths."""
+"""The ``certify`` command, which predicts results of a task or a trained run beyond the training lengths."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,57 +19,57 @@ from lengthwise.tasks import Planted, Task
 from lengthwise.theory.planted_law_certificate import LawCertificate, certify_law
 from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 
-# Default lengths: for a task, and for a run as multiples of its longest training length.
-LENGTHS = (64, 256)
-MULTIPLES = (2, 4, 16)
-# Default of the longest training length of a task.
-TRAIN_LENGTH = 20
+# Default test lengths of a task, and default test lengths of a run as multiples of its longest training length.
+DEFAULT_LENGTHS = (64, 256)
+DEFAULT_MULTIPLES = (2, 4, 16)
+# Default longest training length of a task.
+DEFAULT_TRAIN_LENGTH = 20
 
 
 def certify(
     target: Annotated[
-        str, typer.Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file of a planted law, or run folder.")
+        str, typer.Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file with a planted law, or run folder.")
     ],
     lengths: Annotated[
         str | None,
         typer.Option(
-            help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times its training length"
+            help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times the training length"
         ),
     ] = None,
     train_lengths: Annotated[
         str | None,
         typer.Option(
-            help="Training lengths of a task or law, such as 1:20.", show_default="task: up to 20; law: up to 4 spans"
+            help="Range of training lengths of a task or law.", show_default="task: up to 20; law: up to 4 spans"
         ),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
-    steps: Annotated[int, options.integer("Optimization steps of the head fitted to a law.")] = 1000,
-    seed: Annotated[int, options.integer("Random seed of the fit and of the samples.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for certificate.json and a figure.")] = None,
+    steps: Annotated[int, options.integer("Number of optimization steps to fit a head to a law.")] = 1000,
+    seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check the assumptions of the theory on a task or a trained run, and predict accuracy at longer lengths."""
+    """Check the assumptions of the theory for a task or a trained run, and predict accuracy at longer lengths."""
     parts = {"task": task, "scheme": scheme, "encoding": encoding}
-    given_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
+    parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
     path = Path(target)
     if path.is_dir():
         if train_lengths is not None:
-            raise SettingError("--train-lengths needs a task; a run has its own training lengths, so leave it out")
+            raise SettingError("--train-lengths needs a task or a law, not a run; leave it out")
         run = load_run(path, overrides=options.parse_overrides(**parts), device="cpu")
         longest = run.experiment.train_lengths[1]
-        test_lengths = given_lengths or tuple(multiple * longest for multiple in MULTIPLES)
+        test_lengths = parsed_lengths or tuple(multiple * longest for multiple in DEFAULT_MULTIPLES)
         name = run.experiment.task.name
-        work: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
+        compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:
         options.reject_flags("needs a run folder", **parts)
-        task_or_law, test_lengths = _task(path), given_lengths or LENGTHS
+        task_or_law, test_lengths = _load_task_or_law(path), parsed_lengths or DEFAULT_LENGTHS
         name = task_or_law.name
-        trained = None if train_lengths is None else options.parse_range(train_lengths)
-        work = partial(_certify, task_or_law, trained, test_lengths, steps, seed)
+        train_range = None if train_lengths is None else options.parse_range(train_lengths)
+        compute_certificate = partial(_certify_task_or_law, task_or_law, train_range, test_lengths, steps, seed)
     with show_status(f"certifying {target}"):
-        certificate = work()
+        certificate = compute_certificate()
     if as_json:
         print_json({"task": name, **to_json(certificate)})
     else:
@@ -82,18 +82,18 @@ def certify(
             print_line(f"figure: {figure}")
 
 
-def _task(path: Path) -> Task:
-    """Return a task by name, or the planted law of a JSON file."""
+def _load_task_or_law(path: Path) -> Task:
+    """Return the task with this name, or the planted law in a JSON file."""
     if path.suffix != ".json":
         return load_task(str(path))
     try:
-        tree = parse_json(path.read_bytes())
+        law_settings = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SettingError(f"'{path}' cannot be read as JSON ({error}); use a file with a planted law") from None
-    return build_entry("task", {"name": "planted", **tree})
+    return build_entry("task", {"name": "planted", **law_settings})
 
 
-def _certify(
+def _certify_task_or_law(
     task: Task, trained: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
 ) -> LawCertificate | TaskCertificate:
     if isinstance(task, Planted):
@@ -104,6 +104,6 @@ def _certify(
 
 
 def _law_lengths(law: Planted) -> tuple[int, int]:
-    """Return training lengths up to four spans, which the bounds need, and at least 16 tokens."""
+    """Return the default training lengths of a law: up to four spans, which the bounds need, or at least 16 tokens."""
     span = law.placement.span
     return law.min_length, max(16, 0 if span is None else 4 * span)

@@ -1,4 +1,4 @@
-"""The ``compare`` command: train and evaluate several experiments side by side."""
+"""The ``compare`` command, which trains and evaluates several experiments."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,15 @@ from lengthwise.experiments.recipes import quick
 
 def compare_(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="RECIPE...", help="Recipes, or one named comparison such as demo.")
+        list[str] | None, typer.Argument(metavar="RECIPE...", help="Names of recipes, or one comparison such as demo.")
     ] = None,
     task: options.TaskName = None,
     rows: Annotated[
-        str | None, typer.Option(help="With --task: scheme/encoding,...; with a named comparison: labels of its rows.")
+        str | None, typer.Option(help="Rows, separated by commas: scheme/encoding with --task, or comparison labels.")
     ] = None,
     train_lengths: options.TrainLengths = None,
     steps: Annotated[
-        int | None, options.integer("Training steps of each run.", show_default="set by the recipe")
+        int | None, options.integer("Number of training steps per run.", show_default="set by the recipe")
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe")
@@ -33,26 +33,26 @@ def compare_(
     variants: options.Variants = None,
     corpus: options.Corpus = None,
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
-    seed: Annotated[int, options.integer("First seed.")] = 0,
+    seed: Annotated[int, options.integer("First random seed.")] = 0,
     jobs: options.Jobs = None,
     device: options.Device = "auto",
     out: options.Out = Path("runs/compare"),
-    small: options.Quick = False,
+    use_quick: options.Quick = False,
     as_json: options.Json = False,
 ) -> None:
     """Train and evaluate several experiments, and print one table and one figure."""
     experiments = options.experiments_from_names(names or [], task, rows)
     for label, experiment in experiments.items():
-        base = quick(experiment) if small else experiment
-        base = options.with_training(base, train_lengths=train_lengths, steps=steps)
-        evaluation = options.with_evaluation(base.evaluation, lengths, num_examples, variants, task=None)
-        experiments[label] = options.with_corpus(replace(base, evaluation=evaluation, seed=seed), corpus)
+        base = quick(experiment) if use_quick else experiment
+        base = options.override_training(base, train_lengths=train_lengths, steps=steps)
+        evaluation = options.override_evaluation(base.evaluation, lengths, num_examples, variants, task=None)
+        experiments[label] = options.override_corpus(replace(base, evaluation=evaluation, seed=seed), corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
     if not comparison.is_complete:
-        raise StoppedError("stopped and saved; repeat the command to continue")
+        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
     figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})

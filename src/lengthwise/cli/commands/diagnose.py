@@ -1,4 +1,4 @@
-"""The ``diagnose`` command: find why a run fails at a length."""
+"""The ``diagnose`` command, which finds the causes of failures at a length."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,18 +16,18 @@ from lengthwise.tasks import task_facts
 
 def diagnose(
     folder: options.RunFolder,
-    length: Annotated[int, options.integer("Length to diagnose, beyond the training lengths.")],
-    num_examples: Annotated[int, options.integer("Examples per length.")] = NUM_EXAMPLES,
+    length: Annotated[int, options.integer("Length to diagnose, larger than the training lengths.")],
+    num_examples: Annotated[int, options.integer("Number of examples per length.")] = NUM_EXAMPLES,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     seed: options.ExampleSeed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for diagnosis.json and a figure.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder for diagnosis.json and a figure.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the causes of failures at a length: the first errors, and the interventions that repair them.
+    """Find the causes of failures at a length, from the first errors and from interventions that repair them.
 
-    For a run on a JSONL file, --task FILE.jsonl sets the file with the longer examples.
+    If the run was trained on a JSONL file, use --task FILE.jsonl to set a file with longer examples.
     """
     run = load_run(folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
     with show_status(f"diagnosing {folder}"):
@@ -36,7 +36,7 @@ def diagnose(
         print_json({**task_facts(run.experiment.task), **to_json(diagnosis)})
     else:
         if not diagnosis.fits:
-            print_line("the run does not fit its training lengths, so the following is about an unlearned task")
+            print_line("the run does not fit its training lengths; its failures do not show a limit of extrapolation")
         for title, header, body in tables(diagnosis):
             print_table(title, header, body, wrap=True)
         for line in sentences(diagnosis):

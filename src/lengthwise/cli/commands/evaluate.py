@@ -1,4 +1,4 @@
-"""The commands evaluate and generate, for trained runs and language models."""
+"""The ``evaluate`` and ``generate`` commands, for trained runs and language models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from lengthwise.hf.language_models import PromptingConfig, evaluate_language_mod
 from lengthwise.tasks import Task
 from lengthwise.tasks.text_format import SHOTS
 
-# Default lengths for language models; they fit into any context.
+# Default settings for language models. The lengths fit into any context window.
 MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 
 def evaluate_(
     name: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder, or name on the Hugging Face Hub.")
+        str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
     ],
     lengths: Annotated[
         str | None,
@@ -37,19 +37,19 @@ def evaluate_(
     encoding: options.EncodingName = None,
     variants: options.Variants = None,
     corpus: options.Corpus = None,
-    decode: Annotated[str, typer.Option(help="forced (teacher forcing) or free (token by token).")] = "forced",
+    decode: Annotated[str, typer.Option(help="Mode: forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
-        int | None, options.integer("Number of examples in the prompt, for a language model.", show_default=str(SHOTS))
+        int | None, options.integer("Number of examples in the prompt of a language model.", show_default=str(SHOTS))
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Precision of a model: float32, bfloat16 or float16.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results.jsonl of a model.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Data type of a model: float32, bfloat16 or float16.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder for the results of a model.")] = None,
     seed: options.ExampleSeed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Measure exact match by length, or loss by context length, of a run or a language model.
+    """Measure the exact match by length, or the loss by context length, of a run or a language model.
 
-    Results of a run are added to its results.jsonl. A transformers model gets the examples of --task as plain text.
+    The command adds the results of a run to its results.jsonl. A language model needs --task and receives plain text.
     """
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
@@ -57,15 +57,16 @@ def evaluate_(
         run = load_run(
             Path(name), overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
         )
-        run = replace(run, experiment=options.with_corpus(run.experiment, corpus))
-        override = None if task is None else run.experiment.task
-        settings = options.with_evaluation(run.experiment.evaluation, **flags, task=override)
+        run = replace(run, experiment=options.override_corpus(run.experiment, corpus))
+        new_task = None if task is None else run.experiment.task
+        settings = options.override_evaluation(run.experiment.evaluation, **flags, task=new_task)
         with ProgressLine(err_console) as progress:
             rows = evaluate(run, replace(settings, decode=decode, seed=seed), report=progress.show_examples)
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
-        model_task = _task_of(name, task)
-        settings = replace(options.with_evaluation(MODEL_SETTINGS, **flags, task=model_task), decode=decode, seed=seed)
+        model_task = _load_model_task(name, task)
+        settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
+        settings = replace(settings, decode=decode, seed=seed)
         precision = {} if dtype is None else {"dtype": dtype}
         prompting = PromptingConfig(shots=SHOTS if shots is None else shots, device=device, **precision)
         with ProgressLine(err_console) as progress:
@@ -78,30 +79,30 @@ def evaluate_(
     print_table(f"{name}, {decode}", *length_table(rows))
 
 
-def _task_of(model: str, task: str | None) -> Task:
-    """Load the task for a model."""
+def _load_model_task(model: str, task: str | None) -> Task:
+    """Load the task for a language model; raise ``SettingError`` if the task is missing."""
     if task is None:
         raise SettingError(
-            f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; give a folder "
-            "written by train --out, or add --task, such as --task parity"
+            f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
+            "pass the output folder of lengthwise train, or add a task such as --task parity"
         )
     return load_task(task)
 
 
 def generate_(
     folder: options.RunFolder,
-    prompt: Annotated[str, typer.Option(help="Prompt in the form of the task, such as 0110 or 57+68.")],
+    prompt: Annotated[str, typer.Option(help="Prompt in the format of the task, such as 0110 or 57+68.")],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     max_new_tokens: Annotated[
         int | None,
-        options.integer("Maximum number of generated tokens.", show_default="length of the answer; 64 for text"),
+        options.integer("Maximum number of generated tokens.", show_default="the length of the answer; 64 for text"),
     ] = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Decode one prompt freely, and print the tokens with their position IDs."""
+    """Generate the response to one prompt, and print its tokens with their position IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1")
     run = load_run(
@@ -112,10 +113,10 @@ def generate_(
         output = {"tokens": completion.tokens, "position_ids": completion.position_ids}
         print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
-    # One column per level.
+    # The table has one column of IDs per level.
     levels = completion.position_ids if isinstance(completion.position_ids[0], list) else [completion.position_ids]
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
-    columns = [completion.tokens, *([str(place) for place in level] for level in levels)]
+    columns = [completion.tokens, *([str(position_id) for position_id in level] for level in levels)]
     print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])
     if completion.expected:
         verdict = {True: "correct", False: "incorrect", None: "correct so far"}[completion.correct]

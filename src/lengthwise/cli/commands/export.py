@@ -1,4 +1,4 @@
-"""The ``export`` command: write runs and tasks in the formats of other programs."""
+"""The ``export`` command, which converts runs and tasks to the formats of other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,16 +13,16 @@ from lengthwise.experiments.experiment import load_task
 from lengthwise.hf.export import export_hf, export_to_harness, import_hf
 from lengthwise.tasks.text_format import SHOTS
 
-# Default lengths of a task without a JSONL file.
-LENGTHS = (5, 10, 20)
+# Default lengths of the examples, unless the task is a JSONL file.
+DEFAULT_LENGTHS = (5, 10, 20)
 FORMATS = ("hf", "run", "lm-eval")
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder; for lm-eval, a task as in --task.")],
+    name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
     out: options.Out,
-    form: Annotated[
-        str, typer.Option("--format", help="hf (for transformers), run (from hf), or lm-eval (lm-evaluation-harness).")
+    output_format: Annotated[
+        str, typer.Option("--format", help="Format: hf (transformers), run (from hf) or lm-eval (evaluation harness).")
     ],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
@@ -30,29 +30,29 @@ def export(
     lengths: Annotated[
         str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
-    num_examples: Annotated[str, typer.Option(help="Examples per length: one number, or one per length.")] = "64",
+    num_examples: Annotated[str, typer.Option(help="Number of examples per length, or one number per length.")] = "64",
     shots: Annotated[int, options.integer("Number of examples in the prompt.")] = SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Convert a run or a task to the format of another program."""
-    if form not in FORMATS:
-        raise unknown_name("format", form, FORMATS)
+    if output_format not in FORMATS:
+        raise unknown_name("format", output_format, FORMATS)
     parts = {"task": task, "scheme": scheme, "encoding": encoding}
-    if form == "hf":
+    if output_format == "hf":
         export_hf(Path(name), out, overrides=options.parse_overrides(**parts))
-        use = f"import lengthwise; AutoModelForCausalLM.from_pretrained('{out}')"
+        usage = f"import lengthwise; AutoModelForCausalLM.from_pretrained('{out}')"
     else:
         options.reject_flags("needs a run and --format hf", **parts)
-    if form == "run":
+    if output_format == "run":
         import_hf(Path(name), out)
-        use = f"lengthwise evaluate {out}"
-    if form == "lm-eval":
-        source, settings = load_task(name), EvaluationSettings(lengths=LENGTHS, seed=seed)
-        settings = options.with_evaluation(settings, lengths, num_examples, None, task=source)
-        group = export_to_harness(source, out, settings, shots=shots)
-        use = f"lm_eval --include_path {out} --tasks {group}"
+        usage = f"lengthwise evaluate {out}"
+    if output_format == "lm-eval":
+        harness_task, settings = load_task(name), EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
+        settings = options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
+        group = export_to_harness(harness_task, out, settings, shots=shots)
+        usage = f"lm_eval --include_path {out} --tasks {group}"
     if as_json:
-        print_json({"folder": str(out), "use": use})
+        print_json({"folder": str(out), "use": usage})
         return
-    print_line(f"saved in {out}; {use}")
+    print_line(f"saved in {out}; {usage}")

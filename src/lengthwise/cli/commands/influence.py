@@ -1,4 +1,4 @@
-"""The ``influence`` command: measure how many far tokens predictions need."""
+"""The ``influence`` command, which measures the number of far tokens that predictions need."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,12 +26,12 @@ from lengthwise.tasks.text.documents import read_documents
 from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 
 RULES = ("gap", "longppl")
-DEFAULT = InfluenceSettings()
+DEFAULT_SETTINGS = InfluenceSettings()
 
 
 def influence(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Run folder, model folder, or model name on the Hugging Face Hub.")
+        str, typer.Argument(metavar="MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
     ],
     texts: Annotated[
         list[str] | None,
@@ -39,50 +39,46 @@ def influence(
             metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"
         ),
     ] = None,
-    documents: Annotated[
-        int | None, options.integer("Number of documents to read per TEXT; streams data sets.")
-    ] = None,
-    near: Annotated[int, options.integer("Near tokens before the target, always visible.")] = 64,
+    documents: Annotated[int | None, options.integer("Maximum number of documents per TEXT.")] = None,
+    near: Annotated[int, options.integer("Number of near tokens, which are always visible.")] = 64,
     far: Annotated[
         int | None,
-        options.integer(
-            "Far tokens before the near tokens.", show_default=f"{DEFAULT.far}, or the most the model allows"
-        ),
+        options.integer("Number of far tokens before the near tokens.", show_default=f"at most {DEFAULT_SETTINGS.far}"),
     ] = None,
-    k: Annotated[str, typer.Option("--k", help="Numbers of selected far tokens, ascending.")] = "1,2,4,8,16",
+    k: Annotated[str, typer.Option("--k", help="Increasing numbers of far tokens to select.")] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
     prefilter: Annotated[
         float | None, typer.Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="strict (reads only the selected tokens) or masked (near tokens attend only to them).")
+        str, typer.Option(help="strict (removes other far tokens) or masked (hides other far tokens from near tokens).")
     ] = "strict",
     objective: Annotated[
-        str, typer.Option(help="What selection approximates: prediction (of the full context) or target (a low loss).")
+        str, typer.Option(help="Objective of selection: prediction (with the full context) or target (low loss).")
     ] = "prediction",
     controls: Annotated[
-        str, typer.Option(help=f"Control selections: {', '.join(CONTROLS)} (in the same document), or none.")
+        str, typer.Option(help=f"Control selections: none, or {', '.join(CONTROLS)} (in the same document).")
     ] = "random,other",
     rule: Annotated[
-        str, typer.Option(help="Rule for clear targets: gap, or longppl (gap over 2, loss below 2 nats).")
+        str, typer.Option(help="Rule for context-dependent targets: gap, or longppl (gap > 2 and loss < 2 nats).")
     ] = "gap",
     gap: Annotated[
         float | None,
-        typer.Option(help="Minimal gain from far context in nats, for --rule gap.", show_default=f"{GapRule().gap}"),
+        typer.Option(help="Minimum gain from far tokens in nats, for --rule gap.", show_default=f"{GapRule().gap}"),
     ] = None,
-    background_fraction: Annotated[float, typer.Option(help="Fraction of other targets to measure.")] = 0.1,
-    targets: Annotated[str, typer.Option(help="Number of targets, or all.")] = "500",
-    max_document_tokens: Annotated[int | None, options.integer("Split texts into pieces of this many tokens.")] = None,
-    sink: Annotated[int, options.integer("Number of initial tokens that stay visible (attention sinks).")] = 0,
-    kind: Annotated[str | None, typer.Option(help="Kind of the run's held-out text.")] = None,
+    background_fraction: Annotated[float, typer.Option(help="Fraction of all other targets to measure.")] = 0.1,
+    targets: Annotated[str, typer.Option(help="Number of targets to test, or all.")] = "500",
+    max_document_tokens: Annotated[int | None, options.integer("Maximum number of tokens per document.")] = None,
+    sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
+    kind: Annotated[str | None, typer.Option(help="Kind of held-out text, for a run.")] = None,
     compare_model: Annotated[
-        list[str] | None, typer.Option(help="Another model to measure on the same texts; repeat the flag for more.")
+        list[str] | None, typer.Option(help="Another model for the same texts; repeat the flag for more models.")
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use instead of the model's.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Folder or name of another tokenizer.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Precision of a transformers model: float32, bfloat16 or float16.")
+        str | None, typer.Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
     ] = None,
-    seed: Annotated[int, options.integer("Random seed of targets and random selections.")] = 0,
+    seed: Annotated[int, options.integer("Random seed for targets and random selections.")] = 0,
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
     ] = "1/1",
@@ -93,16 +89,16 @@ def influence(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure how many far tokens the predictions of a model need, from losses with near, near + k and all tokens."""
+    """Measure the number of far tokens that a model needs, from its losses with near, near + k and all tokens."""
     settings = InfluenceSettings(
         near=near,
-        far=DEFAULT.far if far is None else far,
+        far=DEFAULT_SETTINGS.far if far is None else far,
         ks=options.parse_integers(k, "--k"),
-        measure=_measure(measure, prefilter),
+        measure=_influence_measure(measure, prefilter),
         modes=options.split_names(mode),
         objectives=options.split_names(objective),
         controls=_controls(controls),
-        rule=_rule(rule, gap),
+        rule=_gap_rule(rule, gap),
         background_fraction=background_fraction,
         num_targets=_num_targets(targets),
         max_document_tokens=max_document_tokens,
@@ -118,60 +114,60 @@ def influence(
     for name, folder in zip(names, folders, strict=True):
         language_model = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(names) == 1:
-            settings = _within_positions(settings, language_model)
+            settings = _limit_far(settings, language_model)
         study = InfluenceStudy(
             model=language_model.model,
             codec=language_model.codec,
-            texts=_texts(language_model, texts, kind, documents),
+            texts=_load_documents(language_model, texts, kind, documents),
             settings=settings,
             part=process_part,
         )
-        summary = _measure_all(study, folder, resume=resume)
+        summary = _run_study(study, folder, resume=resume)
         summaries += [] if summary is None else [summary]
     if len(summaries) < len(names):
         return
     parameters = [summary["parameters"] for summary in summaries]
-    scale = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
+    scale_figure = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return
     for table in (table for summary in summaries for table in summary_tables(summary)):
         print_table(table.title, table.header, table.body)
-    output = f"figure: {scale}" if scale is not None else f"page: {folders[0] / PAGE_FILE}"
+    output = f"figure: {scale_figure}" if scale_figure is not None else f"page: {folders[0] / PAGE_FILE}"
     for line in (output, *(summary["answer"]["sentence"] for summary in summaries)):
         print_line(line)
 
 
-def _within_positions(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
-    """Limit the default of ``far`` to the positions of the model."""
+def _limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
+    """Limit the default of ``far`` to the number of positions of the model."""
     if language_model.model.num_positions is None:
         return settings
-    room = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
-    # A model without room for the largest k raises an error later.
-    return replace(settings, far=max(settings.ks[-1], min(settings.far, room)))
+    max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
+    # If the model has too few positions for the largest k, a later check raises an error.
+    return replace(settings, far=max(settings.ks[-1], min(settings.far, max_far)))
 
 
-def _texts(
+def _load_documents(
     language_model: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
 ) -> list[TokenizedDocument]:
     if not texts:
         return without_copies(language_model.held_out(kind)[:documents])
     if kind is not None:
-        raise SettingError(f"--kind {kind} needs the held-out text of a run; leave it out with other texts")
+        raise SettingError(f"--kind {kind} applies only to the held-out text of a run; leave out --kind or TEXT")
     tokenized = tokenize_documents(
         language_model.codec, read_documents(texts, max_documents=documents), language_model.model.vocabulary_size
     )
     return without_copies(list(tokenized))
 
 
-def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
+def _run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
     """Measure a study or a part of it; return the summary if all parts are complete."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as stop:
 
-        def estimate(least: float, most: float) -> None:
-            print_message(f"estimated time: {_duration(least)} to {_duration(most)}")
+        def estimate(min_seconds: float, max_seconds: float) -> None:
+            print_message(f"estimated time: {_duration(min_seconds)} to {_duration(max_seconds)}")
 
         if not measure_influence(
             study, folder, resume=resume, report=progress.show_targets, stop=stop, estimate=estimate
@@ -179,23 +175,22 @@ def _measure_all(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str,
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):
         return report_study(study, out)
-    if missing := join_parts(study, out):
-        index, number = study.part
-        others = ", ".join(f"{each}/{number}" for each in missing)
-        print_message(f"part {index}/{number} is complete; missing parts: {others}")
+    if missing_parts := join_parts(study, out):
+        index, num_parts = study.part
+        missing_text = ", ".join(f"{missing}/{num_parts}" for missing in missing_parts)
+        print_message(f"part {index}/{num_parts} is complete; missing parts: {missing_text}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
 
 
 def _duration(seconds: float) -> str:
     """Format seconds in the largest unit with a value of at least two."""
-    unit, size = next(
-        (each for each in (("days", 86400), ("hours", 3600), ("minutes", 60)) if seconds >= 2 * each[1]), ("seconds", 1)
-    )
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+    unit, size = next((entry for entry in units if seconds >= 2 * entry[1]), units[-1])
     return f"{max(1, round(seconds / size)):,} {unit}"
 
 
-def _measure(name: str, prefilter: float | None) -> InfluenceMeasure:
+def _influence_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if name not in MEASURES:
         raise unknown_name("measure", name, MEASURES)
     measure = MEASURES[name]()
@@ -204,11 +199,11 @@ def _measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if isinstance(measure, Screened):
         return replace(measure, share=prefilter)
     if not measure.exact:
-        raise SettingError(f"measure '{name}' computes no exact scores to prefilter for; leave --prefilter out")
+        raise SettingError(f"measure '{name}' computes no exact scores, so it has no prefilter; leave --prefilter out")
     return Screened(then=measure, share=prefilter)
 
 
-def _rule(name: str, gap: float | None) -> GapRule:
+def _gap_rule(name: str, gap: float | None) -> GapRule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if name == "longppl" and gap is not None:
@@ -227,8 +222,8 @@ def _num_targets(targets: str) -> int | None:
     return values[0]
 
 
-def _controls(text: str) -> tuple[str, ...]:
-    names = options.split_names(text)
+def _controls(controls: str) -> tuple[str, ...]:
+    names = options.split_names(controls)
     if "none" in names and names != ("none",):
-        raise SettingError(f"--controls {text} combines controls with none; use either")
+        raise SettingError(f"--controls {controls} combines controls with none; use only controls or only none")
     return () if names == ("none",) else names

@@ -1,4 +1,4 @@
-"""The ``list`` command: print the tables of names."""
+"""The ``list`` command, which prints the tables of names."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ def list_(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List tasks, schemes, encodings, measures, claims and recipes with a summary and their paper."""
+    """List tasks, schemes, encodings, measures, claims and recipes, with a summary and the paper of each entry."""
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
         for name, entries in TABLES.items()

@@ -1,4 +1,4 @@
-"""The ``prepare`` command: build a corpus for language models."""
+"""The ``prepare`` command, which builds a corpus for language models."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def prepare(
     seed: Annotated[int, options.integer("Random seed for selecting held-out documents.")] = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Build a corpus for language models from texts: a tokenizer, training tokens and held-out tokens."""
+    """Build a corpus for language models, with a tokenizer, training tokens and held-out tokens."""
     with ProgressLine(err_console) as progress:
         facts = prepare_corpus(
             texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_preparation

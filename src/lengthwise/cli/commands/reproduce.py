@@ -1,4 +1,4 @@
-"""The ``reproduce`` command: run the experiments of a claim."""
+"""The ``reproduce`` command, which runs the experiments of a claim."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,15 +17,15 @@ def reproduce_(
     claim: Annotated[str, typer.Argument(metavar="CLAIM", help="Name of a claim; see lengthwise list claims.")],
     size: Annotated[str, typer.Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
     seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
-    first_seed: Annotated[int, options.integer("First seed.")] = FIRST_SEED,
+    first_seed: Annotated[int, options.integer("First random seed.")] = FIRST_SEED,
     jobs: options.Jobs = None,
     row: Annotated[
-        list[str] | None, typer.Option(help="Label of a row to run; repeat the flag for more.", show_default="all")
+        list[str] | None, typer.Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run the experiments of a claim, and print tables and a figure; repeat the command to continue after a stop."""
+    """Run the experiments of a claim, print tables and save a figure. Repeat the command to continue after a stop."""
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out
@@ -43,7 +43,7 @@ def reproduce_(
     for warning in result.comparison.warnings:
         print_message(f"warning: {warning}")
     if result.figure is None:
-        raise StoppedError("stopped and saved; repeat the command to continue")
+        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
     if as_json:
         rows, diverged, readings = result.comparison.rows, result.comparison.diverged, result.readings
         output = {"results": rows, "diverged": diverged, "readings": readings, "figure": str(result.figure)}

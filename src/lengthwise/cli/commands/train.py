@@ -1,4 +1,4 @@
-"""The ``train`` command: train one experiment."""
+"""The ``train`` command, which trains one experiment."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,28 +16,28 @@ from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 
 def train_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Recipe, unless --task and --scheme are given.")
+        str | None, typer.Argument(metavar="[RECIPE]", help="Name of a recipe; use either a recipe or --task.")
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     train_lengths: options.TrainLengths = None,
-    steps: Annotated[int | None, options.integer("Training steps.", show_default="set by the recipe")] = None,
+    steps: Annotated[int | None, options.integer("Number of training steps.", show_default="set by the recipe")] = None,
     batch_size: Annotated[
-        int | None, options.integer("Examples per training step.", show_default="set by the recipe")
+        int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
     ] = None,
     num_position_ids: Annotated[
-        int | None, options.integer("Number of position IDs: the largest ID of the longest test, plus 1.")
+        int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="ID head: pointer, rank, increment, search or class.")] = None,
+    head: Annotated[str | None, typer.Option(help="Position head: pointer, rank, increment, search or class.")] = None,
     corpus: options.Corpus = None,
-    seed: Annotated[int | None, options.integer("Random seed of the data and the initial weights.")] = None,
+    seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
     device: options.Device = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    small: options.Quick = False,
+    use_quick: options.Quick = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a recipe, or a task with a position scheme and an encoding."""
@@ -46,16 +46,16 @@ def train_(
         experiment = read_experiment(out, overrides=options.parse_overrides(**parts))
     else:
         experiment = options.experiment_from_names(name, task, scheme, encoding)
-    # Flags come last, so that they override --quick.
-    experiment = options.with_training(
-        quick(experiment) if small else experiment,
+    # The flags override the settings of --quick.
+    experiment = options.override_training(
+        quick(experiment) if use_quick else experiment,
         train_lengths=train_lengths,
         steps=steps,
         batch_size=batch_size,
         num_position_ids=num_position_ids,
         head=head,
     )
-    experiment = options.with_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
+    experiment = options.override_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
@@ -63,15 +63,15 @@ def train_(
     with progress_line as progress, catch_interrupts() as stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=stop)
     if run is None:
-        overrides = "".join(f" --{kind} {part}" for kind, part in parts.items() if part is not None and ":" in part)
+        overrides = "".join(f" --{kind} {value}" for kind, value in parts.items() if value is not None and ":" in value)
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{overrides}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
-    smallest, largest = run.facts["id_range"]
+    smallest_id, largest_id = run.facts["id_range"]
     fitted = run.facts["fitted"]
     exact_match = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
     print_line(
         f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match}"
-        f"training IDs {smallest:,} to {largest:,}; saved in {folder}"
+        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {folder}"
     )
