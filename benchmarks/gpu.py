@@ -27,7 +27,7 @@ import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes.language_model import context_length
-from lengthwise.experiments.recipes.scheme_encoding_grid import which_remaining
+from lengthwise.experiments.recipes.scheme_encoding_grid import remaining_pairs_grid
 from lengthwise.experiments.reproductions import CLAIMS, Claim
 from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
@@ -185,7 +185,7 @@ PARTS: dict[str, Part] = {
     **{
         f"{task} {label}": train_and_evaluate(replace(experiment, seed=2000), FOLDER / task / label.replace("/", "-"))
         for task in ("parity", "copy", "addition")
-        for label, experiment in which_remaining(task).items()
+        for label, experiment in remaining_pairs_grid(task).items()
     },
 }
 

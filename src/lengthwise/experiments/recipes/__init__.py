@@ -1,4 +1,4 @@
-"""Recipes: functions that return tested experiments, and the experiments of a comparison."""
+"""Recipes, which are functions that return tested experiments, and comparisons of experiments."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -21,10 +21,8 @@ from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe for recipe in (*SCRATCHPADS, *ARITHMETIC, *FEW_TOKENS, *LANGUAGE_MODELS)
 }
-# Experiments of a comparison, by label.
-COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
-    comparison.__name__: comparison for comparison in (*PARITY_COMPARISONS, *GRIDS, *CONTEXT_LENGTHS)
-}
+# Functions that return the experiments of a comparison by label.
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {**PARITY_COMPARISONS, **GRIDS, **CONTEXT_LENGTHS}
 
 
 @check_arguments
@@ -45,8 +43,8 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     name = task if isinstance(task, str) else task.name
     base = next((each for each in (make() for make in RECIPES.values()) if each.task.name == name), None)
     if base is None or not isinstance(task, str):
-        custom = load_task(task) if isinstance(task, str) else task
-        base = _with_task_lengths(replace(parity() if base is None else base, task=custom))
+        custom_task = load_task(task) if isinstance(task, str) else task
+        base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     if encoding is None or encoding == base.encoding.name:
@@ -58,7 +56,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
-    """Set the lengths of a task file: train on all of them, evaluate at some. Other tasks have every length."""
+    """Set the lengths of a task file: train on all lengths and evaluate at some; other tasks support every length."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
@@ -67,17 +65,17 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
     return replace(experiment, train_lengths=(lengths[0], lengths[-1]), evaluation=evaluation)
 
 
-def _shared_settings(target: type[Any], source: Any) -> dict[str, Any]:
-    """Return the settings of ``source`` that the class ``target`` also has."""
-    names = {part.name for part in fields(target)} if is_dataclass(target) else set()
+def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
+    """Return the settings of ``source`` that ``target_class`` also has."""
+    names = {part.name for part in fields(target_class)} if is_dataclass(target_class) else set()
     return {part.name: getattr(source, part.name) for part in fields(source) if part.name in names}
 
 
 def quick(experiment: Experiment) -> Experiment:
-    """Return the experiment at a tiny size, to check that everything runs."""
+    """Return the experiment at a tiny size, for a check that everything runs."""
     task = experiment.task
     available = task.available_lengths if isinstance(task, HasLengths) else None
-    # Some tasks have no examples of length 1; a file has examples of some lengths only.
+    # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     first = min(experiment.train_lengths[0], 2) if available is None else available[0]
     lengths = (4, 8) if available is None else available[:2]
     return replace(

@@ -17,26 +17,26 @@ from lengthwise.training.trainer import TrainingSettings
 ADDITION_IDS = 2048
 # With many gaps, each example contains ten ID distances instead of three. Long sums contain all of them.
 ADDITION_GAPS = 10
-# IDs per level (digits and operands): up to 60 of each and their signs.
+# Number of IDs per level (digits and operands), enough for 60 of each and their signs.
 MULTI_ADDITION_IDS = 64
-# IDs per level (digits and partial products): up to 250 digits.
+# Number of IDs per level (digits and partial products), enough for 250 digits.
 MULTIPLICATION_IDS = 256
 LEVEL_GAPS = 5
 # Enough IDs for lists much longer than the number of distinct values.
 SORT_IDS = 512
 SORT_GAPS = 10
 # Fast angles separate neighboring IDs: a carry depends on neighboring digits.
-SHARP = Rotary(base=100.0, fastest=3.0)
+SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
 
 
 def addition() -> Experiment:
-    """Addition of two numbers of up to 10 digits; PPC, no carries written."""
+    """Addition of two numbers of up to 10 digits; PPC without written carries."""
     return Experiment(
         task=Addition(),
         scheme=Predicted(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS),
-        encoding=SHARP,
-        # A step attends to five tokens. Scores that grow with the length would change their weights, so the sharpness
-        # is fixed.
+        encoding=SHARP_ROTARY,
+        # A step attends to five tokens. Scores that grow with the length would change their weights, so length_scaling
+        # is "none".
         decoder=DecoderSettings(
             num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),
@@ -47,7 +47,7 @@ def addition() -> Experiment:
 
 
 def addition_coupled() -> Experiment:
-    """Addition with all IDs given."""
+    """Addition with coupled IDs instead of predicted IDs."""
     return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS))
 
 
@@ -61,8 +61,8 @@ def multi_addition() -> Experiment:
     return Experiment(
         task=MultiAddition(),
         scheme=Predicted(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS),
-        encoding=SHARP,
-        # More operands than in training compete for attention: the log factor keeps attention sharp. A flat start would
+        encoding=SHARP_ROTARY,
+        # Additional operands compete for attention, and the log factor keeps attention sharp. Flatter attention would
         # fit 5 operands equally well and fail on 10 (benchmarks/multi_addition.md).
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="log", temperature=3.0),
         training=TrainingSettings(steps=3000, weight_decay=0.01),
@@ -72,7 +72,7 @@ def multi_addition() -> Experiment:
 
 
 def multi_addition_given() -> Experiment:
-    """Addition of several numbers with all IDs given."""
+    """Addition of several numbers with coupled IDs on two levels."""
     return replace(multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS))
 
 
@@ -81,7 +81,7 @@ def multiplication() -> Experiment:
     return Experiment(
         task=Multiplication(),
         scheme=Predicted(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS),
-        encoding=SHARP,
+        encoding=SHARP_ROTARY,
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="log", temperature=3.0),
         training=TrainingSettings(steps=2500, weight_decay=0.01),
         train_lengths=(1, 10),
@@ -90,7 +90,7 @@ def multiplication() -> Experiment:
 
 
 def multiplication_given() -> Experiment:
-    """Multiplication with all IDs given."""
+    """Multiplication with coupled IDs on two levels."""
     return replace(multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS))
 
 
@@ -99,7 +99,7 @@ def sort() -> Experiment:
     return Experiment(
         task=Sort(),
         scheme=Predicted(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS),
-        encoding=SHARP,
+        encoding=SHARP_ROTARY,
         # The search head is the only one that can compare two values.
         decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2, head="search"),
         # Two values adjacent in a long sorted list rarely occur together in a short list: training needs many lists.
@@ -110,7 +110,7 @@ def sort() -> Experiment:
 
 
 def sort_given() -> Experiment:
-    """Sorting with all IDs given: the IDs contain the order, so only copying remains."""
+    """Sorting with coupled IDs, which contain the order, so that the decoder only copies."""
     return replace(sort(), scheme=Coupled(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS))
 
 

@@ -10,12 +10,12 @@ from lengthwise.positions import Sequential
 from lengthwise.tasks import Planted, Recall, SparseParity
 from lengthwise.training.trainer import TrainingSettings
 
-# Numbers of flagged bits with a test variant each; some exceed those in training.
+# Numbers of flagged bits in the test variants; some exceed the numbers in training.
 TEST_BITS = (1, 2, 4, 6, 8, 10, 12, 16)
 
 
 def planted() -> Experiment:
-    """Planted law: two marked tokens near each other decide the label; a decoder without positions."""
+    """Planted law: two marked tokens near each other determine the label; a decoder without positions."""
     return Experiment(
         task=Planted(),
         scheme=Sequential(),
@@ -55,19 +55,19 @@ def sparse_parity() -> Experiment:
 
 
 def sparse_parity_up_to(
-    most: int, *, coding: str = "flags", window: int | None = None, test_bits: tuple[int, ...] = TEST_BITS
+    max_bits: int, *, coding: str = "flags", window: int | None = None, test_bits: tuple[int, ...] = TEST_BITS
 ) -> Experiment:
-    """Return sparse parity in stages: one more flagged bit, up to ``most``, whenever the current stage is learned.
+    """Return sparse parity in stages: after each learned stage, examples have one more flagged bit, up to ``max_bits``.
 
-    ``test_bits`` has one test variant per number.
+    Each number in ``test_bits`` has a test variant.
     """
     return replace(
         sparse_parity(),
-        task=SparseParity(most=most, coding=coding, window=window, tested=test_bits),
-        # Without dilution in training, attention to the flagged bits fades from four times the training length on, for
+        task=SparseParity(most=max_bits, coding=coding, window=window, tested=test_bits),
+        # Without dilution in training, attention to the flagged bits fades beyond four times the training length for
         # one seed in three.
         decoder=replace(sparse_parity().decoder, d_model=128, num_heads=4, dilution=0.5),
-        # The last stage is a small share of the training examples: its loss is more informative than exact match.
+        # The last stage has a small share of the examples, so its loss is more informative than exact match.
         training=TrainingSettings(
             steps=4000,
             learning_rate=2e-3,

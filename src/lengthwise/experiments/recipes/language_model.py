@@ -10,8 +10,8 @@ from lengthwise.positions import Sequential, Skipwise
 from lengthwise.tasks import Text
 from lengthwise.training.trainer import TrainingSettings
 
-# More than 256 far tokens and 32 near tokens.
-LENGTH = 320
+# Context length of training, enough for 256 far tokens and 32 near tokens.
+NUM_TOKENS = 320
 # Context length of training in the comparison, and test lengths as multiples of it.
 TRAIN_LENGTH = 256
 FACTORS = (1, 2, 4, 8)
@@ -28,30 +28,30 @@ def language_model() -> Experiment:
             num_layers=4, d_model=128, num_heads=4, length_scaling="none", segments=False, tied_output=True
         ),
         training=TrainingSettings(steps=1500, batch_size=16, learning_rate=4e-3, weight_decay=0.1, warmup_steps=100),
-        train_lengths=(LENGTH, LENGTH),
-        evaluation=EvaluationSettings(lengths=(LENGTH // 4, LENGTH // 2, LENGTH), num_examples=(512,)),
+        train_lengths=(NUM_TOKENS, NUM_TOKENS),
+        evaluation=EvaluationSettings(lengths=(NUM_TOKENS // 4, NUM_TOKENS // 2, NUM_TOKENS), num_examples=(512,)),
     )
 
 
 def language_model_small() -> Experiment:
     """Language model with half the width and half the layers."""
-    return _sized(num_layers=2, d_model=64, num_heads=2)
+    return _resize(num_layers=2, d_model=64, num_heads=2)
 
 
 def language_model_large() -> Experiment:
     """Language model with twice the width and 1.5 times the layers."""
-    return _sized(num_layers=6, d_model=256, num_heads=8)
+    return _resize(num_layers=6, d_model=256, num_heads=8)
 
 
-def _sized(num_layers: int, d_model: int, num_heads: int) -> Experiment:
+def _resize(num_layers: int, d_model: int, num_heads: int) -> Experiment:
     medium = language_model()
     # The learning rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466). All sizes train on
     # the same number of tokens.
-    rate = medium.training.learning_rate * medium.decoder.d_model / d_model
+    learning_rate = medium.training.learning_rate * medium.decoder.d_model / d_model
     return replace(
         medium,
         decoder=replace(medium.decoder, num_layers=num_layers, d_model=d_model, num_heads=num_heads),
-        training=replace(medium.training, learning_rate=rate),
+        training=replace(medium.training, learning_rate=learning_rate),
     )
 
 
@@ -66,9 +66,9 @@ def context_length() -> dict[str, Experiment]:
     longest = max(FACTORS) * TRAIN_LENGTH
     return {
         "rotary": rotary,
-        # Two chunks, as published. The extra ID is for the token after the longest window, which is only predicted.
+        # One gap gives two chunks, as in the paper. The token after the longest window needs the additional ID.
         "rotary + PoSE": replace(rotary, scheme=Skipwise(num_position_ids=longest + 1, max_gaps=1)),
-        # Trained as plain rotary; the scaling applies at evaluation.
+        # Training uses plain rotary; the scaling applies at evaluation only.
         "rotary + YaRN": replace(rotary, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAIN_LENGTH)),
         "ALiBi": replace(rotary, encoding=ALiBi()),
         "FIRE": replace(rotary, encoding=FIRE()),
@@ -77,4 +77,4 @@ def context_length() -> dict[str, Experiment]:
 
 
 RECIPES = (language_model, language_model_small, language_model_large)
-COMPARISONS = (context_length,)
+COMPARISONS = {"context_length": context_length}

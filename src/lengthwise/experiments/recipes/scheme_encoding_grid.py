@@ -13,56 +13,56 @@ from lengthwise.positions import SCHEMES, PositionScheme
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.training.trainer import TrainingSettings
 
-# IDs up to the longest test, in tokens; stated in every table.
+# Number of IDs, enough for the tokens of the longest test; every table states it.
 ID_RANGE = 4096
 MAX_GAPS = 10
 # Test lengths, as multiples of the longest training length.
 FACTORS = (1, 2, 5, 10, 100)
 # Training steps of a run that does not fit earlier.
 STEPS = 2000
-# YaRN's scaling beyond the training IDs, at evaluation only.
+# Scaling factor of YaRN beyond the training IDs, at evaluation only.
 YARN_FACTOR = 10.0
 
-# Columns and rows of the table.
+# Columns and rows of the tables.
 SCHEME_NAMES = ("sequential", "skipwise", "randomized", "coupled", "predicted")
 ENCODING_NAMES = ("nope", "learned", "rotary", "yarn", "alibi", "t5", "kerple_log", "fire")
 ADDITION_ENCODINGS = ("nope", "rotary", "alibi", "fire")
 
 # Task and longest training length of each grid.
-GRIDS: dict[str, tuple[Task, int]] = {"parity": (Parity(), 20), "copy": (Copy(), 20), "addition": (Addition(), 10)}
+GRID_TASKS: dict[str, tuple[Task, int]] = {"parity": (Parity(), 20), "copy": (Copy(), 20), "addition": (Addition(), 10)}
 
 
-def which_parity() -> dict[str, Experiment]:
-    """Parity with scratchpad: five schemes, eight encodings."""
-    return _cells("parity", product(SCHEME_NAMES, ENCODING_NAMES))
+def parity_grid() -> dict[str, Experiment]:
+    """Parity with scratchpad: grid of five schemes and eight encodings."""
+    return _build_grid("parity", product(SCHEME_NAMES, ENCODING_NAMES))
 
 
-def which_copy() -> dict[str, Experiment]:
-    """Copy: five schemes, eight encodings."""
-    return _cells("copy", product(SCHEME_NAMES, ENCODING_NAMES))
+def copy_grid() -> dict[str, Experiment]:
+    """Copy: grid of five schemes and eight encodings."""
+    return _build_grid("copy", product(SCHEME_NAMES, ENCODING_NAMES))
 
 
-def which_addition() -> dict[str, Experiment]:
-    """Addition: five schemes, four encodings."""
-    return _cells("addition", product(SCHEME_NAMES, ADDITION_ENCODINGS))
+def addition_grid() -> dict[str, Experiment]:
+    """Addition: grid of five schemes and four encodings."""
+    return _build_grid("addition", product(SCHEME_NAMES, ADDITION_ENCODINGS))
 
 
-def which_remaining(task: str) -> dict[str, Experiment]:
-    """Return every other valid pair of a scheme and an encoding for one task of the table."""
-    listed = set(product(SCHEME_NAMES, ADDITION_ENCODINGS if task == "addition" else ENCODING_NAMES))
+def remaining_pairs_grid(task: str) -> dict[str, Experiment]:
+    """Return the valid pairs of a scheme and an encoding that the grid of a task leaves out."""
+    table_pairs = set(product(SCHEME_NAMES, ADDITION_ENCODINGS if task == "addition" else ENCODING_NAMES))
     # With one level, multilevel equals coupled.
     pairs = product([name for name in SCHEMES if name != "multilevel"], ENCODINGS)
-    return _cells(task, (pair for pair in pairs if pair not in listed))
+    return _build_grid(task, (pair for pair in pairs if pair not in table_pairs))
 
 
-def _cells(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experiment]:
-    task, longest = GRIDS[task_name]
+def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experiment]:
+    task, longest = GRID_TASKS[task_name]
     base = Experiment(
         task=task,
         decoder=DecoderSettings(
             num_layers=2, d_model=64, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),
-        # Runs that fit stop early; the others use all steps.
+        # Runs that fit stop early; other runs use all steps.
         training=TrainingSettings(steps=STEPS, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(1, longest),
         evaluation=EvaluationSettings(
@@ -71,16 +71,16 @@ def _cells(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experi
             stop_at_zero=True,
         ),
     )
-    seq = task.sample(length=longest, size=1, rng=stream(0, "tokens of the longest example")).tokens.shape[1]
-    cells = {}
+    num_train_ids = task.sample(length=longest, size=1, rng=stream(0, "tokens of the longest example")).tokens.shape[1]
+    experiments = {}
     for scheme_name, encoding_name in pairs:
         scheme = _scheme(scheme_name)
-        encoding = _encoding(encoding_name, scheme.num_position_ids or seq)
+        encoding = _encoding(encoding_name, scheme.num_position_ids or num_train_ids)
         # Without an encoding, IDs matter only to a head that predicts them.
         unused_ids = encoding_name == "nope" and scheme_name not in ("sequential", "predicted")
         if not unused_ids and (encoding.real_valued or not scheme.real_valued):
-            cells[f"{scheme_name}/{encoding_name}"] = replace(base, scheme=scheme, encoding=encoding)
-    return cells
+            experiments[f"{scheme_name}/{encoding_name}"] = replace(base, scheme=scheme, encoding=encoding)
+    return experiments
 
 
 def _scheme(name: str) -> PositionScheme:
@@ -89,10 +89,10 @@ def _scheme(name: str) -> PositionScheme:
     return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in names})
 
 
-def _encoding(name: str, training_ids: int) -> EncodingSettings:
+def _encoding(name: str, num_train_ids: int) -> EncodingSettings:
     if name == "learned":
         return Learned(num_position_ids=ID_RANGE)
-    return YaRN(factor=YARN_FACTOR, original_length=training_ids) if name == "yarn" else ENCODINGS[name]()
+    return YaRN(factor=YARN_FACTOR, original_length=num_train_ids) if name == "yarn" else ENCODINGS[name]()
 
 
-COMPARISONS = (which_parity, which_copy, which_addition)
+COMPARISONS = {"which_parity": parity_grid, "which_copy": copy_grid, "which_addition": addition_grid}

@@ -1,4 +1,4 @@
-"""Recipes for parity, copy, reverse and variable assignment, and parity compared with the baselines.
+"""Recipes for parity, copy, reverse and variable assignment, and comparisons of parity with baselines.
 
 Every table of results states the ID ranges below.
 """
@@ -15,9 +15,9 @@ from lengthwise.training.trainer import TrainingSettings
 
 # Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
 PARITY_IDS, COPY_IDS, ASSIGNMENT_IDS = 20_480, 4096, 2048
-# Gaps nearly everywhere: an example contains all distances. With three gaps, 1 of 5 seeds failed at 2,000 bits.
+# With many gaps, each example contains all ID distances. With three gaps, 1 of 5 seeds failed at 2,000 bits.
 MAX_GAPS = 10
-DEMO = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
+DEMO_LABELS = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
 
 
 def parity() -> Experiment:
@@ -40,7 +40,7 @@ def parity_rank() -> Experiment:
 
 
 def parity_coupled() -> Experiment:
-    """Parity with all IDs given."""
+    """Parity with coupled IDs instead of predicted IDs."""
     return replace(parity(), scheme=Coupled(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS))
 
 
@@ -70,45 +70,45 @@ def variable_assignment() -> Experiment:
 
 
 def variable_assignment_coupled() -> Experiment:
-    """Variable assignment with all IDs given."""
+    """Variable assignment with coupled IDs instead of predicted IDs."""
     return replace(variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS))
 
 
 def with_baselines(predicted: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
-    """Return the PPC experiment, coupled IDs, and common encodings with the same task, lengths and decoder options.
+    """Return the PPC experiment and its baselines, which are coupled IDs and common encodings on the same task.
 
-    Common encodings get a second layer and up to ``steps_factor`` times the steps; they stop when they fit the training
-    range. Schemes with one ID per token get an ID range ``ids_factor`` times as large.
+    Common encodings use a second layer and up to ``steps_factor`` times the steps; they stop when they fit the training
+    lengths. Schemes with one ID per token use an ID range that is ``ids_factor`` times as large.
     """
     assert isinstance(predicted.scheme, Predicted)
-    ids, gaps = predicted.scheme.num_position_ids, predicted.scheme.max_gaps
+    num_ids, max_gaps = predicted.scheme.num_position_ids, predicted.scheme.max_gaps
     baseline = replace(
         predicted,
         scheme=Sequential(),
-        encoding=Rotary(),  # as published
+        encoding=Rotary(),  # with the published angles
         decoder=replace(predicted.decoder, num_layers=2),
         training=replace(predicted.training, steps=steps_factor * predicted.training.steps, fit_every=100),
     )
     return {
         "predicted (PPC)": predicted,
-        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=ids, max_gaps=gaps)),
-        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=ids, max_gaps=0)),
+        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=num_ids, max_gaps=max_gaps)),
+        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=num_ids, max_gaps=0)),
         "NoPE": replace(baseline, encoding=NoPE()),
         "rotary": baseline,
-        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * ids)),
+        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_ids)),
         "ALiBi": replace(baseline, encoding=ALiBi()),
         "FIRE": replace(baseline, encoding=FIRE()),
-        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * ids)),
-        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * ids)),
+        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_ids)),
+        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_ids)),
     }
 
 
 def demo() -> dict[str, Experiment]:
     """Parity: PPC, coupled IDs and common encodings with the same decoder options."""
-    tests = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
-    predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=tests)
+    evaluation = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
+    predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=evaluation)
     experiments = with_baselines(predicted)
-    return {label: experiments[label] for label in DEMO}
+    return {label: experiments[label] for label in DEMO_LABELS}
 
 
 def parity_id_range() -> dict[str, Experiment]:
@@ -123,4 +123,4 @@ def parity_id_range() -> dict[str, Experiment]:
 
 
 RECIPES = (parity, parity_rank, parity_coupled, copy, reverse, variable_assignment, variable_assignment_coupled)
-COMPARISONS = (demo, parity_id_range)
+COMPARISONS = {"demo": demo, "parity_id_range": parity_id_range}
