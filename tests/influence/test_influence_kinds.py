@@ -13,9 +13,9 @@ NGRAM_KINDS = {kind for kind in KINDS if kind[-1].isdigit()}
 FORMS = {"word_start", "continuation", "punctuation", "whitespace", "other"}
 
 
-def spelling_kinds(*texts: str, after: tuple[str, ...] = ()) -> set[str]:
+def spelling_kinds(*texts: str, next_texts: tuple[str, ...] = ()) -> set[str]:
     """Return the kinds of the last text that depend on spelling."""
-    return set(token_kinds(texts, near=1, after=after)) - NGRAM_KINDS
+    return set(token_kinds(texts, near=1, next_texts=next_texts)) - NGRAM_KINDS
 
 
 def repetition_kinds(text: str, near: int) -> list[str]:
@@ -82,8 +82,8 @@ def test_capitalized_words_inside_a_sentence_are_name_like(texts, expected):
 
 
 def test_next_tokens_distinguish_a_name_from_a_single_capital():
-    assert "name_like" not in spelling_kinds(" met", " V", after=(" and",))
-    assert "name_like" in spelling_kinds(" met", " V", after=("alk", "yria"))
+    assert "name_like" not in spelling_kinds(" met", " V", next_texts=(" and",))
+    assert "name_like" in spelling_kinds(" met", " V", next_texts=("alk", "yria"))
 
 
 @pytest.mark.parametrize(

@@ -321,14 +321,14 @@ def test_far_tokens_of_other_texts_are_sampled_uniformly(rng):
     ]
     placebo = PlaceboSampler(texts, near=4, far=10)
     (target, *_) = sample_targets(texts[2:3], context=14, num_targets=None, seed=0)
-    samples = [placebo.sample_other(target, rng) for _ in range(600)]
+    samples = [placebo.sample_other_document(target, rng) for _ in range(600)]
     assert all((np.diff(far) == 1).all() and len(far) == 10 for far in samples)
     firsts, counts = np.unique([int(far[0]) for far in samples], return_counts=True)
     # Eleven start indexes in the first piece, one in the second; the third text is too short.
     assert firsts.tolist() == [*range(100, 111), 120]
     assert counts.min() > 25
     (target, *_) = sample_targets(texts, context=14, num_targets=None, seed=0)
-    assert {int(placebo.sample_other(target, rng)[0]) for _ in range(200)} == set(range(200, 207))
+    assert {int(placebo.sample_other_document(target, rng)[0]) for _ in range(200)} == set(range(200, 207))
 
 
 def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
@@ -343,10 +343,10 @@ def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
         if (each.text.name, each.place) == ("a", 35)
     )
     # The context begins at 21, the target is 35; the second piece begins at 60.
-    firsts = {int(placebo.sample_elsewhere(target, rng)[0]) for _ in range(2000)}
+    firsts = {int(placebo.sample_same_document(target, rng)[0]) for _ in range(2000)}
     assert firsts == {*range(12), *range(36, 51), *range(60, 91)}
     short = sample_targets(texts[:1], context=14, num_targets=None, seed=0)
-    assert all(placebo.sample_elsewhere(each, rng) is None for each in short)
+    assert all(placebo.sample_same_document(each, rng) is None for each in short)
 
 
 def test_pieces_concatenate_to_the_text():

@@ -26,6 +26,6 @@ def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
     settings = evaluator.settings
     window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
     start = time.perf_counter()
-    for _ in strict_log_probs(evaluator.model, [(window, window.only([]))] * TIMED_QUERIES):
+    for _ in strict_log_probs(evaluator.model, [(window, window.visibility_mask([]))] * TIMED_QUERIES):
         pass
     return TIMED_QUERIES * (len(window.start) + settings.near) / (time.perf_counter() - start)

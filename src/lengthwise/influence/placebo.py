@@ -10,7 +10,7 @@ from lengthwise.influence.targets import Target
 from lengthwise.tasks import TokenizedDocument
 
 # Sources of far tokens other than the own text ("own").
-OTHER, ELSEWHERE = "other", "elsewhere"
+OTHER_SOURCE, ELSEWHERE_SOURCE = "other", "elsewhere"
 FarTokens = Int[np.ndarray, " far"]
 
 
@@ -37,32 +37,32 @@ class PlaceboSampler:
                     "add texts (five or more for intervals), or use a smaller --far"
                 )
 
-    def sample_other(self, target: Target, rng: np.random.Generator) -> FarTokens:
+    def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
-        first, last = (self.start_offsets[text] for text in self.pieces[target.text.name])
+        first, last = (self.start_offsets[index] for index in self.pieces[target.text.name])
         start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
         return self._far_tokens(start if start < first else start + int(last - first))
 
-    def sample_elsewhere(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
+    def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens of the same document outside the context of the target; None if it is too short."""
-        first, last = (int(self.start_offsets[text]) for text in self.pieces[target.text.name])
-        text = next(index for index in range(*self.pieces[target.text.name]) if self.texts[index] is target.text)
-        begin, end = int(self.start_offsets[text]), int(self.start_offsets[text + 1])
-        # Start indexes whose tokens end before the context, and start indexes after the target.
-        before = max(begin, min(end, begin + target.place - self.near - 2 * self.far + 1))
-        after = min(end, begin + target.place + 1)
-        num_starts = (before - first) + (last - after)
+        first, last = (int(self.start_offsets[index]) for index in self.pieces[target.text.name])
+        text_index = next(index for index in range(*self.pieces[target.text.name]) if self.texts[index] is target.text)
+        begin, end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
+        # Exclude start indexes from which far tokens would overlap the context or contain the target.
+        excluded_start = max(begin, min(end, begin + target.place - self.near - 2 * self.far + 1))
+        excluded_end = min(end, begin + target.place + 1)
+        num_starts = (excluded_start - first) + (last - excluded_end)
         if num_starts == 0:
             return None
         start = first + int(rng.integers(num_starts))
-        return self._far_tokens(start if start < before else start + after - before)
+        return self._far_tokens(start if start < excluded_start else start + excluded_end - excluded_start)
 
     def _num_other_starts(self, name: str) -> int:
         first, last = self.pieces[name]
         return int(self.start_offsets[-1] - self.start_offsets[last] + self.start_offsets[first])
 
     def _far_tokens(self, start: int) -> FarTokens:
-        text = int(np.searchsorted(self.start_offsets, start, side="right")) - 1
-        offset = start - int(self.start_offsets[text])
-        return self.texts[text].tokens[offset : offset + self.far].astype(np.int64)
+        text_index = int(np.searchsorted(self.start_offsets, start, side="right")) - 1
+        offset = start - int(self.start_offsets[text_index])
+        return self.texts[text_index].tokens[offset : offset + self.far].astype(np.int64)

@@ -7,13 +7,13 @@ from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_types
 from lengthwise.influence.measures.greedy import Greedy
 from lengthwise.influence.measures.measure import InfluenceMeasure
-from lengthwise.influence.placebo import ELSEWHERE, OTHER
+from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE
 from lengthwise.influence.probing.hidden_context import MODES
 from lengthwise.influence.probing.subset_scoring import OBJECTIVES
 from lengthwise.influence.targets import GapRule
 
 # Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
-CONTROLS = ("random", OTHER, ELSEWHERE)
+CONTROLS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class InfluenceSettings:
     measure: InfluenceMeasure = field(default_factory=Greedy)
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
-    controls: tuple[str, ...] = ("random", OTHER)
+    controls: tuple[str, ...] = ("random", OTHER_SOURCE)
     random_draws: int = 4
     rule: GapRule = field(default_factory=GapRule)
     num_targets: int | None = 500

@@ -152,13 +152,13 @@ def measure_influence(
         study.claim(out, resume=resume)
         blocks = {first: targets[first : first + settings.block] for first in study.block_starts(len(targets))}
         total = sum(map(len, blocks.values()))
-        complete = complete_blocks(out, settings.block, total)
-        truncate_to(out, complete)
-        num_done = min(len(complete) * settings.block, total)
+        stored_blocks = complete_blocks(out, settings.block, total)
+        truncate_to(out, stored_blocks)
+        num_done = min(len(stored_blocks) * settings.block, total)
         try:
             if estimate is not None and num_done < total:
                 estimate(*estimate_seconds(evaluator, targets[: total - num_done]))
-            for first, block in list(blocks.items())[len(complete) :]:
+            for first, block in list(blocks.items())[len(stored_blocks) :]:
                 rows = evaluator.rows(block, first)
                 append_block(out, rows)
                 num_done += len(rows)

@@ -46,7 +46,7 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     num_parts = study.part[1]
     num_targets = len(study.targets(study.pieces()))
     blocks_by_start: dict[int, bytes] = {}
-    incomplete = []
+    incomplete_parts = []
     with exclusive_lock(out, wait=True):
         for index in range(1, num_parts + 1):
             part = replace(study, part=(index, num_parts))
@@ -54,14 +54,14 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
             num_rows = sum(min(study.settings.block, num_targets - start) for start in starts)
             blocks = complete_blocks(folder, study.settings.block, num_rows)
             if len(blocks) < len(starts):
-                incomplete.append(index)
+                incomplete_parts.append(index)
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
                 part.claim(folder, resume=True)
             blocks_by_start |= dict(zip(starts, blocks, strict=True))
-        if not incomplete:
+        if not incomplete_parts:
             replace(study, part=(1, 1)).claim(out, resume=True)
             sorted_blocks = [blocks_by_start[start] for start in sorted(blocks_by_start)]
             write_atomically(out / ROWS_FILE, b"".join(sorted_blocks))
             write_atomically(out / DIGESTS_FILE, digest_lines(sorted_blocks))
-    return incomplete
+    return incomplete_parts

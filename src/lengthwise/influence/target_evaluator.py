@@ -12,7 +12,7 @@ from torch import Tensor
 from lengthwise.core.randomness import stream
 from lengthwise.influence.measures.measure import InfluenceMeasure, TokenRanking
 from lengthwise.influence.measures.random_choice import RandomChoice
-from lengthwise.influence.placebo import ELSEWHERE, OTHER, PlaceboSampler
+from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler
 from lengthwise.influence.probing.hidden_context import VisibilityMask, WindowEvaluator, strict_log_probs
 from lengthwise.influence.probing.model_wrapping import TokenCounter
 from lengthwise.influence.probing.next_token_model import NextTokenModel
@@ -107,16 +107,16 @@ class TargetEvaluator:
 
     def _full_contexts(self, targets: Sequence[Target], first: int) -> list[FullContexts]:
         windows = [self._windows_by_source(target, first + index) for index, target in enumerate(targets)]
-        own = [each["own"] for each in windows]
-        log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own]))
-        log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own]))
-        losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own)]
+        own_windows = [each["own"] for each in windows]
+        log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
+        log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
+        losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own_windows)]
         controls = [(index, source) for index, each in enumerate(windows) for source in each if source != "own"]
-        queries = [(windows[index][source], ~own[index].visibility_mask([])) for index, source in controls]
+        queries = [(windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in controls]
         # Predictions have one number per entry of the vocabulary, so only the losses are stored.
         for query, log_probs in self._predictions(queries):
             index, source = controls[query]
-            losses[index][source] = _loss(log_probs, own[index])
+            losses[index][source] = _loss(log_probs, own_windows[index])
         return [
             FullContexts(
                 target_index=first + n,
@@ -131,11 +131,13 @@ class TargetEvaluator:
     def _windows_by_source(self, target: Target, target_index: int) -> dict[str, Window]:
         """Return the windows of a target by source of the far tokens. All windows have the same near tokens."""
         settings, seed = self.settings, self.settings.seed
-        own = target.window(settings.near, settings.far, self.start, settings.sink)
-        other = self.placebo.sample_other(target, stream(seed, "other text", target_index))
-        elsewhere = self.placebo.sample_elsewhere(target, stream(seed, "elsewhere", target_index))
-        windows = {"own": own, OTHER: own.with_far(other)}
-        return windows if elsewhere is None else windows | {ELSEWHERE: own.with_far(elsewhere)}
+        own_window = target.window(settings.near, settings.far, self.start, settings.sink)
+        other_tokens = self.placebo.sample_other_document(target, stream(seed, "other text", target_index))
+        elsewhere_tokens = self.placebo.sample_same_document(target, stream(seed, "elsewhere", target_index))
+        windows = {"own": own_window, OTHER_SOURCE: own_window.with_far(other_tokens)}
+        if elsewhere_tokens is not None:
+            windows[ELSEWHERE_SOURCE] = own_window.with_far(elsewhere_tokens)
+        return windows
 
     def _predictions(self, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
         """Yield the index and the log-probabilities of each query."""
@@ -146,8 +148,8 @@ class TargetEvaluator:
         """Return the row of a target without its selections."""
         rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
         loss_short, divergence = contexts.score(contexts.log_probs_short)
-        gains = {source: rule.is_clear(loss_short, loss) for source, loss in losses.items()}
-        loses = {source: rule.is_clear(loss, loss_short) for source, loss in losses.items()}
+        clear_gains = {source: rule.is_clear(loss_short, loss) for source, loss in losses.items()}
+        clear_losses = {source: rule.is_clear(loss, loss_short) for source, loss in losses.items()}
         return {
             **self.labels,
             "document": target.text.name,
@@ -158,27 +160,27 @@ class TargetEvaluator:
             "loss_short": _round(loss_short),
             "loss_long": _round(losses["own"]),
             "divergence_short": _round(divergence),
-            "clear": gains["own"],
-            "loses": loses["own"],
+            "clear": clear_gains["own"],
+            "loses": clear_losses["own"],
             "controls": {
-                source: {"loss": _round(losses[source]), "gains": gains[source], "loses": loses[source]}
-                for source in (OTHER, ELSEWHERE)
+                source: {"loss": _round(losses[source]), "gains": clear_gains[source], "loses": clear_losses[source]}
+                for source in (OTHER_SOURCE, ELSEWHERE_SOURCE)
                 if source in losses
             },
-            "weight": self._weight(contexts.target_index, has_clear_gain=gains["own"] or gains[OTHER]),
+            "weight": self._weight(contexts.target_index, is_clear=clear_gains["own"] or clear_gains[OTHER_SOURCE]),
         }
 
-    def _weight(self, target_index: int, *, has_clear_gain: bool) -> float:
+    def _weight(self, target_index: int, *, is_clear: bool) -> float:
         """Return the inverse sampling probability of a measured target, or 0 for an unmeasured target."""
         fraction = self.settings.background_fraction
-        if has_clear_gain:
+        if is_clear:
             return 1.0
         if fraction == 0 or stream(self.settings.seed, "rest", target_index).random() >= fraction:
             return 0.0
         return 1 / fraction
 
     def _select_tokens(self, contexts: FullContexts) -> list[Selection]:
-        settings, seed = self.settings, self.settings.seed
+        settings, seed, k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(each for each in settings.controls if each in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
         objectives: dict[str, Objective] = {
@@ -186,7 +188,9 @@ class TargetEvaluator:
             "prediction": Divergence(contexts.log_probs_long),
         }
 
-        def run_measure(mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1) -> Selection:
+        def run_measure(
+            mode: str, objective: str, source: str, measure: InfluenceMeasure, num_rankings: int = 1
+        ) -> Selection:
             scorer = SubsetScorer(
                 evaluator=evaluators[source],
                 mode=mode,
@@ -194,8 +198,8 @@ class TargetEvaluator:
                 candidates=np.arange(settings.far),
             )
             rankings = tuple(
-                measure.select(scorer, settings.ks[-1], stream(seed, measure.name, source, contexts.target_index, draw))
-                for draw in range(draws)
+                measure.select(scorer, k, stream(seed, measure.name, source, contexts.target_index, index))
+                for index in range(num_rankings)
             )
             return Selection(
                 contexts=contexts,
@@ -265,11 +269,11 @@ class TargetEvaluator:
     def _target_kinds(self, target: Target) -> list[str]:
         settings, tokens = self.settings, target.text.tokens
         context = tokens[target.place - settings.context : target.place + 1]
-        before, after = (
+        previous_texts, next_texts = (
             [self.token_text(int(token)) for token in part]
             for part in (context[-1 - NUM_NEIGHBORS :], tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS])
         )
-        return token_kinds(before, near=settings.near, tokens=context, after=after)
+        return token_kinds(previous_texts, near=settings.near, tokens=context, next_texts=next_texts)
 
 
 def _round(number: float) -> float:

@@ -22,9 +22,9 @@ class Target:
     def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> Window:
         """Return the ``sink + far + near`` tokens before the target, with ``start`` in front."""
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
-        first, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
+        sink_tokens, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
         return Window(
-            start=np.concatenate([np.array(start, np.int64), first]),
+            start=np.concatenate([np.array(start, np.int64), sink_tokens]),
             far=far_tokens,
             near=near_tokens,
             target=int(target[0]),
@@ -70,10 +70,10 @@ def sample_targets(
         indices = np.arange(total)
     else:
         indices = np.sort(stream(seed, "targets").choice(total, size=num_targets, replace=False, shuffle=False))
-    ends = num_eligible.cumsum()
-    text_indices = np.searchsorted(ends, indices, side="right")
+    cumulative_counts = num_eligible.cumsum()
+    text_indices = np.searchsorted(cumulative_counts, indices, side="right")
     return [
-        Target(text=texts[text], place=int(context + index - (ends[text] - num_eligible[text])))
+        Target(text=texts[text], place=int(context + index - (cumulative_counts[text] - num_eligible[text])))
         for index, text in zip(indices, text_indices, strict=True)
     ]
 

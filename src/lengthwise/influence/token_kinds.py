@@ -18,18 +18,22 @@ QUOTES = frozenset("\"'`*_")
 KINDS = (
     *("word_start", "continuation", "punctuation", "whitespace", "other"),
     *("newline", "digit", "name_like", "identifier", "partial_character"),
-    *(f"{where}_{n}" for n in NGRAMS for where in ("repeated_near", "repeated_far", "new")),
+    *(f"{place}_{n}" for n in NGRAMS for place in ("repeated_near", "repeated_far", "new")),
 )
 
 
 def token_kinds(
-    texts: Sequence[str], *, near: int, tokens: Integer[np.ndarray, " seq"] | None = None, after: Sequence[str] = ()
+    texts: Sequence[str],
+    *,
+    near: int,
+    tokens: Integer[np.ndarray, " seq"] | None = None,
+    next_texts: Sequence[str] = (),
 ) -> list[str]:
     """Return the kinds of a target, in the order of ``KINDS``.
 
     ``texts`` contains the decoded tokens of the context (the last ``near`` are near), then the decoded target.
-    ``after`` contains the decoded next tokens. ``tokens`` contains the IDs of context and target, as several tokens may
-    have the same text. If it is passed, ``texts`` only needs the target and ``NUM_NEIGHBORS`` tokens before it.
+    ``next_texts`` contains the decoded next tokens. ``tokens`` contains the IDs of context and target, because several
+    tokens may have the same text. With ``tokens``, the last ``NUM_NEIGHBORS`` texts and the target suffice.
 
     The n-gram kinds describe the n-gram that ends with the target. For example, a bigram is ``repeated_near_2`` if it
     also ends in the near context, ``repeated_far_2`` if it occurs in the far context only, and ``new_2`` otherwise.
@@ -45,7 +49,7 @@ def token_kinds(
     if any(character == "\N{REPLACEMENT CHARACTER}" or "\ud800" <= character <= "\udfff" for character in text):
         kinds |= {"other", "partial_character"}
     elif any(_is_word_character(character) for character in text):
-        kinds |= set(_word_kinds("".join(texts[-1 - NUM_NEIGHBORS : -1]), text, "".join(after[:NUM_NEIGHBORS])))
+        kinds |= set(_word_kinds("".join(texts[-1 - NUM_NEIGHBORS : -1]), text, "".join(next_texts[:NUM_NEIGHBORS])))
     elif text.isspace():
         kinds.add("whitespace")
     else:
@@ -59,16 +63,16 @@ def _is_word_character(character: str) -> bool:
     return character == "_" or character.isalnum() or unicodedata.category(character)[0] == "M"
 
 
-def _word_kinds(before: str, text: str, after: str) -> Iterator[str]:
+def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
     """Yield the kinds that depend on the spelling and place of the word that contains the target."""
-    passage = before + text + after
-    start = end = len(before) + next(index for index, character in enumerate(text) if _is_word_character(character))
+    passage = previous_text + text + next_text
+    start = end = len(previous_text) + next(index for index, mark in enumerate(text) if _is_word_character(mark))
     while start and _joins_word(passage, start - 1):
         start -= 1
     while end < len(passage) and _joins_word(passage, end):
         end += 1
     word = passage[start:end]
-    yield "continuation" if start < len(before) else "word_start"
+    yield "continuation" if start < len(previous_text) else "word_start"
     if any(character.isnumeric() for character in text) and not any(character.isalpha() for character in text):
         yield "digit"
     # A single capital is an initial or a pronoun, such as the English I, also in "I'm".
@@ -87,9 +91,9 @@ def _joins_word(text: str, index: int) -> bool:
     return _is_word_character(text[index])
 
 
-def _starts_sentence(before: str) -> bool:
+def _starts_sentence(previous_text: str) -> bool:
     """Return True if a sentence or line starts after this text, ignoring quotes and brackets."""
-    for character in reversed(before):
+    for character in reversed(previous_text):
         if character.splitlines() != [character]:
             return True
         category = unicodedata.category(character)

@@ -24,9 +24,9 @@ class Greedy:
         indices: list[int] = []
         gains: list[float] = []
         remaining = [int(index) for index in scorer.candidates.tolist()]
-        current = float(scorer.scores(scorer.only([])[None])[0])
+        current = float(scorer.scores(scorer.visibility_mask([])[None])[0])
         for _ in range(min(k, len(remaining))):
-            scores = scorer.scores(np.stack([scorer.only([*indices, index]) for index in remaining]))
+            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining]))
             best = int(scores.argmin())
             indices.append(remaining.pop(best))
             gains.append(current - float(scores[best]))

@@ -21,6 +21,8 @@ class LeaveOneOut:
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the whole context and the contexts without one candidate."""
-        visible = np.stack([~scorer.only([])] + [~scorer.only([index]) for index in scorer.candidates.tolist()])
+        visible = np.stack(
+            [~scorer.visibility_mask([])] + [~scorer.visibility_mask([index]) for index in scorer.candidates.tolist()]
+        )
         scores = scorer.scores(visible)
         return top_k(scorer, scores[1:] - scores[0], k)

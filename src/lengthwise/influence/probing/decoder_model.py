@@ -11,7 +11,7 @@ from torch import Tensor
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
-from lengthwise.influence.probing.exactness_checks import check_exact
+from lengthwise.influence.probing.exactness_checks import check_exactness
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache, Decoder
 
@@ -48,7 +48,7 @@ class DecoderModel:
         for description, leak in leaks.items():
             if leak:
                 raise ModelError(f"{name} cannot be measured exactly: {description}; train without this option")
-        check_exact(self)
+        check_exactness(self)
 
     @torch.no_grad()
     def log_probs(

@@ -34,9 +34,9 @@ class Deviation:
     advice: str = DEFAULT_ADVICE
 
 
-def check_exact(model: NextTokenModel) -> None:
+def check_exactness(model: NextTokenModel) -> None:
     """Raise ``ModelError`` if hidden tokens have an effect in a short sequence with a jump in its position IDs."""
-    _raise_on_deviation(model, f"{model.name} cannot be measured exactly", lambda: _few_token_deviations(model))
+    _raise_on_deviation(model, f"{model.name} cannot be measured exactly", lambda: _short_text_deviations(model))
 
 
 def check_study(
@@ -55,14 +55,14 @@ def check_study(
 
     def deviations() -> Iterator[tuple[Deviation, float]]:
         tokens = torch.from_numpy(window.tokens)
-        tolerance, plain = model.rounding_tolerance(tokens), model.plain_log_probs(tokens)
+        tolerance, plain_log_probs = model.rounding_tolerance(tokens), model.plain_log_probs(tokens)
         evaluator = WindowEvaluator(model, window)
-        yield from ((deviation, tolerance) for deviation in _strict_deviations(model, window, plain))
+        yield from ((deviation, tolerance) for deviation in _strict_deviations(model, window, plain_log_probs))
         yield _prefix_deviation(evaluator), tolerance
         if with_masks:
             yield _masked_deviation(evaluator), tolerance
         if with_gates:
-            yield _gate_deviation(evaluator, plain), tolerance
+            yield _gate_deviation(evaluator, plain_log_probs), tolerance
         if with_attention:
             yield _attention_deviation(evaluator), tolerance
 
@@ -96,7 +96,7 @@ def first_line(error: Exception) -> str:
     return lines[0][:160] if lines else "no message"
 
 
-def _few_token_deviations(model: NextTokenModel) -> Iterator[tuple[Deviation, float]]:
+def _short_text_deviations(model: NextTokenModel) -> Iterator[tuple[Deviation, float]]:
     tokens = torch.arange(1, 9) % model.vocabulary_size
     ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9])
     tolerance = model.rounding_tolerance(tokens)
@@ -128,12 +128,14 @@ def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
     return visible
 
 
-def _strict_deviations(model: NextTokenModel, window: Window, plain: Float[Tensor, " vocab"]) -> Iterator[Deviation]:
+def _strict_deviations(
+    model: NextTokenModel, window: Window, plain_log_probs: Float[Tensor, " vocab"]
+) -> Iterator[Deviation]:
     visible = _visibility_masks(window)[list(COMPARED_QUERIES)]
     log_probs = _stack_in_order(strict_log_probs(model, [(window, row) for row in visible]))
     yield Deviation(
         description="predictions with position IDs that count from 0 differ from predictions without position IDs",
-        nats=max_difference(log_probs[0], plain, window.target),
+        nats=max_difference(log_probs[0], plain_log_probs, window.target),
     )
     yield Deviation(
         description="predictions differ between omitted and hidden tokens, so a layer may count tokens",
@@ -166,7 +168,7 @@ def _masked_deviation(evaluator: WindowEvaluator) -> Deviation:
     )
 
 
-def _gate_deviation(evaluator: WindowEvaluator, plain: Float[Tensor, " vocab"]) -> Deviation:
+def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: Float[Tensor, " vocab"]) -> Deviation:
     target, states, predictions = evaluator.window.target, evaluator.states, []
     gates = torch.zeros(evaluator.num_prefix)
     advice = "use a measure without gradients, such as greedy without --prefilter"
@@ -184,7 +186,7 @@ def _gate_deviation(evaluator: WindowEvaluator, plain: Float[Tensor, " vocab"]) 
     is_valid = bool(gradient.any() and gradient.isfinite().all())
     return Deviation(
         description="gates on the attention have no effect, or open gates change the prediction",
-        nats=max_difference(predictions[0], plain, target) if is_valid else math.nan,
+        nats=max_difference(predictions[0], plain_log_probs, target) if is_valid else math.nan,
         advice=advice,
     )
 

@@ -21,10 +21,10 @@ def answer(summary: Summary) -> dict[str, Any]:
     if not _is_positive(differences["other"]):
         sentence = f"There is no evidence that {model} uses far tokens. {evidence}"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
-    at_least, at_most, text = _number_of_tokens(summary)
-    elsewhere = differences.get("elsewhere")
-    if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
-        evidence += f" The difference from elsewhere in the same document is not clear: {format_nats(elsewhere)}."
+    at_least, at_most, phrase = _number_of_tokens(summary)
+    difference = differences.get("elsewhere")
+    if difference is not None and difference["value"] is not None and not _is_positive(difference):
+        evidence += f" The difference from elsewhere in the same document is not clear: {format_nats(difference)}."
     (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
         evidence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
@@ -32,7 +32,7 @@ def answer(summary: Summary) -> dict[str, Any]:
         "shown": True,
         "at_least": at_least,
         "at_most": at_most,
-        "sentence": f"{model} uses {text}. {evidence}",
+        "sentence": f"{model} uses {phrase}. {evidence}",
     }
 
 
@@ -63,11 +63,11 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
     """Return the share of the prediction that k tokens recover, and a phrase about the correction by another text."""
     pairs = sorted((each for each in summary["paired"] if each["against"] == "other"), key=_sort_key)
-    own = own_selections(summary)
+    own_groups = own_selections(summary)
     if pairs:
         return pairs[0]["prediction"], ", after subtraction of the effect of another text"
-    if own:
-        return own[0]["all_targets"]["prediction"], ", not corrected for the effect of another text"
+    if own_groups:
+        return own_groups[0]["all_targets"]["prediction"], ", not corrected for the effect of another text"
     return None, ""
 
 

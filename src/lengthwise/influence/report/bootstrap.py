@@ -102,10 +102,10 @@ def median(document: Int[np.ndarray, " targets"], values: Float[np.ndarray, " ta
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples 1"]:
         if not len(sorted_values):
             return np.full((len(counts), 1), math.nan)
-        cumulative = counts[:, sorted_documents].cumsum(axis=1)
+        cumulative_counts = counts[:, sorted_documents].cumsum(axis=1)
         # The median of an even number of values is the mean of the two middle values.
-        middle = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative]
-        return sorted_values[np.array(middle)].mean(axis=1, keepdims=True)
+        middle_indices = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative_counts]
+        return sorted_values[np.array(middle_indices)].mean(axis=1, keepdims=True)
 
     return statistic
 

@@ -35,13 +35,13 @@ def render_page(
     for row in rows:
         targets.add_row(row)
     groups = [list(group) for group in targets.groups]
-    first = [groups.index(group) for preferred in PREFERRED_GROUPS for group in groups if group[:3] == preferred]
+    matches = [groups.index(group) for prefix in PREFERRED_GROUPS for group in groups if group[:3] == prefix]
     study = {
         "model": targets.model,
         "ks": list(ks),
         "near": near,
         "groups": groups,
-        "first": (first or [0])[0],
+        "first": (matches or [0])[0],
         "kinds": list(targets.kinds),
         "notes": [*([answer] if answer else []), *targets.notes()],
         "documents": [

@@ -75,11 +75,12 @@ class Population:
         if reason := self._missing_sample(sample):
             return undefined_estimates(values.shape[1], reason)
         covariate = np.where(self.mask, covariate, 0.0)
-        dense, background, weight = self._expand_sample(sample, values)
+        values_by_target, background, weight = self._expand_sample(sample, values)
         moments = [weight, weight * covariate, weight * covariate**2]
         scalars = np.stack([denominator, background, background * covariate, *moments], axis=1)
-        weighted_values = weight[:, None] * dense
-        columns = [~background[:, None] * dense, weighted_values, weighted_values * covariate[:, None], scalars]
+        weighted_values = weight[:, None] * values_by_target
+        weighted = [weighted_values, weighted_values * covariate[:, None]]
+        columns = [~background[:, None] * values_by_target, *weighted, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
         return self.bootstrap(lambda counts: _regression_ratio(counts @ sums), len(sums), nan_reason)
 
@@ -90,10 +91,10 @@ class Population:
                 return reason
         expanded_samples = [self._expand_sample(sample, sample.divergences) for sample in samples]
         _, background, weight = expanded_samples[0]
-        short = self.columns.divergence_short
-        dense = np.concatenate([each for each, _, _ in expanded_samples], axis=1)
-        scalars = np.stack([short, background * short, weight * short, np.ones(len(short))], axis=1)
-        columns = [~background[:, None] * dense, weight[:, None] * dense, scalars]
+        values_by_target = np.concatenate([each for each, _, _ in expanded_samples], axis=1)
+        factors = np.stack([np.ones(len(weight)), background, weight], axis=1)
+        scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
+        columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
         return Divergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
 
@@ -101,20 +102,20 @@ class Population:
         self, sample: SelectionColumns, values: Float[np.ndarray, "measured k"]
     ) -> tuple[Float[np.ndarray, "targets k"], TargetMask, TargetValues]:
         """Return values of all targets (0 if unmeasured), the mask of targets that the study samples, and weights."""
-        dense = np.zeros((len(self.mask), values.shape[1]))
-        dense[sample.target] = values
-        dense[~self.mask] = 0.0
+        values_by_target = np.zeros((len(self.mask), values.shape[1]))
+        values_by_target[sample.target] = values
+        values_by_target[~self.mask] = 0.0
         background = self.mask & (self.columns.weight != 1)
-        return dense, background, np.where(background, self.columns.weight, 0.0)
+        return values_by_target, background, np.where(background, self.columns.weight, 0.0)
 
     def _missing_sample(self, sample: SelectionColumns) -> str | None:
-        measured = self.mask & (self.columns.weight > 0)
+        is_measured = self.mask & (self.columns.weight > 0)
         in_sample = np.zeros(len(self.mask), dtype=bool)
         in_sample[sample.target] = True
-        if missing := int((measured & ~in_sample).sum()):
-            return f"this selection is missing for {missing} of the measured targets"
+        if num_missing := int((is_measured & ~in_sample).sum()):
+            return f"this selection is missing for {num_missing} of the measured targets"
         background = self.mask & (self.columns.weight != 1)
-        return NO_SAMPLE if background.any() and not (background & measured).any() else None
+        return NO_SAMPLE if background.any() and not (background & is_measured).any() else None
 
     def _sums_by_document(self, values: Float[np.ndarray, "targets values"]) -> Sums:
         return sums_by_document(self.columns.document[self.mask], values[self.mask])
@@ -136,9 +137,9 @@ class Divergences:
         """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
 
         def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            short, _, _, targets = totals[:, -4:].T[:, :, None]
-            values = 1 - ratio(self._divergences_by_k(totals)[:, : self.num_ks], short)
-            return np.where(short > ROUNDING * targets, values, np.nan)
+            divergence_short, _, _, targets = totals[:, -4:].T[:, :, None]
+            values = 1 - ratio(self._divergences_by_k(totals)[:, : self.num_ks], divergence_short)
+            return np.where(divergence_short > ROUNDING * targets, values, np.nan)
 
         return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
 
@@ -146,8 +147,8 @@ class Divergences:
         """Estimate ``1 - KL(k) / KL(k of the control)`` at each k; the second sample is the control."""
 
         def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            own, control = np.split(self._divergences_by_k(totals), 2, axis=1)
-            return np.where(control > ROUNDING * totals[:, -1:], 1 - ratio(own, control), np.nan)
+            own_sums, control_sums = np.split(self._divergences_by_k(totals), 2, axis=1)
+            return np.where(control_sums > ROUNDING * totals[:, -1:], 1 - ratio(own_sums, control_sums), np.nan)
 
         return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
 

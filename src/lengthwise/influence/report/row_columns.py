@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.placebo import ELSEWHERE, OTHER
+from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE
 from lengthwise.influence.report.distances import Distances
 
 # Keys of a selection that identify its group.
 GROUP_KEYS = ("mode", "knows", "from", "measure")
-SOURCES = ("own", OTHER, ELSEWHERE)
+SOURCES = ("own", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
 TargetMask = Bool[np.ndarray, " targets"]
 TargetValues = Float[np.ndarray, " targets"]

@@ -60,15 +60,15 @@ def summarize(
 def _summarize_source(population: Population, name: str) -> JSON:
     """Summarize the effect of all far tokens of a source, over the targets that have such far tokens."""
     columns, source = population.columns, population.columns.sources[name]
-    restricted = population.restrict(source.exists)
+    subpopulation = population.restrict(source.exists)
     return {
         "from": name,
-        **restricted.counts,
-        "gain": restricted.estimate_mean(columns.loss_short - source.loss, NO_TARGETS),
-        "gains": restricted.estimate_share(source.has_lower_loss, NO_TARGETS),
-        "loses": restricted.estimate_share(source.has_higher_loss, NO_TARGETS),
+        **subpopulation.counts,
+        "gain": subpopulation.estimate_mean(columns.loss_short - source.loss, NO_TARGETS),
+        "gains": subpopulation.estimate_share(source.has_lower_loss, NO_TARGETS),
+        "loses": subpopulation.estimate_share(source.has_higher_loss, NO_TARGETS),
         # Mean of the paired differences in gain.
-        "own_minus": None if name == "own" else restricted.estimate_mean(_excess_loss(columns, name), NO_TARGETS),
+        "own_minus": None if name == "own" else subpopulation.estimate_mean(_excess_loss(columns, name), NO_TARGETS),
     }
 
 
@@ -79,19 +79,19 @@ def _excess_loss(columns: RowColumns, source: str) -> TargetValues:
 def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSON:
     columns, sample = population.columns, population.columns.groups[name]
     source = columns.sources[name[GROUP_KEYS.index("from")]]
-    restricted, gap = population.restrict(source.exists), columns.loss_short - columns.sources["own"].loss
+    subpopulation, gap = population.restrict(source.exists), columns.loss_short - columns.sources["own"].loss
     gain = columns.loss_short[sample.target, None] - sample.losses
-    divergences = restricted.divergences([sample])
+    divergences = subpopulation.divergences([sample])
     return {
         **dict(zip(GROUP_KEYS, name, strict=True)),
         "all_targets": {
-            **restricted.counts,
+            **subpopulation.counts,
             "measured": len(sample.target),
             "prediction": _undefined_prediction(divergences, ks)
             if isinstance(divergences, str)
             else divergences.recovered_shares(ks, SHARE_LEVELS),
-            "loss": restricted.estimate_by_regression(sample, gain, gap, gap, NO_GAP),
-            "gain": restricted.estimate_by_regression(sample, gain, gap, np.ones(len(gap)), NO_GAP),
+            "loss": subpopulation.estimate_by_regression(sample, gain, gap, gap, NO_GAP),
+            "gain": subpopulation.estimate_by_regression(sample, gain, gap, np.ones(len(gap)), NO_GAP),
         },
         "selected": {
             gap_source: _summarize_recovered_loss(population, sample, gap_source) for gap_source in ("own", "other")
@@ -134,26 +134,26 @@ def _summarize_recovered_loss(population: Population, sample: SelectionColumns, 
 def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSON]:
     """Compare selections of own far tokens with selections from other sources for the same targets."""
     columns = population.columns
-    for (mode, objective, source, measure), control in columns.groups.items():
-        own = columns.groups.get((mode, objective, "own", measure))
-        if source == "own" or own is None:
+    for (mode, objective, source, measure), control_sample in columns.groups.items():
+        own_sample = columns.groups.get((mode, objective, "own", measure))
+        if source == "own" or own_sample is None:
             continue
         exists = columns.sources[source].exists
-        restricted, own = population.restrict(exists), own.restrict(exists)
-        if not np.array_equal(own.target, control.target):
+        subpopulation, own_sample = population.restrict(exists), own_sample.restrict(exists)
+        if not np.array_equal(own_sample.target, control_sample.target):
             continue
-        difference, covariate = control.losses - own.losses, _excess_loss(columns, source)
-        divergences, ones = restricted.divergences([own, control]), np.ones(len(covariate))
+        difference, covariate = control_sample.losses - own_sample.losses, _excess_loss(columns, source)
+        divergences, ones = subpopulation.divergences([own_sample, control_sample]), np.ones(len(covariate))
         yield {
             **{"mode": mode, "knows": objective, "measure": measure, "against": source},
-            **restricted.counts,
-            "measured": len(own.target),
-            "difference": restricted.estimate_by_regression(own, difference, covariate, ones, NO_TARGETS),
+            **subpopulation.counts,
+            "measured": len(own_sample.target),
+            "difference": subpopulation.estimate_by_regression(own_sample, difference, covariate, ones, NO_TARGETS),
             "prediction": _undefined_prediction(divergences, ks)
             if isinstance(divergences, str)
             else divergences.shares_beyond_control(ks, SHARE_LEVELS),
             "selected": {
-                gap_source: _summarize_difference(population, own, difference, gap_source)
+                gap_source: _summarize_difference(population, own_sample, difference, gap_source)
                 for gap_source in ("own", "other")
             },
         }
