@@ -523,7 +523,7 @@ INVALID: list[tuple[list[str], str]] = [
         ["compare", "which_copy", "--rows", "coupled/rotry"],
         "unknown row of which_copy 'coupled/rotry'; did you mean 'coupled",
     ),
-    (["compare", "parity", "--rows", "predicted/rotary"], "recipes cannot be combined with --task and --rows; use only"),
+    (["compare", "parity", "--rows", "predicted/rotary"], "recipes cannot be combined with --task and --rows; use"),
     (["compare", "parity", "--task", "parity"], "recipes cannot be combined with --task and --rows; use only"),
     (["compare", "--task", "parity"], "no experiments to compare; name recipes (parity"),
     (["compare", "--task", "parity", "--rows", "predicted"], "invalid row 'predicted'; use scheme/encoding, such as"),

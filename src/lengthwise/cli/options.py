@@ -47,7 +47,7 @@ EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: 
 Quick = Annotated[bool, typer.Option("--quick", help="Run at a tiny size to test the command.")]
 Variants = Annotated[str | None, typer.Option(help="Task variants to evaluate, such as uniform,carry.")]
 NumExamples = Annotated[
-    str | None, typer.Option(help="Number of examples per length: one number, or one number per length such as 512,64.")
+    str | None, typer.Option(help="Number of examples per length: one number, or a list such as 512,64.")
 ]
 TrainLengths = Annotated[
     str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")

@@ -38,7 +38,7 @@ class HardALiBiEncoding(Encoding):
 class HardALiBi(EncodingSettings):
     """Windows of 1, 2, ... IDs for the first ``num_masked_heads`` heads; None masks half of the heads.
 
-    The first window contains only the query's own ID. A masked head sees earlier tokens from the second window on.
+    The first window contains only the query's own ID. Only the later windows can contain earlier tokens.
     """
 
     num_masked_heads: int | None = None

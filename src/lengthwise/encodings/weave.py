@@ -41,7 +41,7 @@ class Weave(EncodingSettings):
     If ``width`` exceeds every distance, the result is ReRoPE: integer distances are at most ``window + 1``. The
     triangular chunks of the paper, which save memory but hide some keys, are not implemented.
 
-    Use it for a model trained with plain rotary. Steps apply at evaluation; ``in_training=True`` adds training.
+    Use it after training with plain rotary. With ``in_training=True``, the steps also apply in training.
     """
 
     window: int = 512

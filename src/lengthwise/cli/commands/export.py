@@ -30,7 +30,7 @@ def export(
     lengths: Annotated[
         str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
-    num_examples: Annotated[str, typer.Option(help="Number of examples per length, or one number per length.")] = "64",
+    num_examples: Annotated[str, typer.Option(help="Number of examples, or one number per length.")] = "64",
     shots: Annotated[int, options.integer("Number of examples in the prompt.")] = SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.Json = False,

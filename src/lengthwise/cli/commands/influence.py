@@ -43,7 +43,10 @@ def influence(
     near: Annotated[int, options.integer("Number of near tokens, which are always visible.")] = 64,
     far: Annotated[
         int | None,
-        options.integer("Number of far tokens before the near tokens.", show_default=f"at most {DEFAULT_SETTINGS.far}"),
+        options.integer(
+            "Number of far tokens before the near tokens.",
+            show_default=f"{DEFAULT_SETTINGS.far}, or fewer for a model with fewer positions",
+        ),
     ] = None,
     k: Annotated[str, typer.Option("--k", help="Increasing numbers of far tokens to select.")] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
@@ -54,7 +57,7 @@ def influence(
         str, typer.Option(help="strict (removes other far tokens) or masked (hides other far tokens from near tokens).")
     ] = "strict",
     objective: Annotated[
-        str, typer.Option(help="Objective of selection: prediction (with the full context) or target (low loss).")
+        str, typer.Option(help="Objective of selection: prediction (match the full context) or target (low loss).")
     ] = "prediction",
     controls: Annotated[
         str, typer.Option(help=f"Control selections: none, or {', '.join(CONTROLS)} (in the same document).")
@@ -68,7 +71,7 @@ def influence(
     ] = None,
     background_fraction: Annotated[float, typer.Option(help="Fraction of all other targets to measure.")] = 0.1,
     targets: Annotated[str, typer.Option(help="Number of targets to test, or all.")] = "500",
-    max_document_tokens: Annotated[int | None, options.integer("Maximum number of tokens per document.")] = None,
+    max_document_tokens: Annotated[int | None, options.integer("Split texts after this many tokens.")] = None,
     sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
     kind: Annotated[str | None, typer.Option(help="Kind of held-out text, for a run.")] = None,
     compare_model: Annotated[

@@ -27,7 +27,7 @@ class Search(PositionHead):
     def keys(
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
-        """Return normalized projections of the token embeddings; the IDs are not used."""
+        """Return normalized projections of the token embeddings; the keys do not depend on the IDs."""
         return nn.functional.normalize(self.key(embeddings), dim=-1)
 
     def forward(
