@@ -16,7 +16,7 @@ from typing import Any
 
 from lengthwise.evaluation.tables_and_figures import label_of, num_examples_at
 from lengthwise.experiments.reproductions import CLAIMS
-from lengthwise.experiments.reproductions.reproduction import READINGS, Claim, tables_of
+from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim, tables_of
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
 
 Rows = list[dict[str, Any]]
@@ -26,7 +26,7 @@ RESULTS_FOLDER, FIGURES_FOLDER = Path("benchmarks/results"), Path("docs")
 def add_folder(claim: Claim, folder: Path) -> None:
     """Add the rows and readings of a folder to the stored results."""
     commit = json.loads((folder / COMPARISON).read_text())["provenance"]["commit"]
-    for name, source in ((f"{claim.name}.jsonl", RESULTS), (f"{claim.name}_readings.jsonl", READINGS)):
+    for name, source in ((f"{claim.name}.jsonl", RESULTS), (f"{claim.name}_readings.jsonl", READINGS_FILE)):
         _store(claim, name, [{**row, "commit": commit} for row in read_rows(folder / source)])
 
 

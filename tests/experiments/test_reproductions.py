@@ -15,7 +15,7 @@ from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce
-from lengthwise.experiments.reproductions.excess_risk import Cell, growth
+from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
 from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 
 # The cheapest claim at its quick size; the others run in make slow.
@@ -145,7 +145,7 @@ def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
 def test_growth_recovers_planted_factors_at_equal_near_loss():
     rng = np.random.default_rng(0)
     cells = [
-        Cell(
+        LossPair(
             seed=seed,
             train_bits=train_bits,
             test_bits=test_bits,
@@ -157,14 +157,14 @@ def test_growth_recovers_planted_factors_at_equal_near_loss():
         for train_bits in (4, 6, 8)
         for test_bits in (1, 2, 4)
     ]
-    result = growth(cells, np.random.default_rng(1))
+    result = fit_growth(cells, np.random.default_rng(1))
     assert result is not None
     assert result.power == pytest.approx(0.5, rel=0.05)
     for factor, expected in ((result.per_train_bit, 3.0), (result.per_test_bit, 0.5)):
         assert factor.value == pytest.approx(expected, rel=0.05)
         assert factor.interval is not None
         assert factor.interval[0] < expected < factor.interval[1]
-    assert growth([cell for cell in cells if cell.train_bits == 4], rng) is None
-    two_seeds = growth([cell for cell in cells if cell.seed < 2], rng)
+    assert fit_growth([cell for cell in cells if cell.train_bits == 4], rng) is None
+    two_seeds = fit_growth([cell for cell in cells if cell.seed < 2], rng)
     assert two_seeds is not None
     assert two_seeds.per_train_bit.interval is None

@@ -9,7 +9,7 @@ from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Multiplication
 
-# Lengths are digits; for sort, items.
+# A length is a number of digits, or a number of items for sort.
 TESTS = {
     "addition": EvaluationSettings(
         lengths=(10, 40, 100, 1000), num_examples=(512, 512, 512, 64), variants=("uniform", "carry", "unequal")
@@ -22,14 +22,14 @@ TESTS = {
     ),
     "sort": EvaluationSettings(lengths=(10, 40, 64), num_examples=(512,)),
 }
-# 10,000 digits, about 50,000 tokens.
+# The longest test has 10,000 digits, which are about 50,000 tokens.
 LONG_TESTS = replace(TESTS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
 LONG_IDS = 12_288
 THREE_DIGIT_TESTS = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
-# Recipe by label.
-LABELS = {
+# Name of the recipe by label.
+RECIPE_NAMES = {
     "addition, PPC": "addition",
     "addition, IDs given": "addition_coupled",
     "addition, carries written, PPC": "addition_carry",
@@ -43,25 +43,25 @@ LABELS = {
 
 
 def _experiments() -> dict[str, Experiment]:
-    recipes = {label: recipe(name) for label, name in LABELS.items()}
+    recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
     experiments = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in recipes.items()}
-    long = replace(experiments["addition, carries written, PPC"], evaluation=LONG_TESTS)
-    assert isinstance(long.scheme, Predicted)
-    long = replace(long, scheme=replace(long.scheme, num_position_ids=LONG_IDS))
-    # Running sums of 90 or more occur only from the third partial product on, so two digits never train them.
+    long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_TESTS)
+    assert isinstance(long_experiment.scheme, Predicted)
+    long_experiment = replace(long_experiment, scheme=replace(long_experiment.scheme, num_position_ids=LONG_IDS))
+    # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
     three_digits = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_TESTS)
     return experiments | {
-        "addition, carries written, PPC, IDs to 12,288": long,
+        "addition, carries written, PPC, IDs to 12,288": long_experiment,
         "product by three digits, PPC": three_digits,
     }
 
 
 ARITHMETIC = Claim(
     name="arithmetic",
-    summary="addition to 100 times the digits, more operands, multiplication to 20 times, sorting to 6 times",
-    paper="extends section 5.2; tasks after Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
+    summary="addition up to 100 times the training length and with more operands, multiplication, and sorting",
+    paper="extends section 5.2; tasks of Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_experiments,
     laptop=SizePreset(
-        num_seeds=1, labels=tuple(label for label in LABELS if label.endswith("PPC") and "carries" not in label)
+        num_seeds=1, labels=tuple(label for label in RECIPE_NAMES if label.endswith("PPC") and "carries" not in label)
     ),
 )

@@ -19,9 +19,9 @@ from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 
-# Examples per diagnosis.
+# Number of examples per diagnosis.
 NUM_EXAMPLES = 256
-# Names of causes in saved readings, if they differ.
+# Names of causes in saved readings that differ from the current names.
 SAVED_NAMES = {
     MORE_IDS: "more different IDs than training showed",
     UNTRAINED_IDS: "IDs or distances that training did not show",
@@ -31,7 +31,7 @@ SAVED_NAMES = {
 
 
 def _experiments() -> dict[str, Experiment]:
-    """Return runs that fail beyond training for a known reason; the last test length is the one to diagnose."""
+    """Return runs that fail beyond training for a known reason; the diagnosis uses the last test length."""
     recall = recipe("recall")
     cases = {
         "recall, NoPE": (replace(recall, encoding=NoPE()), (32, 1024)),
@@ -47,7 +47,7 @@ def _experiments() -> dict[str, Experiment]:
     }
 
 
-def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the diagnosis of the longest length."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     failures = diagnosis.failures
@@ -91,19 +91,19 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw a panel per row: the fraction of first errors that each intervention repairs, a point per seed."""
-    # Imported here because it takes a second and most commands draw nothing.
+    """Draw one panel per row with the fraction of first errors that each intervention repairs, and a point per seed."""
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     causes, labels = _causes(readings), list(dict.fromkeys(reading["row"] for reading in readings))
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
         panel = [reading for reading in readings if reading["row"] == label]
-        for place, name in enumerate(causes):
-            shares = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
-            if shares:
-                axes.barh(place, sum(shares) / len(shares), color=f"C{place}", alpha=0.5)
-                axes.plot(shares, [place] * len(shares), "o", color=f"C{place}", markersize=4)
+        for index, name in enumerate(causes):
+            repair_rates = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
+            if repair_rates:
+                axes.barh(index, sum(repair_rates) / len(repair_rates), color=f"C{index}", alpha=0.5)
+                axes.plot(repair_rates, [index] * len(repair_rates), "o", color=f"C{index}", markersize=4)
         axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {panel[0]['length']:,}")
         axes.set_yticks(range(len(causes)), causes, fontsize=7)
     axes.set_xlabel("fraction of first errors repaired without this cause")
@@ -118,7 +118,7 @@ DIAGNOSIS = Claim(
     experiments=_experiments,
     laptop=SizePreset(num_seeds=1),
     full=SizePreset(num_seeds=3),
-    read=_read,
+    read=_extract_reading,
     tables=_tables,
     draw=_draw,
 )

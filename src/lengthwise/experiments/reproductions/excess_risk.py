@@ -1,16 +1,16 @@
-"""Growth of the loss beyond the training lengths with k, at equal loss within them."""
+"""Growth of the loss beyond the training lengths with k, at equal loss within the training lengths."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-# Number of bootstrap resamples of the seeds, and a lower limit of losses, because float32 cannot resolve smaller ones.
-RESAMPLES, FLOOR = 2000, 1e-8
+# Number of bootstrap resamples of the seeds, and the lower limit of losses, because of the precision of float32.
+NUM_RESAMPLES, MIN_LOSS = 2000, 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class LossPair:
     """Losses (nats) of one run on one number of bits: at the longest training length and at a longer length."""
 
     seed: int
@@ -32,7 +32,7 @@ class Factor:
 class Growth:
     """Factors of the far loss per bit in training and per bit in the test, and its power law in the near loss.
 
-    The far loss is proportional to the near loss to the ``power``; a power near 0 means that they are unrelated.
+    The far loss is proportional to the near loss to the ``power``; with a power near 0, the two losses are unrelated.
     """
 
     per_train_bit: Factor
@@ -40,20 +40,20 @@ class Growth:
     power: float
 
 
-def growth(cells: list[Cell], rng: np.random.Generator) -> Growth | None:
-    """Fit the growth of the far loss; return None if the cells do not determine all three coefficients.
+def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth | None:
+    """Fit the growth of the far loss; return None if the data do not determine all three coefficients.
 
     The fit is a linear regression of the log far loss on both numbers of bits and the log near loss, which compares
-    cells at equal near loss. The intervals resample seeds with replacement.
+    runs at equal near loss. The intervals resample seeds with replacement.
     """
-    estimate = _fit(cells)
+    estimate = _fit_coefficients(loss_pairs)
     if estimate is None:
         return None
-    seeds = sorted({cell.seed for cell in cells})
+    seeds = sorted({pair.seed for pair in loss_pairs})
     resamples = []
-    for _ in range(RESAMPLES if len(seeds) > 2 else 0):
-        sample = [cell for seed in rng.choice(seeds, len(seeds)) for cell in cells if cell.seed == seed]
-        if (coefficients := _fit(sample)) is not None:
+    for _ in range(NUM_RESAMPLES if len(seeds) > 2 else 0):
+        sample = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
+        if (coefficients := _fit_coefficients(sample)) is not None:
             resamples.append(coefficients)
     return Growth(
         per_train_bit=_factor_with_interval(estimate, resamples, 1),
@@ -72,12 +72,12 @@ def _factor_with_interval(
     return Factor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
 
 
-def _fit(cells: list[Cell]) -> Float[np.ndarray, " 4"] | None:
+def _fit_coefficients(loss_pairs: list[LossPair]) -> Float[np.ndarray, " 4"] | None:
     """Return the coefficients of a constant, bits in training, bits in the test, and log near loss."""
     x = np.array(
-        [[1.0, cell.train_bits, cell.test_bits, np.log(max(cell.near_loss, FLOOR))] for cell in cells]
+        [[1.0, pair.train_bits, pair.test_bits, np.log(max(pair.near_loss, MIN_LOSS))] for pair in loss_pairs]
     ).reshape(-1, 4)
-    y = np.log([max(cell.far_loss, FLOOR) for cell in cells])
+    y = np.log([max(pair.far_loss, MIN_LOSS) for pair in loss_pairs])
     if np.linalg.matrix_rank(x) < x.shape[1]:
         return None
     return np.asarray(np.linalg.lstsq(x, y, rcond=None)[0])

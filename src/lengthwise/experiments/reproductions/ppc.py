@@ -19,9 +19,9 @@ from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
 HEADS = ("pointer", "rank", "increment", "class")
-# Examples for free decoding and teacher forcing, and their maximal length.
+# Number of examples for free decoding and teacher forcing, and their maximum length.
 NUM_DECODED, MAX_DECODED_LENGTH = 32, 2000
-# Answers predicted from subsampled sequences, and the approximate number of tokens in each.
+# Number of answers predicted from subsampled sequences, and approximate number of tokens per subsample.
 NUM_ANSWERS, NUM_TOKENS = 64, 16
 
 
@@ -31,11 +31,11 @@ def _experiments() -> dict[str, Experiment]:
     base = experiments["parity, pointer"]
     scheme = base.scheme
     assert isinstance(scheme, Predicted)
-    # A range small enough that training covers most IDs.
+    # In a small range, training covers most IDs.
     small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
-    near = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
+    near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
     experiments["parity, class, learned IDs to 0.1x"] = _with_classes(
-        replace(base, scheme=small_range, evaluation=near)
+        replace(base, scheme=small_range, evaluation=near_evaluation)
     )
     # Couple each state with the last bit read, not with the next bit needed.
     last_bit = replace(base, task=Parity(coupling="same"))
@@ -70,7 +70,7 @@ def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
 
 
 def _with_classes(base: Experiment) -> Experiment:
-    """Return the experiment with the class head and learned IDs: classes are absolute IDs, and rotary is relative."""
+    """Return the experiment with the class head and learned IDs: classes are absolute IDs, but rotary is relative."""
     assert isinstance(base.scheme, Predicted)
     return replace(
         base,
@@ -79,8 +79,8 @@ def _with_classes(base: Experiment) -> Experiment:
     )
 
 
-def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Compare free decoding and teacher forcing, and measure answers from few tokens, at the first failing length."""
+def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+    """Compare free decoding with teacher forcing, and measure answers from few tokens, at the first failing length."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
@@ -91,7 +91,7 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
 
 
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
-    """Return the accuracy (token and ID) from only the support, and from the same number of other tokens."""
+    """Return the accuracy (token and ID) of answers from only the support, and from as many other tokens."""
     run.decoder.eval()
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_ANSWERS)
@@ -113,43 +113,43 @@ class _DecodingCounts:
     """Counts of correct examples and tokens under teacher forcing and free decoding."""
 
     examples: int = 0
-    forced: int = 0
-    free: int = 0
-    same: int = 0
-    later: int = 0
-    forced_later: int = 0
-    free_later: int = 0
+    forced_exact: int = 0
+    free_exact: int = 0
+    same_first_error: int = 0
+    later_tokens: int = 0
+    forced_later_correct: int = 0
+    free_later_correct: int = 0
 
-    def add(self, forced: Grades, free: Grades) -> None:
+    def add(self, forced_grades: Grades, free_grades: Grades) -> None:
         """Add a batch; tokens after the first error of each failed example count as later tokens."""
-        errors, free_errors = (
-            {example: token for example, token, _ in first_errors(graded)} for graded in (forced, free)
+        forced_errors, free_errors = (
+            {example: token for example, token, _ in first_errors(grades)} for grades in (forced_grades, free_grades)
         )
-        self.examples += len(forced.scored)
-        self.forced += len(forced.scored) - len(errors)
-        self.free += len(free.scored) - len(free_errors)
-        self.same += sum(errors.get(each) == free_errors.get(each) for each in range(len(forced.scored)))
-        for example, token in errors.items():
-            scored = forced.scored[example, token + 1 :]
-            self.later += int(scored.sum())
-            self.forced_later += int(forced.token_correct[example, token + 1 :][scored].sum())
-            self.free_later += int(free.token_correct[example, token + 1 :][scored].sum())
+        self.examples += (num_examples := len(forced_grades.scored))
+        self.forced_exact += num_examples - len(forced_errors)
+        self.free_exact += num_examples - len(free_errors)
+        self.same_first_error += sum(forced_errors.get(each) == free_errors.get(each) for each in range(num_examples))
+        for example, token in forced_errors.items():
+            scored = forced_grades.scored[example, token + 1 :]
+            self.later_tokens += int(scored.sum())
+            self.forced_later_correct += int(forced_grades.token_correct[example, token + 1 :][scored].sum())
+            self.free_later_correct += int(free_grades.token_correct[example, token + 1 :][scored].sum())
 
     def fractions(self) -> dict[str, float | None]:
         """Return fractions of all examples, and of the tokens after first errors (None if there are no such tokens)."""
-        later_counts = (self.forced_later, self.free_later)
-        forced_later, free_later = (count / self.later if self.later else None for count in later_counts)
+        later_counts = (self.forced_later_correct, self.free_later_correct)
+        forced_later, free_later = (count / self.later_tokens if self.later_tokens else None for count in later_counts)
         return {
-            "forced": self.forced / self.examples,
-            "free": self.free / self.examples,
-            "same_first_error": self.same / self.examples,
+            "forced": self.forced_exact / self.examples,
+            "free": self.free_exact / self.examples,
+            "same_first_error": self.same_first_error / self.examples,
             "forced_later": forced_later,
             "free_later": free_later,
         }
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [_first_error_table(rows), _decoding(readings), _few(readings)]
+    return [_first_error_table(rows), _decoding_table(readings), _few_token_table(readings)]
 
 
 def _first_error_table(rows: Rows) -> Table:
@@ -173,7 +173,7 @@ def _first_error_table(rows: Rows) -> Table:
     return title, ["row", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
 
 
-def _decoding(readings: Rows) -> Table:
+def _decoding_table(readings: Rows) -> Table:
     body = []
     for reading in readings:
         names = ("forced", "free", "same_first_error", "forced_later", "free_later")
@@ -184,7 +184,7 @@ def _decoding(readings: Rows) -> Table:
     return f"free decoding and teacher forcing, {NUM_DECODED} examples", [*header, *later], body
 
 
-def _few(readings: Rows) -> Table:
+def _few_token_table(readings: Rows) -> Table:
     body = []
     for reading in readings:
         sizes = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
@@ -202,9 +202,9 @@ PPC = Claim(
     experiments=_experiments,
     laptop=SizePreset(
         num_seeds=1,
-        labels=tuple(f"parity, {what}" for what in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
+        labels=tuple(f"parity, {name}" for name in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
         max_length=2000,
     ),
-    read=_read,
+    read=_extract_reading,
     tables=_tables,
 )

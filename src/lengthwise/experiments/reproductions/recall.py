@@ -14,8 +14,8 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
 
-KINDS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}
-# Examples per diagnosis.
+TASKS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}
+# Number of examples per diagnosis.
 NUM_EXAMPLES = 64
 
 
@@ -23,17 +23,17 @@ def _experiments() -> dict[str, Experiment]:
     """Return NoPE with and without log length scaling, and rotary with it, for each kind of recall."""
     evaluation = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
     experiments = {}
-    for kind, task in KINDS.items():
-        plain = replace(recipe("recall"), task=task, evaluation=evaluation)
-        sharp = replace(plain, decoder=replace(plain.decoder, length_scaling="log"))
-        experiments[kind] = plain
-        experiments[f"{kind}, log scaling"] = sharp
-        experiments[f"{kind}, rotary, log scaling"] = replace(sharp, encoding=Rotary())
+    for kind, task in TASKS.items():
+        baseline = replace(recipe("recall"), task=task, evaluation=evaluation)
+        log_scaled = replace(baseline, decoder=replace(baseline.decoder, length_scaling="log"))
+        experiments[kind] = baseline
+        experiments[f"{kind}, log scaling"] = log_scaled
+        experiments[f"{kind}, rotary, log scaling"] = replace(log_scaled, encoding=Rotary())
     return experiments
 
 
-def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the largest attention mass of any head on the support, by length, and the limiting cause."""
+def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+    """Return the largest attention mass of a head on the support by length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
         "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
@@ -54,13 +54,13 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
 RECALL = Claim(
     name="recall",
     summary="recall with one or several questions, up to 64 times the training length; dilution of attention",
-    paper="a reviewer's question (k = 1); tasks after Arora et al. 2024 (arXiv 2312.04927)",
+    paper="a reviewer's question (k = 1); tasks of Arora et al. 2024 (arXiv 2312.04927)",
     experiments=_experiments,
     laptop=SizePreset(
         num_seeds=1,
         labels=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
         max_length=512,
     ),
-    read=_read,
+    read=_extract_reading,
     tables=_tables,
 )

@@ -18,15 +18,15 @@ from lengthwise.experiments.run_folder import read_rows_with_digest, run_folder,
 # A table: title, header and body.
 Table = tuple[str, list[str], list[list[str]]]
 SIZES = ("quick", "laptop", "full", "gpu")
-# Seeds below this one were used to tune the settings.
+# First seed of a reproduction; settings were tuned with smaller seeds.
 FIRST_SEED = 9000
-# Files of extracted values: of one run, in its folder, and of all runs, next to the results.
-READING, READINGS = "reading.jsonl", "readings.jsonl"
+# Files of extracted values: one file in the folder of each run, and one file of all runs next to the results.
+READING_FILE, READINGS_FILE = "reading.jsonl", "readings.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizePreset:
-    """The part of a claim to run: number of seeds, row labels (None: all), and limits on test length and steps."""
+    """Part of a claim to run: number of seeds, row labels (None: all), and limits on test length and steps."""
 
     num_seeds: int
     labels: tuple[str, ...] | None = None
@@ -36,7 +36,7 @@ class SizePreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A statement from the paper or an extension of it, with the experiments that test it.
+    """Statement from the paper or an extension of it, with the experiments that test it.
 
     ``experiments`` returns the full-size experiments by label. ``read`` extracts values from a trained run and its
     result rows; they are saved as a reading, with ``row`` and ``seed``. ``tables`` builds tables from result rows and
@@ -63,9 +63,9 @@ class Claim:
         experiments = {label: replace(each, seed=first_seed) for label, each in self.experiments().items()}
         if size == "quick":
             return {label: quick(each) for label, each in experiments.items()}, 1
-        part = self.full if size in ("full", "gpu") else self.laptop
-        labels = experiments if part.labels is None else part.labels
-        return {label: _limited(experiments[label], part) for label in labels}, part.num_seeds
+        preset = self.full if size in ("full", "gpu") else self.laptop
+        labels = experiments if preset.labels is None else preset.labels
+        return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds
 
     def default_labels(self, size: str) -> tuple[str, ...] | None:
         """Return the labels that run by default, None for all; ``quick`` runs the labels of ``laptop``."""
@@ -115,7 +115,7 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
     if not comparison.is_complete:
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows
-    readings = _readings(claim, experiments, rows, out, device)
+    readings = _collect_readings(claim, experiments, rows, out, device)
     return Reproduction(
         comparison=comparison,
         readings=readings,
@@ -125,16 +125,16 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
 
 
 def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
-    """Return exact match by length, one table per task, then the claim's own tables."""
+    """Return one table of exact match by length per task, followed by the tables of the claim."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         task_rows = [row for row in rows if row["task"] == task]
-        failed = [cell["row"] for cell in diverged if cell["task"] == task]
-        tables.append((f"{task.replace('_', ' ')}: {heading(task_rows)}", *table(task_rows, failed)))
+        diverged_labels = [run["row"] for run in diverged if run["task"] == task]
+        tables.append((f"{task.replace('_', ' ')}: {heading(task_rows)}", *table(task_rows, diverged_labels)))
     return tables + claim.tables(rows, readings)
 
 
-def _readings(
+def _collect_readings(
     claim: Claim, experiments: Mapping[str, Experiment], rows: Rows, out: Path, device: str
 ) -> list[dict[str, Any]]:
     """Return the reading of every run with results; readings of earlier calls are loaded from the run folders."""
@@ -146,20 +146,20 @@ def _readings(
             folder = run_folder(out, label, seed)
             if not (folder / COMPARISON_ROWS).exists():
                 continue
-            if not (folder / READING).exists():
+            if not (folder / READING_FILE).exists():
                 values = claim.read(load_run(folder, device=device), read_rows_with_digest(folder / COMPARISON_ROWS))
-                write_rows_with_digest(folder / READING, [{"row": label, "seed": seed, **values}])
-            readings += read_rows_with_digest(folder / READING)
-    write_rows(out / READINGS, readings)
+                write_rows_with_digest(folder / READING_FILE, [{"row": label, "seed": seed, **values}])
+            readings += read_rows_with_digest(folder / READING_FILE)
+    write_rows(out / READINGS_FILE, readings)
     return readings
 
 
-def _limited(experiment: Experiment, size: SizePreset) -> Experiment:
-    training, tests = experiment.training, experiment.evaluation
-    if size.max_steps is not None and training.steps > size.max_steps:
-        training = replace(training, steps=size.max_steps)
-    if size.max_length is not None:
-        pairs = [(length, tests.num_examples_at(place)) for place, length in enumerate(tests.lengths)]
-        lengths, numbers = zip(*(pair for pair in pairs if pair[0] <= size.max_length), strict=True)
-        tests = replace(tests, lengths=lengths, num_examples=numbers)
-    return replace(experiment, training=training, evaluation=tests)
+def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:
+    training, evaluation = experiment.training, experiment.evaluation
+    if preset.max_steps is not None and training.steps > preset.max_steps:
+        training = replace(training, steps=preset.max_steps)
+    if preset.max_length is not None:
+        pairs = [(length, evaluation.num_examples_at(index)) for index, length in enumerate(evaluation.lengths)]
+        lengths, num_examples = zip(*(pair for pair in pairs if pair[0] <= preset.max_length), strict=True)
+        evaluation = replace(evaluation, lengths=lengths, num_examples=num_examples)
+    return replace(experiment, training=training, evaluation=evaluation)

@@ -15,18 +15,18 @@ from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 
-# Layers and width; each head has 32 dimensions.
-SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
+# Numbers of layers and widths; each head has 32 dimensions.
+MODEL_SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
 # Fractions of the recipe's training steps.
-BUDGETS = (0.25, 0.5, 1.0)
-# Smallest exact match at a length that counts as reached.
+STEP_FRACTIONS = (0.25, 0.5, 1.0)
+# Minimum exact match at a length that counts as reached.
 THRESHOLD = 0.9
 # Task, size and budget by label.
-CELLS = {
+SETTINGS = {
     f"{name}, {size[0]} x {size[1]}, {budget:g} of the steps": (name, size, budget)
     for name in ("parity", "variables", "sparse parity")
-    for size in SIZES
-    for budget in BUDGETS
+    for size in MODEL_SIZES
+    for budget in STEP_FRACTIONS
 }
 MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
@@ -44,10 +44,10 @@ def _experiments() -> dict[str, Experiment]:
         "variables": replace(recipe("variable_assignment"), evaluation=chains),
         "sparse parity": replace(sparse_parity_up_to(6), evaluation=bits),
     }
-    return {label: _sized(bases[name], *size, budget) for label, (name, size, budget) in CELLS.items()}
+    return {label: _resize(bases[name], *size, budget) for label, (name, size, budget) in SETTINGS.items()}
 
 
-def _sized(base: Experiment, layers: int, width: int, budget: float) -> Experiment:
+def _resize(base: Experiment, layers: int, width: int, budget: float) -> Experiment:
     steps = round(budget * base.training.steps)
     return replace(
         base,
@@ -56,10 +56,11 @@ def _sized(base: Experiment, layers: int, width: int, budget: float) -> Experime
     )
 
 
-def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return weights, training FLOPs (six per weight and token, without attention), fit, and reach.
+def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+    """Return the number of weights, the training FLOPs, the fit and the reach of a run.
 
-    The reach is the longest length up to which every exact match is at least ``THRESHOLD``, in training lengths.
+    Training uses six FLOPs per weight and token, without attention. The reach is the longest length up to which every
+    exact match is at least ``THRESHOLD``, divided by the longest training length.
     """
     experiment = run.experiment
     first, last = experiment.train_lengths
@@ -70,102 +71,100 @@ def _read(run: Run, rows: Rows) -> Mapping[str, Any]:
     ]
     tokens = run.facts["steps"] * experiment.training.batch_size * sum(sizes) / len(sizes)
     lengths = sorted({row["length"] for row in rows})
-    fails = (each for each in lengths if min(row["exact_match"] for row in rows if row["length"] == each) < THRESHOLD)
-    first_failure = next(fails, None)
-    reached = [length for length in lengths if first_failure is None or length < first_failure]
+    exact = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
+    first_failure = next((length for length in lengths if exact[length] < THRESHOLD), None)
+    exact_lengths = [length for length in lengths if first_failure is None or length < first_failure]
     return {
         "weights": weights,
         "flops": 6 * weights * tokens,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": max(reached, default=0) / last,
+        "reached": max(exact_lengths, default=0) / last,
     }
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [table for task in _tasks(readings) for table in (_by_size(task, readings), _at_equal_flops(task, readings))]
+    return [table for task in _tasks(readings) for table in (_size_table(task, readings), _flops_table(task, readings))]
 
 
 def _tasks(readings: Rows) -> list[str]:
-    return list(dict.fromkeys(_cell(reading)[0] for reading in readings))
+    return list(dict.fromkeys(_settings_of(reading)[0] for reading in readings))
 
 
-def _cell(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], float]:
-    return CELLS[reading["row"]]
+def _settings_of(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], float]:
+    return SETTINGS[reading["row"]]
 
 
-def _by_size(task: str, readings: Rows) -> Table:
-    """Return the reach of every seed, by size and budget."""
+def _size_table(task: str, readings: Rows) -> Table:
+    """Return a table of the reach of every seed, by model size and training budget."""
     body = []
-    for layers, width in SIZES:
-        cells = [f"{layers} x {width}", "-"]
-        for budget in BUDGETS:
-            group = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
-            reached = ", ".join(_reach_text(each) for each in group)
+    for layers, width in MODEL_SIZES:
+        row_cells = [f"{layers} x {width}", "-"]
+        for budget in STEP_FRACTIONS:
+            group = [each for each in readings if _settings_of(each) == (task, (layers, width), budget)]
+            reach_by_seed = ", ".join(_reach_text(each) for each in group)
             flops = sum(each["flops"] for each in group) / max(len(group), 1)
-            cells.append(f"{reached}\n({flops:.1e} FLOPs)" if group else "-")
-            cells[1] = f"{group[0]['weights']:,}" if group else cells[1]
-        body.append(cells)
+            row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if group else "-")
+            row_cells[1] = f"{group[0]['weights']:,}" if group else row_cells[1]
+        body.append(row_cells)
     title = f"{task}: reach in training lengths at exact match {THRESHOLD} or more, by seed"
-    return title, ["layers x width", "weights", *(f"{budget:g} of the steps" for budget in BUDGETS)], body
+    return title, ["layers x width", "weights", *(f"{budget:g} of the steps" for budget in STEP_FRACTIONS)], body
 
 
 def _reach_text(reading: Mapping[str, Any]) -> str:
     return f"{reading['reached']:g}x" if reading["fits"] else f"{reading['reached']:g}x (does not fit)"
 
 
-def _at_equal_flops(task: str, readings: Rows) -> Table:
-    """Return the sizes with the largest reach, by training FLOPs in bins of a factor of four."""
-    task_readings = [reading for reading in readings if _cell(reading)[0] == task]
+def _flops_table(task: str, readings: Rows) -> Table:
+    """Return a table of the model sizes with the largest reach, by training FLOPs in bins of a factor of four."""
+    task_readings = [reading for reading in readings if _settings_of(reading)[0] == task]
     body = []
-    for power in sorted({_power(reading) for reading in task_readings}):
-        equal = [reading for reading in task_readings if _power(reading) == power]
-        cells = dict.fromkeys(map(_cell, equal))
-        means = {cell: _geometric_mean_exact_length([each for each in equal if _cell(each) == cell]) for cell in cells}
+    for power in sorted({_flops_bin(reading) for reading in task_readings}):
+        bin_readings = [reading for reading in task_readings if _flops_bin(reading) == power]
+        settings = dict.fromkeys(map(_settings_of, bin_readings))
+        means = {key: _mean_reach([each for each in bin_readings if _settings_of(each) == key]) for key in settings}
         best = max(means.values())
-        leaders = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
+        sizes = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
         body.append(
-            [f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}", str(len(cells)), ", ".join(leaders), f"{best:.3g}x"]
+            [f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}", str(len(settings)), ", ".join(sizes), f"{best:.3g}x"]
         )
     title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
     return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
 
 
-def _power(reading: Mapping[str, Any]) -> int:
+def _flops_bin(reading: Mapping[str, Any]) -> int:
     return math.floor(math.log(reading["flops"], 4))
 
 
-def _geometric_mean_exact_length(readings: Rows) -> float:
-    """Return the geometric mean; a run that fails within the training length counts as 0.1."""
+def _mean_reach(readings: Rows) -> float:
+    """Return the geometric mean of the reach; a run that fails within the training length counts as 0.1."""
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw reach against training FLOPs, a panel per task."""
-    # Imported here because it takes a second and most commands draw nothing.
+    """Draw reach against training FLOPs, with one panel per task."""
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import NullFormatter  # noqa: PLC0415
 
     tasks = _tasks(readings)
     figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for place, (layers, width) in enumerate(SIZES):
+        for index, (layers, width) in enumerate(MODEL_SIZES):
             points = []
-            for budget in BUDGETS:
-                group = [each for each in readings if _cell(each) == (task, (layers, width), budget)]
+            for budget in STEP_FRACTIONS:
+                group = [each for each in readings if _settings_of(each) == (task, (layers, width), budget)]
                 if group:
-                    points.append(
-                        (sum(each["flops"] for each in group) / len(group), _geometric_mean_exact_length(group))
-                    )
+                    points.append((sum(each["flops"] for each in group) / len(group), _mean_reach(group)))
                 axes.plot(
                     [each["flops"] for each in group],
                     [max(each["reached"], 0.1) for each in group],
                     MARKERS[budget],
-                    color=f"C{place}",
+                    color=f"C{index}",
                     alpha=0.4,
                 )
-            axes.plot(*zip(*points, strict=True), "-", color=f"C{place}", label=f"{layers} x {width}")
+            axes.plot(*zip(*points, strict=True), "-", color=f"C{index}", label=f"{layers} x {width}")
         axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
-        # Powers of ten only: labels of minor ticks would overlap.
+        # Label only the powers of ten, because labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylabel(f"reach in training lengths, exact match {THRESHOLD} or more")
         axes.grid(alpha=0.3)
@@ -183,11 +182,11 @@ SCALE = Claim(
     experiments=_experiments,
     laptop=SizePreset(
         num_seeds=1,
-        labels=tuple(label for label, (name, _, budget) in CELLS.items() if name == "parity" and budget > 0.25),
+        labels=tuple(label for label, (name, _, budget) in SETTINGS.items() if name == "parity" and budget > 0.25),
         max_length=2000,
     ),
     full=SizePreset(num_seeds=3),
-    read=_read,
+    read=_extract_reading,
     tables=_tables,
     draw=_draw,
 )

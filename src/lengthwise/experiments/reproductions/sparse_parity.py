@@ -11,50 +11,48 @@ from lengthwise.encodings import Rotary
 from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, label_of, pool_seeds, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
-from lengthwise.experiments.reproductions.excess_risk import Cell, Factor, growth
+from lengthwise.experiments.reproductions.excess_risk import Factor, LossPair, fit_growth
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 
-# Maximal numbers of flagged bits in training; the first three train in minutes in every variation.
+# Maximum numbers of flagged bits in training; the first three train in minutes in every variation.
 TRAIN_BITS = (4, 6, 8, 10, 12)
-FEWER = TRAIN_BITS[:3]
-# Numbers of flagged bits in the tests of the plain runs; the other runs have fewer.
+FEWER_TRAIN_BITS = TRAIN_BITS[:3]
+# Numbers of flagged bits in the tests of the plain runs; other runs have fewer tests.
 ALL_TEST_BITS = tuple(range(1, 17))
 # Length of the figure's heat maps: ten times the longest training length. The paper does not state its length.
 FIGURE_LENGTH = 500
-# A color per number of bits in training.
+# Line color for each number of bits in training.
 COLORS = ("#2471a3", "#c0392b", "#1e8449", "#b9770e", "#7d3c98")
 
 
 @dataclass(frozen=True, slots=True)
 class _Variation:
-    """Runs that differ only in the maximal number of bits in training."""
+    """Runs that differ only in the maximum number of bits in training."""
 
     name: str
     train_bits: tuple[int, ...]
 
-    def label(self, most: int) -> str:
-        return f"up to {most} bits{self.name}"
+    def label(self, max_bits: int) -> str:
+        return f"up to {max_bits} bits{self.name}"
 
 
 PLAIN, LETTERS = _Variation("", TRAIN_BITS), _Variation(" among letters", TRAIN_BITS)
-WINDOW, COUNTING = _Variation(" within 16", FEWER), _Variation(", counting", FEWER)
-ROTARY, SKIPWISE = _Variation(", rotary", FEWER), _Variation(", rotary + PoSE", FEWER)
-# The second one differs from the plain runs only in the dilution.
-UNDILUTED, ONLY_UNDILUTED = _Variation(", undiluted", FEWER), _Variation(", undiluted alone", TRAIN_BITS[:1])
+WINDOW, COUNTING = _Variation(" within 16", FEWER_TRAIN_BITS), _Variation(", counting", FEWER_TRAIN_BITS)
+ROTARY, SKIPWISE = _Variation(", rotary", FEWER_TRAIN_BITS), _Variation(", rotary + PoSE", FEWER_TRAIN_BITS)
+# ONLY_UNDILUTED differs from the plain runs only in the dilution.
+UNDILUTED, ONLY_UNDILUTED = _Variation(", undiluted", FEWER_TRAIN_BITS), _Variation(", undiluted alone", TRAIN_BITS[:1])
 VARIATIONS = (PLAIN, UNDILUTED, ONLY_UNDILUTED, LETTERS, WINDOW, ROTARY, SKIPWISE, COUNTING)
-MOST = {variation.label(most): most for variation in VARIATIONS for most in variation.train_bits}
+MAX_BITS = {variation.label(max_bits): max_bits for variation in VARIATIONS for max_bits in variation.train_bits}
 
 
 def _experiments() -> dict[str, Experiment]:
-    return {
-        variation.label(most): _experiment(variation, most) for variation in VARIATIONS for most in variation.train_bits
-    }
+    return {each.label(max_bits): _experiment(each, max_bits) for each in VARIATIONS for max_bits in each.train_bits}
 
 
-def _experiment(variation: _Variation, most: int) -> Experiment:
+def _experiment(variation: _Variation, max_bits: int) -> Experiment:
     experiment = sparse_parity_up_to(
-        most,
+        max_bits,
         coding="letters" if variation is LETTERS else "flags",
         window=16 if variation is WINDOW else None,
         test_bits=ALL_TEST_BITS if variation is PLAIN else TEST_BITS,
@@ -74,58 +72,58 @@ def _experiment(variation: _Variation, most: int) -> Experiment:
 
 
 def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    """Return exact match by bits in training and in the test, near and far, and the growth of the far loss."""
+    """Return tables of exact match by bits in training and in the test, and of the growth of the loss."""
     longest = max(int(row["train_lengths"][1]) for row in rows)
-    near, *beyond = dict.fromkeys((min(_lengths(rows)), _figure_length(rows), max(_lengths(rows))))
-    maps = [_heat_map(rows, length, longest) for length in (near, *beyond)]
-    return maps + [_excess(rows, near, far) for far in beyond]
+    near, *beyond = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
+    heat_map_tables = [_exact_match_table(rows, length, longest) for length in (near, *beyond)]
+    return heat_map_tables + [_growth_table(rows, near, far) for far in beyond]
 
 
-def _heat_map(rows: Rows, length: int, longest: int) -> Table:
+def _exact_match_table(rows: Rows, length: int, longest: int) -> Table:
     body = []
     for label in _labels(rows):
         fits = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
-        cells = [_cell(rows, label, length, {number}) for number in _test_bits(rows)]
+        cells = [_select_rows(rows, label, length, {number}) for number in _test_bits(rows)]
         exact = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
         body.append([label, f"{sum(fits.values())} of {len(fits)}", *exact])
     title = f"exact match at length {length:,}, by number of flagged bits; training length up to {longest}"
     return title, ["row", "seeds that fit", *map(str, _test_bits(rows))], body
 
 
-def _excess(rows: Rows, near: int, far: int) -> Table:
-    """Return the growth of the loss at ``far``, for runs and numbers of bits in training that fit at ``near``."""
+def _growth_table(rows: Rows, near: int, far: int) -> Table:
+    """Return the growth of the loss at length ``far``, for runs and numbers of bits that fit at length ``near``."""
     body = []
     for variation in VARIATIONS:
         labels = list(map(variation.label, variation.train_bits))
-        trained_rows = [row for row in rows if label_of(row) in labels and _bits(row) <= _most(row)]
+        trained_rows = [row for row in rows if label_of(row) in labels and _num_bits(row) <= _train_bits(row)]
         if not trained_rows:
             continue
-        near_rows = {(label_of(row), row["seed"], _bits(row)): row for row in trained_rows if row["length"] == near}
+        near_rows = {(label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near}
         pairs = [
-            (near_rows[label_of(row), row["seed"], _bits(row)], row)
+            (near_rows[label_of(row), row["seed"], _num_bits(row)], row)
             for row in trained_rows
             if row["length"] == far and row["answer_loss"] is not None
         ]
-        fit = [pair for pair in pairs if pair[0]["exact_match"] >= FIT_THRESHOLD and pair[0]["fitted"] >= FIT_THRESHOLD]
-        cells = [
-            Cell(
+        fit_pairs = [pair for pair in pairs if min(pair[0]["exact_match"], pair[0]["fitted"]) >= FIT_THRESHOLD]
+        loss_pairs = [
+            LossPair(
                 seed=near_row["seed"],
-                train_bits=_most(near_row),
-                test_bits=_bits(near_row),
+                train_bits=_train_bits(near_row),
+                test_bits=_num_bits(near_row),
                 near_loss=near_row["answer_loss"],
                 far_loss=far_row["answer_loss"],
             )
-            for near_row, far_row in fit
+            for near_row, far_row in fit_pairs
         ]
-        fitted = growth(cells, stream(0, "seeds drawn again", variation.name))
-        if fitted is None:
+        growth = fit_growth(loss_pairs, stream(0, "seeds drawn again", variation.name))
+        if growth is None:
             factors = ["-", "-", "-"]
         else:
-            factors = [_factor_text(fitted.per_train_bit), _factor_text(fitted.per_test_bit), f"{fitted.power:.2f}"]
-        body.append([f"up to K bits{variation.name}", f"{len(fit)} of {len(pairs)}", *factors])
+            factors = [_factor_text(growth.per_train_bit), _factor_text(growth.per_test_bit), f"{growth.power:.2f}"]
+        body.append([f"up to K bits{variation.name}", f"{len(fit_pairs)} of {len(pairs)}", *factors])
     title = f"growth of the loss at {far:,}, at equal loss at {near}: factors with 95% intervals over seeds"
-    by = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near}"]
-    return title, ["rows", "cells that fit", *by], body
+    factor_headers = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near}"]
+    return title, ["rows", "cells that fit", *factor_headers], body
 
 
 def _factor_text(factor: Factor) -> str:
@@ -135,8 +133,8 @@ def _factor_text(factor: Factor) -> str:
 
 
 def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw two panels per variation: exact match by length on bits in training, and by bits at one long length."""
-    # Imported here because it takes a second and most commands draw nothing.
+    """Draw two panels per variation: exact match by length on training bits, and by number of bits at a long length."""
+    # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     far = _figure_length(rows)
@@ -146,25 +144,26 @@ def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     groups = {variation: labels for variation, labels in groups.items() if labels}
     figure = Figure(figsize=(13, 1 + 2.8 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, squeeze=False)
-    for (by_length, heat), (variation, labels) in zip(panels, groups.items(), strict=True):
+    for (by_length, heat_map), (variation, labels) in zip(panels, groups.items(), strict=True):
         for label in labels:
             _draw_by_length(by_length, rows, label)
         name = f"up to K bits{variation.name}"
         by_length.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=name)
         by_length.grid(alpha=0.3)
         by_length.legend(fontsize=8, title="K", loc="lower left")
-        image = _draw_heat(heat, rows, labels, far)
-        heat.set(xlabel="flagged bits", ylabel="K", title=f"{name}: length {far:,}")
+        image = _draw_heat_map(heat_map, rows, labels, far)
+        heat_map.set(xlabel="flagged bits", ylabel="K", title=f"{name}: length {far:,}")
     figure.colorbar(image, ax=panels[:, 1], label="exact match, mean of seeds", shrink=0.5)
     figure.suptitle(f"{title}; left: numbers of bits as in training, bands from the lowest to the highest seed")
     return save_figure(figure, folder)
 
 
 def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
-    numbers = {number for number in _test_bits(rows) if number <= MOST[label]}
-    cells = {length: cell for length in _lengths(rows) if (cell := _cell(rows, label, length, numbers))}
-    color = COLORS[TRAIN_BITS.index(MOST[label])]
-    axes.plot(list(cells), [pool_seeds(cell)[0] for cell in cells.values()], "-o", color=color, label=str(MOST[label]))
+    test_bits = {number for number in _test_bits(rows) if number <= MAX_BITS[label]}
+    cells = {length: cell for length in _test_lengths(rows) if (cell := _select_rows(rows, label, length, test_bits))}
+    color = COLORS[TRAIN_BITS.index(MAX_BITS[label])]
+    values = [pool_seeds(cell)[0] for cell in cells.values()]
+    axes.plot(list(cells), values, "-o", color=color, label=str(MAX_BITS[label]))
     by_seed = [
         [pool_seeds([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
         for cell in cells.values()
@@ -172,46 +171,46 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
     axes.fill_between(list(cells), list(map(min, by_seed)), list(map(max, by_seed)), color=color, alpha=0.15)
 
 
-def _draw_heat(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
+def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
     columns = _test_bits([row for row in rows if label_of(row) in labels])
-    squares = [
-        [pool_seeds(cell)[0] if (cell := _cell(rows, label, length, {number})) else nan for number in columns]
+    values = [
+        [pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {number})) else nan for number in columns]
         for label in labels
     ]
-    image = axes.imshow(squares, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
+    image = axes.imshow(values, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
     axes.set_xticks(range(len(columns)), map(str, columns))
-    axes.set_yticks(range(len(labels)), [str(MOST[label]) for label in labels])
+    axes.set_yticks(range(len(labels)), [str(MAX_BITS[label]) for label in labels])
     return image
 
 
-def _most(row: Mapping[str, Any]) -> int:
-    """Return the maximal number of bits in training."""
-    return MOST[label_of(row)]
+def _train_bits(row: Mapping[str, Any]) -> int:
+    """Return the maximum number of bits in training."""
+    return MAX_BITS[label_of(row)]
 
 
 def _labels(rows: Rows) -> list[str]:
     return list(dict.fromkeys(map(label_of, rows)))
 
 
-def _lengths(rows: Rows) -> list[int]:
+def _test_lengths(rows: Rows) -> list[int]:
     return sorted({int(row["length"]) for row in rows})
 
 
 def _figure_length(rows: Rows) -> int:
-    """Return ten times the longest training length, or the longest test length if that was not tested."""
-    return FIGURE_LENGTH if FIGURE_LENGTH in _lengths(rows) else max(_lengths(rows))
+    """Return ``FIGURE_LENGTH``, or the longest test length if the rows do not contain it."""
+    return FIGURE_LENGTH if FIGURE_LENGTH in _test_lengths(rows) else max(_test_lengths(rows))
 
 
 def _test_bits(rows: Rows) -> list[int]:
-    return sorted({_bits(row) for row in rows})
+    return sorted({_num_bits(row) for row in rows})
 
 
-def _bits(row: Mapping[str, Any]) -> int:
+def _num_bits(row: Mapping[str, Any]) -> int:
     return int(str(row["variant"]).removeprefix("flagged-"))
 
 
-def _cell(rows: Rows, label: str, length: int, numbers: set[int]) -> Rows:
-    return [row for row in rows if label_of(row) == label and row["length"] == length and _bits(row) in numbers]
+def _select_rows(rows: Rows, label: str, length: int, bits: set[int]) -> Rows:
+    return [row for row in rows if label_of(row) == label and row["length"] == length and _num_bits(row) in bits]
 
 
 SPARSE_PARITY = Claim(
