@@ -275,8 +275,8 @@ def test_a_model_is_wrapped_as_the_page_says(tmp_path, monkeypatch, capsys):
     example = next(each for each in blocks("python", DOCS["hugging_face"]) if "wrap(llama" in each)
     page: dict = {}
     exec(compile(example, "hugging_face.md", "exec"), page)
-    assert page["written"].sequences.shape == page["written"].position_ids.shape
-    assert page["written"].position_ids[0, :4].tolist() == [10, 12, 12, 17]
+    assert page["output"].sequences.shape == page["output"].position_ids.shape
+    assert page["output"].position_ids[0, :4].tolist() == [10, 12, 12, 17]
     assert type(page["model"]).__name__ == "PredictivePositionModel"
 
 
@@ -287,8 +287,8 @@ def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
     page: dict = {}
     for number, block in enumerate(blocks("python", DOCS["hugging_face_tutorial"])):
         exec(compile(block, f"tutorial, part {number}", "exec"), page)
-    assert len(page["found"]) == 8
-    for (_, _, scheme), exact in page["found"].items():
+    assert len(page["results"]) == 8
+    for (_, _, scheme), exact in page["results"].items():
         # The longest length is missing where nothing was exact before.
         longest = exact[max(exact)]
         assert longest >= 0.99 if scheme == "predicted" else longest <= 0.5
