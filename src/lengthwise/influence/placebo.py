@@ -1,4 +1,4 @@
-"""Placebo far tokens: from another document, or from elsewhere in the same document."""
+"""Sampler of placebo far tokens from another document or from elsewhere in the same document."""
 
 from collections.abc import Sequence
 

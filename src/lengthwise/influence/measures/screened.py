@@ -17,7 +17,7 @@ class Screened:
     """Measure ``then`` on the far tokens with the largest gradients: a fraction ``share``, but at least k tokens."""
 
     name: ClassVar[str] = "screened"
-    summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy (or another) scores these exactly"
+    summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy or another measure scores them"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = True
     gradient_context: ClassVar[str] = "none"
