@@ -169,7 +169,7 @@ class CausalLM:
         log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " states"]:
-        """Return the gradient of ``objective`` with respect to ``log_gates``, a bias of the scores in every layer."""
+        """Return the gradient of ``objective`` with respect to ``log_gates``, a bias on the scores of every layer."""
         gates = log_gates.to(device_of(self.model)).requires_grad_()
         last_index = torch.tensor([len(near) - 1])
         with torch.enable_grad():

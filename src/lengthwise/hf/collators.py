@@ -79,7 +79,7 @@ def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     packs: list[list[int]] = []
     free_tokens: list[int] = []
     for example in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        target = next((pack for pack, free in enumerate(free_tokens) if free >= lengths[example]), len(packs))
+        target = next((pack for pack, num_free in enumerate(free_tokens) if num_free >= lengths[example]), len(packs))
         if target == len(packs):
             packs.append([])
             free_tokens.append(max_tokens)

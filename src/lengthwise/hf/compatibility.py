@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from lengthwise.core.errors import ModelError
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import device_of
-from lengthwise.influence.probing.exactness_checks import CALL_ERRORS, check_exact, first_line, max_difference
+from lengthwise.influence.probing.exactness_checks import CALL_ERRORS, check_exactness, first_line, max_difference
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 
 # Layer types that can hide single keys. Windowed layers attend to the full context while it fits into the window.
@@ -75,19 +75,19 @@ def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> 
             "model without a wrapper, or the run folder before its export"
         )
     layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
-    if recurrent := layer_types - FULL_ATTENTION - WINDOWED_ATTENTION:
+    if recurrent_types := layer_types - FULL_ATTENTION - WINDOWED_ATTENTION:
         raise ModelError(
-            f"{name} has layers of type {', '.join(sorted(recurrent))}, which cannot hide single tokens; use a model "
-            "with attention in every layer"
+            f"{name} has layers of type {', '.join(sorted(recurrent_types))}, which cannot hide single tokens; use a "
+            "model with attention in every layer"
         )
     arguments = inspect.signature(model.forward).parameters
-    if missing := [name for name in ("position_ids", "past_key_values") if name not in arguments]:
+    if missing_arguments := [name for name in ("position_ids", "past_key_values") if name not in arguments]:
         raise ModelError(
-            f"{name} does not accept {' and '.join(missing)}; use a model that accepts them, such as Llama, Qwen, "
-            "Mistral, OLMo, GPT-NeoX or GPT-2"
+            f"{name} does not accept {' and '.join(missing_arguments)}; use a model that accepts them, such as Llama, "
+            "Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
         )
     check_causal(name, model)
-    check_exact(study_model)
+    check_exactness(study_model)
 
 
 def check_causal(name: str, model: PreTrainedModel) -> None:

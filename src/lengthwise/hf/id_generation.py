@@ -169,9 +169,9 @@ class IDGenerationMixin(GenerationMixin):
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
         settings, other_arguments = super()._prepare_generation_config(*args, **kwargs)
-        enabled = [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]
-        if enabled:
-            names = ", ".join(enabled)
+        enabled_settings = [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]
+        if enabled_settings:
+            names = ", ".join(enabled_settings)
             raise SettingError(f"assisted decoding cannot predict the IDs of draft tokens; leave out {names}")
         if getattr(settings, "guidance_scale", None) not in (None, 1):
             raise SettingError("guidance needs a second prompt, which has no position IDs; leave out guidance_scale")
@@ -204,19 +204,19 @@ class IDGenerationMixin(GenerationMixin):
     ) -> dict[str, Any]:
         # `transformers` would extend the IDs by counting up.
         ids = model_kwargs.pop("position_ids", None)
-        updated: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        return updated if ids is None else updated | {"position_ids": ids}
+        new_kwargs: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
+        return new_kwargs if ids is None else new_kwargs | {"position_ids": ids}
 
 
 def _restore_cached_ids(kwargs: dict[str, Any]) -> None:
     """Get missing IDs from the cache, and remove IDs of -1, which ``generate`` returns for tokens without an ID."""
     ids, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
-    if ids is None and isinstance(cache, PositionCache) and (cached := cache.all_tokens()) is not None:
-        ids = cached.position_ids
+    if ids is None and isinstance(cache, PositionCache) and (cached_tokens := cache.all_tokens()) is not None:
+        ids = cached_tokens.position_ids
         kwargs["position_ids"] = ids if ids.dim() == 2 else ids.movedim(-1, 0)
     elif ids is not None and bool((ids < 0).any()):
-        num_known = (ids >= 0).flatten(0, -2).all(dim=0).long().cumprod(dim=0).sum()
-        kwargs["position_ids"] = ids[..., : int(num_known)]
+        num_assigned = (ids >= 0).flatten(0, -2).all(dim=0).long().cumprod(dim=0).sum()
+        kwargs["position_ids"] = ids[..., : int(num_assigned)]
 
 
 def _collect_position_ids(output: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:
@@ -225,8 +225,8 @@ def _collect_position_ids(output: ModelOutput, cache: PositionCache) -> Shaped[T
     ids = prompt.new_full((*sequences.shape, *prompt.shape[2:]), -1)
     beams = output.get("beam_indices")
     if beams is None:
-        cached = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
-        ids[:, : cached.shape[1]] = cached
+        cached_ids = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
+        ids[:, : cached_ids.shape[1]] = cached_ids
         return ids
     # A long prompt may take several calls.
     prompt_length, num_calls = sequences.shape[1] - beams.shape[1], 1

@@ -88,8 +88,8 @@ def position_loss(
         prompt = gather_prompts(head, embed, inputs.tokens, inputs.position_ids, inputs.is_prompt)
         next_tokens = embed_next(inputs.tokens[:, first + 1 : last + 1])
         next_ids = head(inputs.hidden[:, first:last].float(), inputs.position_ids[:, first:last], next_tokens, prompt)
-        log_probability, reachable = next_ids.log_probability(inputs.position_labels[:, first + 1 : last + 1])
-    is_scored = scored[:, first:last] & reachable
+        log_probability, is_reachable = next_ids.log_probability(inputs.position_labels[:, first + 1 : last + 1])
+    is_scored = scored[:, first:last] & is_reachable
     if head.training and torch.is_grad_enabled() and not is_scored.any():
         warn_unreachable_ids(head)
     if predicted_ids is not None:
@@ -126,9 +126,9 @@ class SequenceIndex:
     index: Int[Tensor, "text longest"]
     is_token: Bool[Tensor, "text longest"]
 
-    def unpack(self, packed: Tensor, fill: int) -> Tensor:
+    def unpack(self, packed_values: Tensor, fill: int) -> Tensor:
         """Split packed values of shape (batch, seq) or (batch, seq, d) into one row per text."""
-        rows = packed.flatten(0, 1)[self.index]
+        rows = packed_values.flatten(0, 1)[self.index]
         return rows.masked_fill(~self.is_token.view(*self.is_token.shape, *[1] * (rows.ndim - 2)), fill)
 
 

@@ -68,7 +68,7 @@ def load_language_model(
         if dtype is not None:
             raise ModelError(f"{name} is a run, which has a fixed precision; leave out --dtype {dtype}")
         return _load_run(name, tokenizer, device)
-    loading = _import_loading(name)
+    loading = _import_loading_module(name)
     precision = {} if dtype is None else {"dtype": dtype}
     model = loading.load_causal_lm(name, device=pick_device(device), **precision)
     return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
@@ -91,7 +91,7 @@ def evaluate_language_model(
     ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``.
     """
     prompting = PromptingConfig() if prompting is None else prompting
-    tasks, loading = select_variants(task, settings), _import_loading(name)
+    tasks, loading = select_variants(task, settings), _import_loading_module(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
     model = loading.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
@@ -108,7 +108,7 @@ def evaluate_language_model(
 def check_model_exists(name: str) -> None:
     """Raise an error unless a run folder or model of this name exists. The model is not loaded."""
     if not is_run(name):
-        _import_loading(name).check_model_exists(name)
+        _import_loading_module(name).check_model_exists(name)
 
 
 def is_run(name: str) -> bool:
@@ -116,7 +116,7 @@ def is_run(name: str) -> bool:
     return (Path(name) / EXPERIMENT).is_file()
 
 
-def _import_loading(name: str) -> ModuleType:
+def _import_loading_module(name: str) -> ModuleType:
     """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without a Hub request."""
     path = Path(name)
     if "/" in name and not path.exists():
@@ -137,6 +137,6 @@ def _load_run(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"{name} was trained on {task.name}, not on text; use a run of the task text")
     if tokenizer is not None:
         raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
-    trained = run.facts["trained_distance"] if run.decoder.reads_ids else None
-    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained)
+    trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
+    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance)
     return LanguageModel(model=model, codec=PieceCodec(task.tokenizer), task=task)

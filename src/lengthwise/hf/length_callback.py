@@ -223,7 +223,7 @@ def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
 def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool) -> Grades:
     """Generate responses to the prompts of one length at a time. Tokens after the end are not scored."""
     tokens, ids = inputs["input_ids"], inputs["position_ids"]
-    generated = torch.full_like(tokens, -1)
+    generated_tokens = torch.full_like(tokens, -1)
     generated_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
     prompt_length = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
     for length in prompt_length.unique().tolist():
@@ -240,10 +240,12 @@ def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_
                 pad_token_id=0,
                 return_dict_in_generate=True,
             )
-        generated[rows] = output.sequences
+        generated_tokens[rows] = output.sequences
         if generated_ids is not None:
             generated_ids[rows] = output.position_ids
-    return _grade_predictions(inputs, generated[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None)
+    return _grade_predictions(
+        inputs, generated_tokens[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None
+    )
 
 
 @contextmanager

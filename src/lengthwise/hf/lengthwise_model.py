@@ -72,8 +72,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
-        in_memory = not any(weight.is_meta for weight in model.parameters())
-        if in_memory and model.config.belongs_to != model._digest(model.state_dict()):
+        is_in_memory = not any(weight.is_meta for weight in model.parameters())
+        if is_in_memory and model.config.belongs_to != model._digest(model.state_dict()):
             raise ModelError(
                 f"the weights in {model.config.name_or_path} do not match its config.json, so one of them was changed; "
                 "export the run again, or save the model again"
@@ -125,7 +125,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         if cache is not None:
             _update_layers(cache, decoder_cache)
             new_prompt = prompt_mask is not None or labels is not None
-            cache.append(CachedTokens(input_ids, _levels_last(ids), is_prompt, hidden.detach(), new_prompt=new_prompt))
+            cache.append(
+                CachedTokens(input_ids, _move_levels_last(ids), is_prompt, hidden.detach(), new_prompt=new_prompt)
+            )
         logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
@@ -153,7 +155,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         ]
         loss = torch.stack([level.loss for level in levels]).sum()
         level_ids = [level.predicted_ids for level in levels if level.predicted_ids is not None]
-        return IDLoss(loss, _without_single_level(torch.stack(level_ids)) if level_ids else None)
+        return IDLoss(loss, _drop_single_level(torch.stack(level_ids)) if level_ids else None)
 
     @property
     def num_position_heads(self) -> int:
@@ -162,23 +164,25 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """Return the most likely IDs of new tokens on every level; without a head, the last IDs plus one."""
-        cached = past_key_values.all_tokens()
-        assert cached is not None
-        last_ids = _levels_first(cached.position_ids[:, -1:])
+        cached_tokens = past_key_values.all_tokens()
+        assert cached_tokens is not None
+        last_ids = _move_levels_first(cached_tokens.position_ids[:, -1:])
         if not self.decoder.predicts_ids:
             if self.config.first_counted_id is None:
                 raise SettingError(
                     "this decoder predicts no IDs, and its IDs in training do not count up; pass position_ids for all "
                     "tokens, including the tokens to generate"
                 )
-            return _without_single_level(last_ids + 1)
+            return _drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                gather_prompts(head, self.decoder.embed_tokens, cached.tokens, level, cached.is_prompt)
-                for head, level in zip(self.decoder.position_heads(), _levels_first(cached.position_ids), strict=True)
+                gather_prompts(head, self.decoder.embed_tokens, cached_tokens.tokens, level, cached_tokens.is_prompt)
+                for head, level in zip(
+                    self.decoder.position_heads(), _move_levels_first(cached_tokens.position_ids), strict=True
+                )
             ]
         levels = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
-        return _without_single_level(torch.stack([level.most_likely().clamp(min=0) for level in levels]))
+        return _drop_single_level(torch.stack([level.most_likely().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:
         """Raise ``NotImplementedError``: the embeddings are a parameter of the decoder."""
@@ -190,9 +194,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         buffers = dict(module.named_buffers(recurse=False))
         if buffers:
             path = next(name for name, part in self.decoder.named_modules() if part is module)
-            initial = decoder_from_config(self.config).get_submodule(path)
+            initial_module = decoder_from_config(self.config).get_submodule(path)
             for name, buffer in buffers.items():
-                buffer.copy_(getattr(initial, name))
+                buffer.copy_(getattr(initial_module, name))
 
     def _hooks(self, tokens: Tensor, attention_mask: Tensor | None, cache: PositionCache | None) -> AttentionHooks:
         if attention_mask is None or bool(attention_mask.all()):
@@ -211,15 +215,15 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         )
 
     def _decoder_cache(self, cache: PositionCache | None) -> DecoderCache | None:
-        cached = None if cache is None else cache.all_tokens()
-        if cache is None or cached is None:
+        cached_tokens = None if cache is None else cache.all_tokens()
+        if cache is None or cached_tokens is None:
             return None
         layers: Any = cache.layers
-        separators = torch.tensor(self.decoder.separators, device=cached.tokens.device)
-        num_separators = torch.isin(cached.tokens, separators).sum(dim=1, keepdim=True)
+        separators = torch.tensor(self.decoder.separators, device=cached_tokens.tokens.device)
+        num_separators = torch.isin(cached_tokens.tokens, separators).sum(dim=1, keepdim=True)
         return DecoderCache(
-            position_ids=_levels_first(cached.position_ids),
-            last_embedding=self.decoder.embed_tokens(cached.tokens[:, -1:]),
+            position_ids=_move_levels_first(cached_tokens.position_ids),
+            last_embedding=self.decoder.embed_tokens(cached_tokens.tokens[:, -1:]),
             num_separators=num_separators.clamp(max=len(separators)),
             keys=[layer.keys for layer in layers],
             values=[layer.values for layer in layers],
@@ -237,14 +241,14 @@ def _update_layers(cache: PositionCache, decoder_cache: DecoderCache) -> None:
         layer.keys, layer.values = key, value
 
 
-def _levels_last(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
+def _move_levels_last(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
     """Move levels to the last axis, so that a cache can select rows; drop the axis of a single level."""
     return levels[0] if len(levels) == 1 else levels.movedim(0, -1)
 
 
-def _levels_first(ids: Tensor) -> Shaped[Tensor, "level batch seq"]:
+def _move_levels_first(ids: Tensor) -> Shaped[Tensor, "level batch seq"]:
     return ids[None] if ids.dim() == 2 else ids.movedim(-1, 0)
 
 
-def _without_single_level(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
+def _drop_single_level(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
     return levels[0] if len(levels) == 1 else levels

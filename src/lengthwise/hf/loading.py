@@ -58,8 +58,12 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
         except Exception as error:  # a damaged file can raise any type of error
             raise ModelError(_describe_error(name, error)) from None
     model, info = result
-    if missing := sorted(set(info["missing_keys"])):
-        part = "a language-modelling head" if set(missing) & set(HEAD_WEIGHTS) else f"weights such as {missing[0]}"
+    if missing_weights := sorted(set(info["missing_keys"])):
+        part = (
+            "a language-modelling head"
+            if set(missing_weights) & set(HEAD_WEIGHTS)
+            else f"weights such as {missing_weights[0]}"
+        )
         raise ModelError(f"{name} was saved without {part}; use a model with an architecture such as LlamaForCausalLM")
     model.eval()
     return model if device is None else model.to(device)

@@ -28,7 +28,7 @@ class CachedTokens:
 
     @staticmethod
     def concatenate(pieces: "list[CachedTokens]") -> "CachedTokens":
-        """Join the tokens of several calls, with the hidden states after the last missing hidden state."""
+        """Join the tokens of several calls. Hidden states start at the last call with missing hidden states."""
         if len(pieces) == 1:
             return pieces[0]
         incomplete = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
@@ -142,12 +142,12 @@ class PositionCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last ``-tokens_to_remove`` tokens."""
         super().crop(tokens_to_remove)
-        cached = self.all_tokens()
-        if cached is None or tokens_to_remove == 0:
+        cached_tokens = self.all_tokens()
+        if cached_tokens is None or tokens_to_remove == 0:
             return
-        if bool(cached.is_prompt[:, tokens_to_remove:].any()):
+        if bool(cached_tokens.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
-        self._pieces = [cached.without_last(-tokens_to_remove)]
+        self._pieces = [cached_tokens.without_last(-tokens_to_remove)]
         self._num_tokens += tokens_to_remove
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
@@ -165,11 +165,11 @@ class PositionCache(Cache):
             self.prompts = [prompt.select(select) for prompt in self.prompts]
 
     def _store_latest(self) -> None:
-        latest, self._latest = self._latest, None
-        if latest is None:
+        call_tokens, self._latest = self._latest, None
+        if call_tokens is None:
             return
-        self.steps.append(latest.position_ids)
-        self._pieces.append(latest)
-        self._num_tokens += latest.tokens.shape[1]
-        if latest.new_prompt:
+        self.steps.append(call_tokens.position_ids)
+        self._pieces.append(call_tokens)
+        self._num_tokens += call_tokens.tokens.shape[1]
+        if call_tokens.new_prompt:
             self.prompts = None

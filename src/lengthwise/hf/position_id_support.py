@@ -34,7 +34,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
     """
     _check_class(model)
     config = model.config.get_text_config()
-    name = _name_of(config)
+    name = _model_name(config)
     check_one_device(name, model)
     if window := narrowest_window(config):
         raise ModelError(
@@ -77,7 +77,7 @@ def check_uses_position_ids(model: PreTrainedModel) -> None:
         return
     if not _call_and_restore(model, lambda: _uses_position_ids(model)):
         raise ModelError(
-            f"{_name_of(model.config.get_text_config())} accepts position_ids but ignores them (ALiBi, for example, "
+            f"{_model_name(model.config.get_text_config())} accepts position_ids but ignores them (ALiBi, for example, "
             "counts token indexes); use a model with rotary or learned positions, such as Llama or GPT-NeoX"
         )
 
@@ -94,8 +94,8 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
             raise
         line = str(error).strip().split("\n")[0][:160]
         raise ModelError(
-            f"{_name_of(config)} cannot be called with position IDs and a mask ({type(error).__name__}: {line}); use a "
-            "model such as Llama, Qwen, OLMo or GPT-NeoX"
+            f"{_model_name(config)} cannot be called with position IDs and a mask ({type(error).__name__}: {line}); "
+            "use a model such as Llama, Qwen, OLMo or GPT-NeoX"
         ) from None
     finally:
         for part, training in modes:
@@ -104,7 +104,7 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
             model.set_attn_implementation(attention)
 
 
-def _name_of(config: Any) -> str:
+def _model_name(config: Any) -> str:
     return str(config.name_or_path or config.model_type)
 
 
@@ -200,11 +200,11 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
             f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "
             "such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
         )
-    recurrent = set(getattr(text, "layer_types", None) or []) - FULL_ATTENTION - WINDOWED_ATTENTION
-    if pack_to is not None and recurrent:
+    recurrent_types = set(getattr(text, "layer_types", None) or []) - FULL_ATTENTION - WINDOWED_ATTENTION
+    if pack_to is not None and recurrent_types:
         raise ModelError(
-            f"{config.model_type} has layers of type {', '.join(sorted(recurrent))}, which carry a state from one "
-            "packed text into the next; leave out pack_to"
+            f"{config.model_type} has layers of type {', '.join(sorted(recurrent_types))}, which carry a state from "
+            "one packed text into the next; leave out pack_to"
         )
     window = narrowest_window(text)
     if pack_to is not None and window is not None and pack_to > window:

@@ -103,11 +103,13 @@ class PredictivePositionConfig(PreTrainedConfig):
                 "and wrap it"
             )
         # Keep the attributes that a trainer added to the configuration, as `transformers` does.
-        known = {part.name for part in fields(cls)} | EXTRA_ARGUMENTS
-        extra = {name: value for name, value in config_dict.items() if name not in known}
-        result = super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
+        known_names = {part.name for part in fields(cls)} | EXTRA_ARGUMENTS
+        extra_attributes = {name: value for name, value in config_dict.items() if name not in known_names}
+        result = super().from_dict(
+            {name: value for name, value in config_dict.items() if name in known_names}, **kwargs
+        )
         config = result[0] if isinstance(result, tuple) else result
-        for name, value in extra.items():
+        for name, value in extra_attributes.items():
             setattr(config, name, value)
         return result
 

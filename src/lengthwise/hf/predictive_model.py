@@ -180,8 +180,8 @@ class PredictivePositionModel(
         mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # A tensor may exclude the last token, but the next ID depends on the hidden state of this token.
-        select_later = isinstance(logits_to_keep, Tensor) and cache is not None
-        all_logits = labels is not None or position_labels is not None or select_later
+        select_after_forward = isinstance(logits_to_keep, Tensor) and cache is not None
+        all_logits = labels is not None or position_labels is not None or select_after_forward
         self._output_layer_input.attach(self.get_output_embeddings())
         output = self.model(
             inputs_embeds=self._embed(input_ids, is_prompt),
@@ -207,7 +207,9 @@ class PredictivePositionModel(
             loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, inputs, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
-            logits=select_logits(output.logits, logits_to_keep) if select_later and labels is None else output.logits,
+            logits=select_logits(output.logits, logits_to_keep)
+            if select_after_forward and labels is None
+            else output.logits,
             past_key_values=cache,
             hidden_states=output.hidden_states,
             attentions=output.attentions,

@@ -125,9 +125,11 @@ class TextModel:
             tokens[row, : question.seq - 1] = torch.tensor((question.context + question.answer)[:-1])
             mask[row, : question.seq - 1] = 1
         device = device_of(self.model)
-        keep = {"logits_to_keep": torch.arange(first, last, device=device)} if self.has_logits_to_keep else {}
+        logit_arguments = (
+            {"logits_to_keep": torch.arange(first, last, device=device)} if self.has_logits_to_keep else {}
+        )
         model: Any = self.model
-        output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **keep)
+        output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **logit_arguments)
         logits = output.logits[:, first - last :]
         self.check_not_nan(logits)
         return self._grade_predictions(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
@@ -135,7 +137,7 @@ class TextModel:
     @torch.no_grad()
     def _grade_free(self, batch: list[Question]) -> Grades:
         targets, scored = _stack_answers(batch)
-        predicted = torch.full_like(targets, -1)
+        predicted_tokens = torch.full_like(targets, -1)
         is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
         first = min(len(each.context) for each in batch)
         # Contexts of one length need no padding.
@@ -143,9 +145,9 @@ class TextModel:
             rows = [row for row, each in enumerate(batch) if len(each.context) == length]
             for row, line in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
                 columns = slice(length - first, length - first + len(line))
-                predicted[row, columns] = torch.tensor(line)[: predicted.shape[1] - columns.start]
+                predicted_tokens[row, columns] = torch.tensor(line)[: predicted_tokens.shape[1] - columns.start]
                 is_text_correct[row] = self._is_answer(batch[row], line)
-        grades = self._grade_predictions(batch, predicted, targets, scored)
+        grades = self._grade_predictions(batch, predicted_tokens, targets, scored)
         grades.token_correct[is_text_correct] = True
         return grades
 
@@ -162,8 +164,8 @@ class TextModel:
             input_ids=context,
             attention_mask=torch.ones_like(context),
             generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **greedy),
-            stopping_criteria=StoppingCriteriaList([_NewlineStop(self.codec)]),
-            logits_processor=LogitsProcessorList([_NaNCheck(self)]),
+            stopping_criteria=StoppingCriteriaList([_NewlineStoppingCriterion(self.codec)]),
+            logits_processor=LogitsProcessorList([_NaNCheckProcessor(self)]),
         )
         lines = []
         for line in output[:, context.shape[1] :].tolist():
@@ -181,27 +183,27 @@ class TextModel:
     def _grade_predictions(
         self,
         batch: list[Question],
-        predicted: Int[Tensor, "batch answer"],
+        predicted_tokens: Int[Tensor, "batch answer"],
         targets: Int[Tensor, "batch answer"],
         scored: Bool[Tensor, "batch answer"],
     ) -> Grades:
-        tokens = [token for token in predicted.unique().tolist() if token >= 0]
+        tokens = [token for token in predicted_tokens.unique().tolist() if token >= 0]
         newlines = [token for token in tokens if "\n" in self.codec.token_text(token)]
         first = min(len(each.context) for each in batch)
         offset = torch.tensor([len(each.context) - first for each in batch])
         index = torch.arange(targets.shape[1])
         last = offset + torch.tensor([len(each.answer) - 1 for each in batch])
         return Grades(
-            token_correct=predicted == targets,
+            token_correct=predicted_tokens == targets,
             id_correct=torch.ones_like(scored),
             scored=scored,
             id_scored=torch.zeros_like(scored),
-            end=(index == last[:, None]) | torch.isin(predicted, torch.tensor(newlines, dtype=torch.int64)),
+            end=(index == last[:, None]) | torch.isin(predicted_tokens, torch.tensor(newlines, dtype=torch.int64)),
             prompt_offset=offset,
         )
 
 
-class _NaNCheck(LogitsProcessor):
+class _NaNCheckProcessor(LogitsProcessor):
     """Logits processor that raises ``ModelError`` for NaN logits, and returns other logits unchanged."""
 
     def __init__(self, model: TextModel) -> None:
@@ -212,7 +214,7 @@ class _NaNCheck(LogitsProcessor):
         return scores
 
 
-class _NewlineStop(StoppingCriteria):
+class _NewlineStoppingCriterion(StoppingCriteria):
     """Stopping criterion that ends each sequence after its first newline."""
 
     def __init__(self, codec: HFCodec) -> None:
