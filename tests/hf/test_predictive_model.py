@@ -379,8 +379,8 @@ def test_a_copy_uses_its_own_hidden_states():
     torch.nn.init.normal_(other.model.model.norm.weight)
     output = run_generate(other)
     assert torch.equal(output.sequences, run_generate(other, use_cache=False).sequences)
-    assert model._output_input.value is None
-    assert other._output_input is not model._output_input
+    assert model._output_layer_input.value is None
+    assert other._output_layer_input is not model._output_layer_input
 
 
 @pytest.mark.parametrize(
