@@ -29,7 +29,7 @@ SETTINGS = EvaluationSettings(lengths=(LENGTH,), num_examples=(NUMBER,))
 
 def questions(model, task, *, shots=0, settings=SETTINGS):
     """Return the questions of evaluation at its first length."""
-    blocks = text_evaluation._questions(
+    blocks = text_evaluation._iter_questions(
         model, task, settings.lengths[0], settings.num_examples[0], settings.seed, shots
     )
     return [question for block in blocks for question in block]
