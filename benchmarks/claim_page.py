@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.evaluation.tables_and_figures import label_of, num_examples_at
+from lengthwise.evaluation.tables_and_figures import format_num_examples, label_of
 from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim, tables_of
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
@@ -107,7 +107,7 @@ def _print_seed_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         seconds = " ".join(f"{row['train_s']:.0f}" for row in by_seed.values())
         fits = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
         body.append([label, seeds, steps, seconds, fits, *cells])
-    columns = [f"{length:,} (n={num_examples_at(rows, length)})" for length in lengths]
+    columns = [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
     print_table(title, ["row", "seeds", "steps", "seconds", "fitted", *columns], body)
 
 

@@ -71,8 +71,8 @@ def test_exact_match_over_seeds_counts_whole_examples():
 def test_the_heading_names_the_population_of_the_interval():
     one, more = [row("a", 10)], [row("a", 10, seed=0), row("a", 10, seed=1), row("b", 10)]
     title = "exact match by length, with the 95% interval over examples"
-    assert report.heading(one) == f"{title} (one seed each; other seeds may differ)"
-    assert report.heading(more) == f"{title} and seeds"
+    assert report.table_title(one) == f"{title} (one seed each; other seeds may differ)"
+    assert report.table_title(more) == f"{title} and seeds"
 
 
 def test_lengths_are_sorted_and_labels_keep_their_order():

@@ -16,7 +16,15 @@ from lengthwise.cli import app as cli
 from lengthwise.cli.options import override_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE
-from lengthwise.evaluation.tables_and_figures import draw, fit_status, heading, length_table, outcome, pool_seeds, table
+from lengthwise.evaluation.tables_and_figures import (
+    describe_result,
+    draw,
+    fit_status,
+    length_table,
+    pool_seeds,
+    table,
+    table_title,
+)
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for
 from lengthwise.experiments.run import load_run
@@ -320,8 +328,8 @@ def test_the_table_of_a_comparison_has_perplexities():
     assert header[-2:] == ["256\nn=512", "512\nn=512"]
     assert body == [["rotary", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
     assert fit_status([row()]) == "-"
-    assert heading([row()]).startswith("perplexity by context length")
-    assert outcome([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
+    assert table_title([row()]).startswith("perplexity by context length")
+    assert describe_result([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
 
 
 def test_the_table_of_a_run_has_context_loss_and_interval():

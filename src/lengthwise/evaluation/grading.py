@@ -64,15 +64,15 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
     first = int(batch.prompt_length.min())
     targets, token_loss = batch.tokens[:, first:], None
     if decode == "forced":
-        predicted, id_correct, token_loss = _grade_forced(decoder, batch, first)
+        predicted_tokens, id_correct, token_loss = _grade_forced(decoder, batch, first)
     else:
-        predicted, id_correct = _grade_free(decoder, batch, first, end)
+        predicted_tokens, id_correct = _grade_free(decoder, batch, first, end)
     return Grades(
-        token_correct=predicted == targets,
+        token_correct=predicted_tokens == targets,
         id_correct=id_correct,
         scored=batch.token_scored[:, first:],
         id_scored=batch.id_scored[:, first:],
-        end=(predicted == end) | (targets == end),
+        end=(predicted_tokens == end) | (targets == end),
         prompt_offset=batch.prompt_length - first,
         token_loss=token_loss,
     )
@@ -108,7 +108,7 @@ def _grade_free(
     decoder: Decoder, batch: Batch, first: int, end: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Decode the examples of each prompt length together; a missing token counts as an error."""
-    predicted = torch.full_like(batch.tokens[:, first:], -1)
+    predicted_tokens = torch.full_like(batch.tokens[:, first:], -1)
     predicted_ids = torch.full_like(batch.position_ids[:, :, first:], -1)
     for prompt_length in sorted(set(batch.prompt_length.tolist())):
         group = batch.prompt_length == prompt_length
@@ -116,7 +116,7 @@ def _grade_free(
         limit = batch.tokens.shape[1] - prompt_length
         output = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=limit)
         columns = slice(prompt_length - first, prompt_length - first + output.tokens.shape[1])
-        predicted[group, columns] = output.tokens.masked_fill(~output.is_written, -1)
+        predicted_tokens[group, columns] = output.tokens.masked_fill(~output.is_written, -1)
         predicted_ids[:, group, columns] = output.position_ids.masked_fill(~output.is_written, -1)
     id_correct = (predicted_ids == batch.position_ids[:, :, first:]).all(dim=0) | (not decoder.predicts_ids)
-    return predicted, id_correct
+    return predicted_tokens, id_correct

@@ -45,11 +45,11 @@ def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
 
 
 def _perplexity(losses: Sequence[float | None]) -> float | None:
-    known = [loss for loss in losses if loss is not None]
-    return math.exp(sum(known) / len(known)) if known else None
+    known_losses = [loss for loss in losses if loss is not None]
+    return math.exp(sum(known_losses) / len(known_losses)) if known_losses else None
 
 
-def heading(rows: Rows) -> str:
+def table_title(rows: Rows) -> str:
     """Return the title of a table of these rows."""
     seeds = max(len(runs) for by_length in group_rows(rows).values() for runs in by_length.values())
     # An interval over examples does not include the variation between seeds.
@@ -59,7 +59,7 @@ def heading(rows: Rows) -> str:
     return f"exact match by length, with the 95% interval over examples{note or ' and seeds'}"
 
 
-def outcome(rows: Rows) -> str:
+def describe_result(rows: Rows) -> str:
     """Return the exact match of a run at the longest training length, or its loss at the longest context length."""
     last = rows[-1]
     if uses_loss(rows):
@@ -76,7 +76,7 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
     header = ["configuration", "trained on", "IDs met", "steps", "fits"]
-    header += [f"{length:,}\nn={num_examples_at(rows, length)}" for length in lengths]
+    header += [f"{length:,}\nn={format_num_examples(rows, length)}" for length in lengths]
     body = []
     for label, by_length in by_label.items():
         runs = next(runs for runs in by_length.values() if runs)
@@ -116,7 +116,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
             "95% interval": lambda row: f"{row['low']:.3f}-{row['high']:.3f}",
             "tokens": lambda row: f"{row['token_accuracy']:.4f}",
             "IDs": lambda row: f"{row['id_accuracy']:.4f}",
-            "first errors": lambda row: _first_errors(row["first_error"]),
+            "first errors": lambda row: _format_first_errors(row["first_error"]),
         }
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
@@ -126,7 +126,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 
-def _first_errors(errors: Mapping[str, Any] | None) -> str:
+def _format_first_errors(errors: Mapping[str, Any] | None) -> str:
     if errors is None:
         return "none"
     kinds = ", ".join(f"{errors[kind]} {kind}" for kind in ("token", "id", "end") if errors[kind])
@@ -152,7 +152,7 @@ def format_value(rows: Rows) -> str:
     return f"{value:.2f}\n{interval}" if uses_loss(rows) else f"{value:.3f}\n{interval}"
 
 
-def num_examples_at(rows: Rows, length: int) -> str:
+def format_num_examples(rows: Rows, length: int) -> str:
     """Return the number of examples per seed at a length, as a range if rows differ."""
     counts = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
     return "-".join(str(number) for number in dict.fromkeys((counts[0], counts[-1])))
@@ -194,16 +194,16 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     by_label = group_rows(rows)
     axes.set_prop_cycle(color=_line_colors(len(by_label)))
     for index, (label, by_length) in enumerate(by_label.items()):
-        measured_runs = {length: runs for length, runs in by_length.items() if runs}
-        values = [pool_seeds(runs)[0] for runs in measured_runs.values()]
-        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured_runs.values() for row in runs)
+        points = {length: runs for length, runs in by_length.items() if runs}
+        values = [pool_seeds(runs)[0] for runs in points.values()]
+        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in points.values() for row in runs)
         style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
         line_label = label if fits else f"{label} (did not fit)"
         # The first label is on top, because it is usually the subject of the comparison.
         (curve,) = axes.plot(
-            list(measured_runs), values, style, marker=marker, markersize=4, label=line_label, zorder=10 - index
+            list(points), values, style, marker=marker, markersize=4, label=line_label, zorder=10 - index
         )
-        _draw_spread(axes, measured_runs, curve.get_color())
+        _draw_spread(axes, points, curve.get_color())
     if uses_loss(rows):
         axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
         axes.set_ylabel("perplexity of held-out tokens (log scale)")
@@ -215,14 +215,14 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
 
 def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
     """Draw the range over seeds, or the interval of a single seed."""
-    multiple_seeds = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
-    one_seed = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
-    if multiple_seeds:
+    seed_ranges = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
+    intervals = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
+    if seed_ranges:
         axes.fill_between(
-            list(multiple_seeds), *zip(*multiple_seeds.values(), strict=True), color=color, alpha=0.15, linewidth=0
+            list(seed_ranges), *zip(*seed_ranges.values(), strict=True), color=color, alpha=0.15, linewidth=0
         )
-    if one_seed:
-        axes.vlines(list(one_seed), *zip(*one_seed.values(), strict=True), color=color, alpha=0.5, linewidth=1)
+    if intervals:
+        axes.vlines(list(intervals), *zip(*intervals.values(), strict=True), color=color, alpha=0.5, linewidth=1)
 
 
 def _line_colors(number: int) -> list[Any]:

@@ -24,7 +24,7 @@ from lengthwise.core.interruption import catch_interrupts
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, check_row, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import depends_on_id_distances
-from lengthwise.evaluation.tables_and_figures import label_of, outcome
+from lengthwise.evaluation.tables_and_figures import describe_result, label_of
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.run import iter_result_rows, train
 from lengthwise.experiments.run_folder import (
@@ -132,7 +132,7 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     def record_result(job: _Job, result: _Result) -> None:
         results[job.folder] = result
         if report is not None:
-            report(f"[{len(results)}/{len(pending_jobs)}] {job}: {_describe_result(result)}")
+            report(f"[{len(results)}/{len(pending_jobs)}] {job}: {_describe_job_result(result)}")
 
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
@@ -219,11 +219,11 @@ class _EvaluationStopped(Exception):  # noqa: N818  (no error)
     """Exception that stops an evaluation after a signal."""
 
 
-def _describe_result(result: _Result) -> str:
+def _describe_job_result(result: _Result) -> str:
     if result.diverged is not None:
         return result.diverged
     last = result.rows[-1]
-    return f"{last['steps']} steps in {last['train_s']:.0f} s, {outcome(result.rows)}"
+    return f"{last['steps']} steps in {last['train_s']:.0f} s, {describe_result(result.rows)}"
 
 
 def _run_in_worker(job: _Job) -> _Result | None:

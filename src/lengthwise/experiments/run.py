@@ -98,15 +98,15 @@ def train(
     other errors before it writes any file.
     """
     out, torch_device = Path(out), pick_device(device)
-    prepared = prepare_training(experiment)
+    prepared_training = prepare_training(experiment)
     with exclusive_lock(out):
         claim_run_folder(out, experiment, resume=resume)
-        return _train_in_folder(experiment, prepared, out, torch_device, report, stop)
+        return _train_in_folder(experiment, prepared_training, out, torch_device, report, stop)
 
 
 def _train_in_folder(
     experiment: Experiment,
-    prepared: PreparedTraining,
+    prepared_training: PreparedTraining,
     out: Path,
     device: torch.device,
     report: Callable[[dict[str, Any]], None] | None,
@@ -117,8 +117,8 @@ def _train_in_folder(
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
             return load_run(out, overrides={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
-    decoder = prepared.decoder.to(device)
-    trainer = Trainer(decoder, prepared.sampler, experiment.training, out, experiment_digest(out))
+    decoder = prepared_training.decoder.to(device)
+    trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     if not trainer.run(
@@ -213,11 +213,11 @@ def iter_result_rows(
     """Yield the rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
     check_evaluation(run.experiment, settings)
     for variant, task in select_variants(run.experiment.task, settings).items():
-        for result in _results(run, task, settings, report):
-            yield _row(run, result, variant)
+        for result in _iter_length_results(run, task, settings, report):
+            yield _build_row(run, result, variant)
 
 
-def _results(
+def _iter_length_results(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
 ) -> Results:
     distance = run.facts["trained_distance"]
@@ -225,7 +225,7 @@ def _results(
     return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=distance, report=report)
 
 
-def _row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
+def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head_entry = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
     overlap = (

@@ -63,9 +63,9 @@ def claim_folder(
             raise RunFolderError(
                 f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
             )
-        tree = _read(folder, kind)
+        tree = _read_description_file(folder, kind)
         _check_equal(folder, kind, normalize(tree[kind.key]), normalize(json.loads(json.dumps(description))))
-        _check_equal(folder, kind, tree.get("files", {}), _digests(files()))
+        _check_equal(folder, kind, tree.get("files", {}), _file_digests(files()))
         return
     write_description(folder, kind, description, files())
 
@@ -74,11 +74,11 @@ def write_description(folder: Path, kind: FolderKind, description: Any, files: M
     """Write the description and the task's files into an empty folder."""
     for name, content in files.items():
         write_atomically(folder / name, content)
-    tree = {kind.key: description, **({"files": _digests(files)} if files else {}), "provenance": provenance()}
+    tree = {kind.key: description, **({"files": _file_digests(files)} if files else {}), "provenance": provenance()}
     write_atomically(folder / kind.file, json.dumps(tree, indent=2).encode() + b"\n")
 
 
-def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
+def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
@@ -91,7 +91,7 @@ def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> N
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """Return the description that ``claim_folder`` wrote to a folder."""
-    description: dict[str, Any] = _read(folder, kind)[kind.key]
+    description: dict[str, Any] = _read_description_file(folder, kind)[kind.key]
     return description
 
 
@@ -100,7 +100,7 @@ def experiment_digest(folder: Path) -> str:
 
     Raises ``RunFolderError`` if such a file has changed.
     """
-    tree = _read(folder, RUN_FOLDER)
+    tree = _read_description_file(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
         try:
             content = (folder / Path(name).name).read_bytes()
@@ -114,7 +114,7 @@ def experiment_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _read(folder: Path, kind: FolderKind) -> dict[str, Any]:
+def _read_description_file(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """Read and check a description file."""
     try:
         tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
@@ -181,31 +181,33 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing:
         content = path.read_bytes() if path.exists() else b""
         if content and not content.endswith(b"\n"):
             content += b"\n"
-        existing = set(content.splitlines()) if skip_existing else set()
-        write_atomically(path, content + b"".join(line for line in _lines(rows) if line.rstrip() not in existing))
+        existing_lines = set(content.splitlines()) if skip_existing else set()
+        new_lines = [line for line in _encode_rows(rows) if line.rstrip() not in existing_lines]
+        write_atomically(path, content + b"".join(new_lines))
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write result rows to a JSON-lines file and replace its content."""
-    write_atomically(path, b"".join(_lines(rows)))
+    write_atomically(path, b"".join(_encode_rows(rows)))
 
 
 def write_rows_with_digest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write result rows and their SHA-256 digest as the last line, so that damage is detected."""
-    content = b"".join(_lines(rows))
-    write_atomically(path, content + b"".join(_lines([{ROWS_DIGEST_KEY: hashlib.sha256(content).hexdigest()}])))
+    content = b"".join(_encode_rows(rows))
+    write_atomically(path, content + b"".join(_encode_rows([{ROWS_DIGEST_KEY: hashlib.sha256(content).hexdigest()}])))
 
 
 def read_rows_with_digest(path: Path) -> list[dict[str, Any]]:
     """Read rows written by ``write_rows_with_digest``; return an empty list if the file does not exist."""
     rows = read_rows(path)
     digest_row = rows.pop() if rows else {}
-    if (rows or digest_row) and digest_row != {ROWS_DIGEST_KEY: hashlib.sha256(b"".join(_lines(rows))).hexdigest()}:
+    digest = hashlib.sha256(b"".join(_encode_rows(rows))).hexdigest()
+    if (rows or digest_row) and digest_row != {ROWS_DIGEST_KEY: digest}:
         raise RunFolderError(f"{path} has changed since it was written (digest differs); delete it to measure again")
     return rows
 
 
-def _lines(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def _encode_rows(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
     return [json.dumps(row).encode() + b"\n" for row in rows]
 
 

@@ -35,20 +35,20 @@ def run_in_processes(
     spawn = multiprocessing.get_context("spawn")
     with (
         _report_lost_worker(),
-        ProcessPoolExecutor(workers, spawn, _initialize) as pool,
+        ProcessPoolExecutor(workers, spawn, _initialize_worker) as pool,
         catch_interrupts() as stop,
         _hide_script(jobs),
     ):
         # Submit one job per worker, because a pool cannot cancel queued jobs.
         queue = iter(jobs)
-        running: dict[Future[Result | None], Job] = {pool.submit(run_job, job): job for job in islice(queue, workers)}
-        while running:
-            for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                job, result = running.pop(future), future.result()
+        futures: dict[Future[Result | None], Job] = {pool.submit(run_job, job): job for job in islice(queue, workers)}
+        while futures:
+            for future in wait(futures, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                job, result = futures.pop(future), future.result()
                 if result is None:
                     return _stop_workers()
                 on_result(job, result)
-                running |= {pool.submit(run_job, job): job for job in islice(queue, 1)}
+                futures |= {pool.submit(run_job, job): job for job in islice(queue, 1)}
             if stop():
                 return _stop_workers()
     return True
@@ -95,7 +95,7 @@ def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def _initialize() -> None:
+def _initialize_worker() -> None:
     """Ignore signals between jobs: a worker that dies while holding the queue lock blocks the others."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -9,7 +9,7 @@ import typer
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.interruption import StoppedError
-from lengthwise.evaluation.tables_and_figures import draw, heading, table
+from lengthwise.evaluation.tables_and_figures import draw, table, table_title
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.recipes import quick
 
@@ -58,5 +58,5 @@ def compare_(
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
     diverged = [cell["row"] for cell in comparison.diverged]
-    print_table(heading(comparison.rows), *table(comparison.rows, diverged))
+    print_table(table_title(comparison.rows), *table(comparison.rows, diverged))
     print_line(f"figure: {figure}")

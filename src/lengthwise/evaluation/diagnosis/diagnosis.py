@@ -100,11 +100,11 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
                 support_mass=tuple(float(masses[head]) for head in heads),
             )
         )
-    tested = by_length[-1]
-    interval = f"exact match {tested.exact_match:.3f} ({tested.low:.3f} to {tested.high:.3f})"
+    test_summary = by_length[-1]
+    interval = f"exact match {test_summary.exact_match:.3f} ({test_summary.low:.3f} to {test_summary.high:.3f})"
     diagnosis = Diagnosis(
         length=length,
-        num_examples=tested.num_examples,
+        num_examples=test_summary.num_examples,
         train_lengths=model.train_lengths,
         by_length=tuple(by_length),
         heads=heads,
@@ -165,8 +165,8 @@ def _with_causes(
 
 
 def _describe_poor_fit(diagnosis: Diagnosis) -> str:
-    first = diagnosis.by_length[0]
+    train = diagnosis.by_length[0]
     return (
-        f"limited by training: exact match is {first.exact_match:.3f} at the training length {first.length}; train "
+        f"limited by training: exact match is {train.exact_match:.3f} at the training length {train.length}; train "
         "until the run fits"
     )

@@ -89,11 +89,11 @@ class Interventions:
         self, queries: Queries, budget: int, rng: np.random.Generator
     ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
         """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
-        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
-        units = coupling_units(repeated.examples)
+        repeated_queries = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
+        units = coupling_units(repeated_queries.examples)
         candidates = []
         for size in BLOCK_SIZES:
-            part = subsample(repeated.support, repeated.last_index, budget, rng, units, size)
+            part = subsample(repeated_queries.support, repeated_queries.last_index, budget, rng, units, size)
             sizes = [len(np.unique(unit[indices])) for unit, indices in zip(units, part.indices, strict=True)]
             is_short = np.asarray((np.array(sizes) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
             candidates.append((part, is_short))
@@ -106,16 +106,16 @@ class Interventions:
     def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
         """Return one query per subsample, because the tokens of a subsample determine its IDs."""
         query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
-        repeated = queries.select(query)
-        ids = repeated.batch.position_ids.numpy().copy()
+        repeated_queries = queries.select(query)
+        ids = repeated_queries.batch.position_ids.numpy().copy()
         for index, last in enumerate(subsamples.last):
             indices = subsamples.indices[index, : last + 1]
-            support = np.append(repeated.support[index], indices[-1])
+            support = np.append(repeated_queries.support[index], indices[-1])
             nearest_first = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
             train_ids = self.train_ids[query[index] % len(self.train_ids)]
             for level, level_ids in zip(ids[:, index], train_ids, strict=True):
                 level[:] = remap_ids(level, level[nearest_first], level_ids)
-        return replace(repeated, batch=replace(repeated.batch, position_ids=torch.from_numpy(ids)))
+        return replace(repeated_queries, batch=replace(repeated_queries.batch, position_ids=torch.from_numpy(ids)))
 
 
 def build_interventions(model: ProbedModel) -> Interventions:

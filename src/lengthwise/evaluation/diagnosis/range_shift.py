@@ -48,8 +48,8 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     for quantity, train_max, value_parts in quantities:
         if value_parts:
             values, maximum = np.concatenate(value_parts), float(train_max)
-            beyond = float((values > maximum).mean())
-            yield RangeShift(quantity=quantity, train_max=maximum, test_max=float(values.max()), fraction_beyond=beyond)
+            fraction, test_max = float((values > maximum).mean()), float(values.max())
+            yield RangeShift(quantity=quantity, train_max=maximum, test_max=test_max, fraction_beyond=fraction)
 
 
 def _support_range(

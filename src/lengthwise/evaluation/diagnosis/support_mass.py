@@ -71,5 +71,5 @@ def support_mass(
 
 def _mean(model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
     settings = model.decoder.settings
-    stacked = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *masses])
-    return np.asarray(stacked.mean(axis=0)) if len(stacked) else np.zeros(stacked.shape[1:])
+    all_masses = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *masses])
+    return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])

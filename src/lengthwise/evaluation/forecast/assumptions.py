@@ -88,10 +88,10 @@ def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     first, last = model.id_range
     result = f"IDs {low:g} to {high:g} at length {max_length}, {first:g} to {last:g} in training"
     holds = first <= low and high <= last
-    trained = model.trained_distance
-    if trained is not None:
-        result += f"; distances up to {distance:g}, {trained:g} in training"
-        holds = holds and (distance <= trained or model.scheme.random_at_evaluation)
+    max_train_distance = model.trained_distance
+    if max_train_distance is not None:
+        result += f"; distances up to {distance:g}, {max_train_distance:g} in training"
+        holds = holds and (distance <= max_train_distance or model.scheme.random_at_evaluation)
     return Assumption(name=name, holds=holds, found=result, counterexample="absolute positions")
 
 
@@ -119,8 +119,8 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
 
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
         tokens = queries.batch.tokens.numpy()
-        before = np.arange(tokens.shape[1]) < queries.answer[:, None]
-        counts = np.bincount(tokens[before], minlength=size)
+        is_before_answer = np.arange(tokens.shape[1]) < queries.answer[:, None]
+        counts = np.bincount(tokens[is_before_answer], minlength=size)
         return np.asarray(counts / counts.sum())
 
     drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)

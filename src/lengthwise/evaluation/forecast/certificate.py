@@ -174,13 +174,13 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
 
 def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
     """Return a sentence about exact match, which accuracy per token determines only loosely."""
-    reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
-    undecided = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
-    if not undecided:
+    prefix = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
+    undecided_forecasts = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
+    if not undecided_forecasts:
         return f"{reached or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
-    first = undecided[0]
+    first = undecided_forecasts[0]
     return (
-        f"{reached}{'. ' if reached else ''}Exact match at length {first.length} is undecided "
+        f"{prefix}{'. ' if prefix else ''}Exact match at length {first.length} is undecided "
         f"({first.exact_low:.2f} to {first.exact_high:.2f}): all {first.num_answers} answer tokens must be right, and "
         f"the accuracy per token is {first.low:.2f} to {first.high:.2f}; use lengthwise evaluate."
     )

@@ -82,12 +82,12 @@ def _risk_table(certificate: LawCertificate) -> Table:
     body = []
     for risk in certificate.risks:
         prediction = predictions.get(risk.length)
-        valid = [
+        valid_bounds = [
             (each.value, each.title)
             for each in certificate.bounds
             if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC
         ]
-        tightest = min(valid, default=None)
+        tightest_bound = min(valid_bounds, default=None)
         body.append(
             [
                 str(risk.length),
@@ -96,7 +96,7 @@ def _risk_table(certificate: LawCertificate) -> Table:
                 _format_number(risk.posterior.risk),
                 _format_number(None if prediction is None else prediction.odds),
                 _format_number(None if prediction is None else prediction.secant),
-                "-" if tightest is None else f"{_format_number(tightest[0])} ({tightest[1]})",
+                "-" if tightest_bound is None else f"{_format_number(tightest_bound[0])} ({tightest_bound[1]})",
             ]
         )
     header = ["length", "risk", "method", "true posterior", "predicted", "secant", "tightest bound"]

@@ -72,11 +72,11 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
             f"cannot tell: {MAX_PIECES} pieces of training size cover only {coverage:.2f} of a sequence; "
             "evaluate the run at this length"
         )
-    weighted = model.query(queries, pieces)
-    unweighted = model.query(queries, pieces.unweighted())
+    weighted_result = model.query(queries, pieces)
+    unweighted_result = model.query(queries, pieces.unweighted())
     half_budget = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
-    mean = float(weighted.correct.mean())
-    every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
+    mean = float(weighted_result.correct.mean())
+    every_piece = float((weighted_result.correct & unweighted_result.correct_each.all(axis=1)).mean())
     margin = MARGIN + ERROR_FACTOR * fidelity.difference + abs(mean - half_budget)
     low, high = _accuracy_interval(mean, every_piece, margin, coverage)
     high = min(high, attainable_accuracy(model.task, queries))
@@ -101,9 +101,9 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
         half_budget=half_budget,
         num_pieces=num_pieces,
         coverage=coverage,
-        ids_only=float(unweighted.correct.mean()),
+        ids_only=float(unweighted_result.correct.mean()),
         token_count_only=float(correct_when_diluted.mean()) if len(correct_when_diluted) else None,
-        leakage=float(weighted.leakage.min()),
+        leakage=float(weighted_result.leakage.min()),
         num_answers=num_answers,
         end_accuracy=end_accuracy,
         exact_low=max(0.0, 1 - num_answers * (1 - low) - (1 - end_accuracy)),

@@ -59,31 +59,31 @@ def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int,
     hide_one[np.arange(len(candidates)), candidates] = True
     probabilities = _probabilities(decoder, tokens, ids, hide_one, target)
     order = candidates[np.argsort(probabilities[:-1], kind="stable")][:MAX_TOKENS]
-    hidden = np.tile(~always_visible, (len(order) + 1, 1))
-    for number in range(len(order)):
-        hidden[number + 1 :, order[number]] = False
-    sufficient = _probabilities(decoder, tokens, ids, hidden, target) >= probabilities[-1] - MAX_LOSS
-    if not sufficient.any():
+    is_hidden = np.tile(~always_visible, (len(order) + 1, 1))
+    for num_tokens in range(len(order)):
+        is_hidden[num_tokens + 1 :, order[num_tokens]] = False
+    is_sufficient = _probabilities(decoder, tokens, ids, is_hidden, target) >= probabilities[-1] - MAX_LOSS
+    if not is_sufficient.any():
         return None
-    number = int(sufficient.argmax())
-    indices = np.append(order[:number], last)
+    num_tokens = int(is_sufficient.argmax())
+    indices = np.append(order[:num_tokens], last)
     spans = [float(np.ptp(level[indices])) for level in ids[:, 0].numpy()]
-    return number, int(last - indices.min()) + 1, min(spans) + 1
+    return num_tokens, int(last - indices.min()) + 1, min(spans) + 1
 
 
 def _probabilities(
     decoder: Decoder,
     tokens: Int[Tensor, "1 seq"],
     position_ids: Real[Tensor, "level 1 seq"],
-    hidden: Bool[np.ndarray, "masks seq"],
+    is_hidden: Bool[np.ndarray, "masks seq"],
     target: int,
 ) -> Float[np.ndarray, " masks"]:
     """Return the probability of ``target`` with some tokens hidden; length scaling counts hidden tokens too."""
-    number, seq = hidden.shape
-    step = max(1, MAX_SCORES // (seq * seq * decoder.settings.num_heads))
+    num_masks, seq = is_hidden.shape
+    masks_per_pass = max(1, MAX_SCORES // (seq * seq * decoder.settings.num_heads))
     probabilities = []
-    for start in range(0, number, step):
-        mask = torch.from_numpy(hidden[start : start + step])
+    for start in range(0, num_masks, masks_per_pass):
+        mask = torch.from_numpy(is_hidden[start : start + masks_per_pass])
         score_bias = torch.zeros(len(mask), seq, seq).masked_fill(mask[:, None], -math.inf)
         # A hidden token still attends to itself, because a softmax needs at least one key.
         score_bias.diagonal(dim1=1, dim2=2).zero_()

@@ -118,10 +118,10 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
     """
     size, heads = len(queries.answer), decoder.settings.num_heads
     num_subsamples = len(subsample.last) // size
-    step = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * num_subsamples))
+    queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * num_subsamples))
     parts = [
-        _query_batch(decoder, queries, subsample, num_subsamples, slice(start, min(start + step, size)))
-        for start in range(0, size, step)
+        _query_batch(decoder, queries, subsample, num_subsamples, slice(start, min(start + queries_per_pass, size)))
+        for start in range(0, size, queries_per_pass)
     ]
     leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
     return QueryResult(

@@ -33,8 +33,8 @@ class Subsample:
     def score_bias(self) -> Float[np.ndarray, "queries query key"]:
         """Return the log weight of each key for each query token; keys in the block of the query have weight 1."""
         other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
-        sampled = self.weights[:, :, None] > 1
-        weight = np.where(sampled, self.conditional_weights[:, None, :], self.weights[:, None, :])
+        in_sampled_block = self.weights[:, :, None] > 1
+        weight = np.where(in_sampled_block, self.conditional_weights[:, None, :], self.weights[:, None, :])
         return np.where(other_block, np.log(weight), 0.0)
 
     def unweighted(self) -> "Subsample":
@@ -67,7 +67,7 @@ def subsample(
         # Block starts are random, so that no token is always the first of its block.
         shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
         blocks = _divide_into_blocks(tokens, unit, budget, block_size, shift)
-        subsamples += blocks.select(rng.choice(blocks.optional, size=(1, blocks.num_sampled), replace=False))
+        subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
 
@@ -88,11 +88,11 @@ def split_into_pieces(
         _divide_into_blocks(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
         for tokens, end in zip(support, last_index.tolist(), strict=True)
     ]
-    num_required = max(1, *(-(-len(each.optional) // max(1, each.num_sampled)) for each in blocks_per_query))
+    num_required = max(1, *(-(-len(each.optional_blocks) // max(1, each.num_sampled)) for each in blocks_per_query))
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:
-        order = np.resize(rng.permutation(blocks.optional), num_pieces * blocks.num_sampled)
+        order = np.resize(rng.permutation(blocks.optional_blocks), num_pieces * blocks.num_sampled)
         subsamples += blocks.select(order.reshape(num_pieces, blocks.num_sampled))
     return _stack_subsamples(subsamples), min(1.0, num_pieces / num_required)
 
@@ -121,28 +121,28 @@ def upweight_distractors(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Blocks of one sequence: a mask of ``required`` blocks near the support, and the numbers of ``optional`` blocks.
+    """Blocks of one sequence: a mask of the blocks near the support, and the block numbers of all other blocks.
 
     ``num_sampled`` is the number of optional blocks within the budget.
     """
 
     block: Int[np.ndarray, " tokens"]
-    required: Bool[np.ndarray, " blocks"]
-    optional: Int[np.ndarray, " optional"]
+    is_required: Bool[np.ndarray, " blocks"]
+    optional_blocks: Int[np.ndarray, " optional"]
     num_sampled: int
 
     def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_SampledTokens]:
         """Return the tokens of each sample of optional blocks, with their weights."""
         size = samples.shape[1]
-        weight = np.where(self.required, 1.0, len(self.optional) / max(1, size))
-        conditional = np.where(self.required, 1.0, (len(self.optional) - 1) / max(1, size - 1))
+        weight = np.where(self.is_required, 1.0, len(self.optional_blocks) / max(1, size))
+        conditional_weight = np.where(self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, size - 1))
         subsamples = []
         for sample in samples:
-            included = self.required.copy()
+            included = self.is_required.copy()
             included[sample] = True
             indices = np.flatnonzero(included[self.block])
             block = self.block[indices]
-            subsamples.append((indices, weight[block], conditional[block], block))
+            subsamples.append((indices, weight[block], conditional_weight[block], block))
         return subsamples
 
 
@@ -153,10 +153,11 @@ def _divide_into_blocks(
     if len(np.unique(unit)) <= budget:
         return _Blocks(np.zeros(len(unit), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
     block = (unit + shift) // block_size
-    required = np.zeros(block.max() + 1, dtype=bool)
-    required[block[_with_neighbors(support, len(unit) - 1)]] = True
-    optional = np.setdiff1d(block, np.flatnonzero(required))
-    return _Blocks(block, required, optional, min(len(optional), max(2, budget // block_size - int(required.sum()))))
+    is_required = np.zeros(block.max() + 1, dtype=bool)
+    is_required[block[_with_neighbors(support, len(unit) - 1)]] = True
+    optional = np.setdiff1d(block, np.flatnonzero(is_required))
+    num_sampled = min(len(optional), max(2, budget // block_size - int(is_required.sum())))
+    return _Blocks(block, is_required, optional, num_sampled)
 
 
 def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:

@@ -74,8 +74,8 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
     num_train_ids = task.sample(length=longest, size=1, rng=stream(0, "tokens of the longest example")).tokens.shape[1]
     experiments = {}
     for scheme_name, encoding_name in pairs:
-        scheme = _scheme(scheme_name)
-        encoding = _encoding(encoding_name, scheme.num_position_ids or num_train_ids)
+        scheme = _build_scheme(scheme_name)
+        encoding = _build_encoding(encoding_name, scheme.num_position_ids or num_train_ids)
         # Without an encoding, IDs matter only to a head that predicts them.
         unused_ids = encoding_name == "nope" and scheme_name not in ("sequential", "predicted")
         if not unused_ids and (encoding.real_valued or not scheme.real_valued):
@@ -83,13 +83,13 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
     return experiments
 
 
-def _scheme(name: str) -> PositionScheme:
+def _build_scheme(name: str) -> PositionScheme:
     settings = {"num_position_ids": ID_RANGE, "max_gaps": MAX_GAPS}
     names = {part.name for part in fields(SCHEMES[name])}  # type: ignore[arg-type]
     return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in names})
 
 
-def _encoding(name: str, num_train_ids: int) -> EncodingSettings:
+def _build_encoding(name: str, num_train_ids: int) -> EncodingSettings:
     if name == "learned":
         return Learned(num_position_ids=ID_RANGE)
     return YaRN(factor=YARN_FACTOR, original_length=num_train_ids) if name == "yarn" else ENCODINGS[name]()

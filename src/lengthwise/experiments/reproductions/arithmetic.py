@@ -42,7 +42,7 @@ RECIPE_NAMES = {
 }
 
 
-def _experiments() -> dict[str, Experiment]:
+def _build_experiments() -> dict[str, Experiment]:
     recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
     experiments = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in recipes.items()}
     long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_TESTS)
@@ -60,7 +60,7 @@ ARITHMETIC = Claim(
     name="arithmetic",
     summary="addition up to 100 times the training length and with more operands, multiplication, and sorting",
     paper="extends section 5.2; tasks of Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
-    experiments=_experiments,
+    experiments=_build_experiments,
     laptop=SizePreset(
         num_seeds=1, labels=tuple(label for label in RECIPE_NAMES if label.endswith("PPC") and "carries" not in label)
     ),

@@ -30,7 +30,7 @@ SAVED_NAMES = {
 }
 
 
-def _experiments() -> dict[str, Experiment]:
+def _build_experiments() -> dict[str, Experiment]:
     """Return runs that fail beyond training for a known reason; the diagnosis uses the last test length."""
     recall = recipe("recall")
     cases = {
@@ -63,12 +63,12 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     }
 
 
-def _causes(readings: Rows) -> list[str]:
+def _cause_names(readings: Rows) -> list[str]:
     return list(dict.fromkeys(name for reading in readings for name in reading["repaired"]))
 
 
-def _tables(rows: Rows, readings: Rows) -> list[Table]:
-    causes, body = _causes(readings), []
+def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+    causes, body = _cause_names(readings), []
     for reading in readings:
         errors = ", ".join(f"{number} {kind}" for kind, number in reading["first_errors"].items() if number)
         repaired = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
@@ -90,12 +90,12 @@ def _tables(rows: Rows, readings: Rows) -> list[Table]:
     return [(title, header, body)]
 
 
-def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     """Draw one panel per row with the fraction of first errors that each intervention repairs, and a point per seed."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    causes, labels = _causes(readings), list(dict.fromkeys(reading["row"] for reading in readings))
+    causes, labels = _cause_names(readings), list(dict.fromkeys(reading["row"] for reading in readings))
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
         panel = [reading for reading in readings if reading["row"] == label]
@@ -115,10 +115,10 @@ DIAGNOSIS = Claim(
     name="diagnosis",
     summary="causes of failure at a length: six runs with known causes, and their lengthwise diagnose output",
     paper="a reviewers' question",
-    experiments=_experiments,
+    experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
-    tables=_tables,
-    draw=_draw,
+    tables=_build_tables,
+    draw=_draw_figure,
 )

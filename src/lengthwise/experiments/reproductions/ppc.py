@@ -25,7 +25,7 @@ NUM_DECODED, MAX_DECODED_LENGTH = 32, 2000
 NUM_ANSWERS, NUM_TOKENS = 64, 16
 
 
-def _experiments() -> dict[str, Experiment]:
+def _build_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), stop_at_zero=True)
     experiments = _ablations("parity", replace(recipe("parity"), evaluation=evaluation))
     base = experiments["parity, pointer"]
@@ -34,7 +34,7 @@ def _experiments() -> dict[str, Experiment]:
     # In a small range, training covers most IDs.
     small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
-    experiments["parity, class, learned IDs to 0.1x"] = _with_classes(
+    experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(
         replace(base, scheme=small_range, evaluation=near_evaluation)
     )
     # Couple each state with the last bit read, not with the next bit needed.
@@ -44,7 +44,7 @@ def _experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), stop_at_zero=True)
     variables = replace(recipe("variable_assignment"), evaluation=evaluation)
     experiments |= _ablations("variables", variables)
-    experiments["variables, class, learned IDs"] = _with_classes(variables)
+    experiments["variables, class, learned IDs"] = _with_class_head(variables)
     return experiments
 
 
@@ -55,8 +55,8 @@ def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
         experiments[f"{name}, ID loss times {weight:g}"] = replace(
             base, training=replace(base.training, id_weight=weight)
         )
-    for probability, word in ((0.5, "half"), (1.0, "all")):
-        experiments[f"{name}, {word} on own IDs"] = replace(
+    for probability, fraction_name in ((0.5, "half"), (1.0, "all")):
+        experiments[f"{name}, {fraction_name} on own IDs"] = replace(
             base, training=replace(base.training, scheduled_sampling=probability)
         )
     scheme = base.scheme
@@ -64,12 +64,12 @@ def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
     for gaps in (0, 3):
         experiments[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
     for factor in (0.1, 4):
-        scaled = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
-        experiments[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=scaled)
+        scaled_scheme = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
+        experiments[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=scaled_scheme)
     return experiments
 
 
-def _with_classes(base: Experiment) -> Experiment:
+def _with_class_head(base: Experiment) -> Experiment:
     """Return the experiment with the class head and learned IDs: classes are absolute IDs, but rotary is relative."""
     assert isinstance(base.scheme, Predicted)
     return replace(
@@ -95,16 +95,16 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     run.decoder.eval()
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_ANSWERS)
-    rng, last = stream(0, "answers read off a few tokens", length), queries.last_index
-    others = [rng.integers(0, end + 1, len(each)) for each, end in zip(queries.support, last, strict=True)]
-    with_support = subsample(queries.support, last, NUM_TOKENS, rng, block_size=1).unweighted()
-    with_others = subsample(others, last, NUM_TOKENS, rng, block_size=1).unweighted()
-    other_queries = replace(queries, support=others)
+    rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
+    other_tokens = [rng.integers(0, end + 1, len(each)) for each, end in zip(queries.support, last_index, strict=True)]
+    support_subsample = subsample(queries.support, last_index, NUM_TOKENS, rng, block_size=1).unweighted()
+    other_subsample = subsample(other_tokens, last_index, NUM_TOKENS, rng, block_size=1).unweighted()
+    other_queries = replace(queries, support=other_tokens)
     return {
         "tokens_before": float(queries.answer.mean()),
-        "tokens_read": float((with_support.last + 1).mean()),
-        "right_of_few": float(model.query(queries, with_support).correct_each.mean()),
-        "right_of_others": float(model.query(other_queries, with_others).correct_each.mean()),
+        "tokens_read": float((support_subsample.last + 1).mean()),
+        "right_of_few": float(model.query(queries, support_subsample).correct_each.mean()),
+        "right_of_others": float(model.query(other_queries, other_subsample).correct_each.mean()),
     }
 
 
@@ -148,7 +148,7 @@ class _DecodingCounts:
         }
 
 
-def _tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     return [_first_error_table(rows), _decoding_table(readings), _few_token_table(readings)]
 
 
@@ -199,12 +199,12 @@ PPC = Claim(
     name="ppc",
     summary="PPC ablations: heads, ID loss weight, ID range and gaps, scheduled sampling, and kinds of errors",
     paper="section 5.2, and a reviewer's questions about it",
-    experiments=_experiments,
+    experiments=_build_experiments,
     laptop=SizePreset(
         num_seeds=1,
         labels=tuple(f"parity, {name}" for name in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
         max_length=2000,
     ),
     read=_extract_reading,
-    tables=_tables,
+    tables=_build_tables,
 )

@@ -19,7 +19,7 @@ TASKS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight"
 NUM_EXAMPLES = 64
 
 
-def _experiments() -> dict[str, Experiment]:
+def _build_experiments() -> dict[str, Experiment]:
     """Return NoPE with and without log length scaling, and rotary with it, for each kind of recall."""
     evaluation = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
     experiments = {}
@@ -41,7 +41,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     }
 
 
-def _tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     lengths = sorted({int(length) for reading in readings for length in reading["mass"]})
     body = []
     for reading in readings:
@@ -55,12 +55,12 @@ RECALL = Claim(
     name="recall",
     summary="recall with one or several questions, up to 64 times the training length; dilution of attention",
     paper="a reviewer's question (k = 1); tasks of Arora et al. 2024 (arXiv 2312.04927)",
-    experiments=_experiments,
+    experiments=_build_experiments,
     laptop=SizePreset(
         num_seeds=1,
         labels=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
         max_length=512,
     ),
     read=_extract_reading,
-    tables=_tables,
+    tables=_build_tables,
 )

@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.tables_and_figures import Rows, draw, heading, table
+from lengthwise.evaluation.tables_and_figures import Rows, draw, table, table_title
 from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import quick
@@ -130,7 +130,7 @@ def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> 
     for task in dict.fromkeys(row["task"] for row in rows):
         task_rows = [row for row in rows if row["task"] == task]
         diverged_labels = [run["row"] for run in diverged if run["task"] == task]
-        tables.append((f"{task.replace('_', ' ')}: {heading(task_rows)}", *table(task_rows, diverged_labels)))
+        tables.append((f"{task.replace('_', ' ')}: {table_title(task_rows)}", *table(task_rows, diverged_labels)))
     return tables + claim.tables(rows, readings)
 
 

@@ -31,20 +31,20 @@ SETTINGS = {
 MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
 
-def _experiments() -> dict[str, Experiment]:
-    parity = EvaluationSettings(
+def _build_experiments() -> dict[str, Experiment]:
+    parity_tests = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), stop_at_zero=True
     )
-    chains = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
-    bits = EvaluationSettings(
+    chain_tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
+    bit_tests = EvaluationSettings(
         lengths=(50, 100, 200, 500), num_examples=(512,), variants=tuple(f"flagged-{number}" for number in (1, 2, 4, 6))
     )
-    bases = {
-        "parity": replace(recipe("parity"), evaluation=parity),
-        "variables": replace(recipe("variable_assignment"), evaluation=chains),
-        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bits),
+    base_experiments = {
+        "parity": replace(recipe("parity"), evaluation=parity_tests),
+        "variables": replace(recipe("variable_assignment"), evaluation=chain_tests),
+        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_tests),
     }
-    return {label: _resize(bases[name], *size, budget) for label, (name, size, budget) in SETTINGS.items()}
+    return {label: _resize(base_experiments[name], *size, budget) for label, (name, size, budget) in SETTINGS.items()}
 
 
 def _resize(base: Experiment, layers: int, width: int, budget: float) -> Experiment:
@@ -71,8 +71,8 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     ]
     tokens = run.facts["steps"] * experiment.training.batch_size * sum(sizes) / len(sizes)
     lengths = sorted({row["length"] for row in rows})
-    exact = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
-    first_failure = next((length for length in lengths if exact[length] < THRESHOLD), None)
+    exact_match = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
+    first_failure = next((length for length in lengths if exact_match[length] < THRESHOLD), None)
     exact_lengths = [length for length in lengths if first_failure is None or length < first_failure]
     return {
         "weights": weights,
@@ -82,7 +82,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     }
 
 
-def _tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     return [table for task in _tasks(readings) for table in (_size_table(task, readings), _flops_table(task, readings))]
 
 
@@ -140,7 +140,7 @@ def _mean_reach(readings: Rows) -> float:
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
 
-def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     """Draw reach against training FLOPs, with one panel per task."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -179,7 +179,7 @@ SCALE = Claim(
     name="scale",
     summary="extrapolation of PPC and sparse parity by depth, width and training budget, and at equal FLOPs",
     paper="a question of two reviewers",
-    experiments=_experiments,
+    experiments=_build_experiments,
     laptop=SizePreset(
         num_seeds=1,
         labels=tuple(label for label, (name, _, budget) in SETTINGS.items() if name == "parity" and budget > 0.25),
@@ -187,6 +187,6 @@ SCALE = Claim(
     ),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
-    tables=_tables,
-    draw=_draw,
+    tables=_build_tables,
+    draw=_draw_figure,
 )

@@ -12,17 +12,17 @@ from lengthwise.tasks import VariableAssignment
 # Labels that a laptop trains in minutes.
 LAPTOP_LABELS = ("predicted (PPC)", "coupled, IDs given", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
 # Fixed depth of the queried chain.
-DEPTH = 4
+CHAIN_DEPTH = 4
 
 
-def _parity() -> dict[str, Experiment]:
+def _parity_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(512, 512, 512, 64, 4), stop_at_zero=True
     )
     return with_baselines(replace(recipe("parity"), evaluation=evaluation))
 
 
-def _variable_assignment() -> dict[str, Experiment]:
+def _variable_assignment_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
         lengths=(16, 32, 160, 1600),
         num_examples=(512, 512, 512, 64),
@@ -40,9 +40,9 @@ def _variable_assignment() -> dict[str, Experiment]:
         training = replace(predicted.training, steps=6000, fit_every=100, cooldown_steps=500)
         experiments[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task, training=training)
     # A fixed depth needs the same number of assignments at every length.
-    fixed_depth = VariableAssignment(depth=DEPTH)
+    fixed_depth = VariableAssignment(depth=CHAIN_DEPTH)
     for label in ("predicted (PPC)", "rotary"):
-        experiments[f"{label}, depth {DEPTH}"] = replace(
+        experiments[f"{label}, depth {CHAIN_DEPTH}"] = replace(
             experiments[label], task=fixed_depth, evaluation=replace(evaluation, variants=())
         )
     return experiments
@@ -52,13 +52,13 @@ PARITY = Claim(
     name="parity_scratchpad",
     summary="parity with scratchpad to 1,000 times the length: PPC, coupled IDs and seven other position methods",
     paper="section 5.2",
-    experiments=_parity,
+    experiments=_parity_experiments,
     laptop=SizePreset(num_seeds=2, labels=LAPTOP_LABELS, max_steps=2000),
 )
 VARIABLE_ASSIGNMENT = Claim(
     name="variable_assignment",
     summary="variable assignment with scratchpad to 100 times the length: content-dependent IDs, by chain depth",
     paper="section 5.2",
-    experiments=_variable_assignment,
+    experiments=_variable_assignment_experiments,
     laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=160, max_steps=1500),
 )

@@ -37,32 +37,34 @@ class _Variation:
         return f"up to {max_bits} bits{self.name}"
 
 
-PLAIN, LETTERS = _Variation("", TRAIN_BITS), _Variation(" among letters", TRAIN_BITS)
-WINDOW, COUNTING = _Variation(" within 16", FEWER_TRAIN_BITS), _Variation(", counting", FEWER_TRAIN_BITS)
+BASELINE, LETTER_CODING = _Variation("", TRAIN_BITS), _Variation(" among letters", TRAIN_BITS)
+WINDOW, COUNT_WEIGHTS = _Variation(" within 16", FEWER_TRAIN_BITS), _Variation(", counting", FEWER_TRAIN_BITS)
 ROTARY, SKIPWISE = _Variation(", rotary", FEWER_TRAIN_BITS), _Variation(", rotary + PoSE", FEWER_TRAIN_BITS)
 # ONLY_UNDILUTED differs from the plain runs only in the dilution.
 UNDILUTED, ONLY_UNDILUTED = _Variation(", undiluted", FEWER_TRAIN_BITS), _Variation(", undiluted alone", TRAIN_BITS[:1])
-VARIATIONS = (PLAIN, UNDILUTED, ONLY_UNDILUTED, LETTERS, WINDOW, ROTARY, SKIPWISE, COUNTING)
+VARIATIONS = (BASELINE, UNDILUTED, ONLY_UNDILUTED, LETTER_CODING, WINDOW, ROTARY, SKIPWISE, COUNT_WEIGHTS)
 MAX_BITS = {variation.label(max_bits): max_bits for variation in VARIATIONS for max_bits in variation.train_bits}
 
 
-def _experiments() -> dict[str, Experiment]:
-    return {each.label(max_bits): _experiment(each, max_bits) for each in VARIATIONS for max_bits in each.train_bits}
+def _build_experiments() -> dict[str, Experiment]:
+    return {
+        each.label(max_bits): _build_experiment(each, max_bits) for each in VARIATIONS for max_bits in each.train_bits
+    }
 
 
-def _experiment(variation: _Variation, max_bits: int) -> Experiment:
+def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
     experiment = sparse_parity_up_to(
         max_bits,
-        coding="letters" if variation is LETTERS else "flags",
+        coding="letters" if variation is LETTER_CODING else "flags",
         window=16 if variation is WINDOW else None,
-        test_bits=ALL_TEST_BITS if variation is PLAIN else TEST_BITS,
+        test_bits=ALL_TEST_BITS if variation is BASELINE else TEST_BITS,
     )
     if variation in (ROTARY, SKIPWISE):
         experiment = replace(experiment, encoding=Rotary())
     if variation is SKIPWISE:
         experiment = replace(experiment, scheme=Skipwise(num_position_ids=8192))
-    if variation in (UNDILUTED, ONLY_UNDILUTED, COUNTING):
-        weights = "count" if variation is COUNTING else "softmax"
+    if variation in (UNDILUTED, ONLY_UNDILUTED, COUNT_WEIGHTS):
+        weights = "count" if variation is COUNT_WEIGHTS else "softmax"
         experiment = replace(experiment, decoder=replace(experiment.decoder, weights=weights, dilution=0.0))
     if variation is UNDILUTED:
         # Settings tuned without dilution: training must stop soon after the run fits.
@@ -71,12 +73,12 @@ def _experiment(variation: _Variation, max_bits: int) -> Experiment:
     return experiment
 
 
-def _tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     """Return tables of exact match by bits in training and in the test, and of the growth of the loss."""
     longest = max(int(row["train_lengths"][1]) for row in rows)
-    near, *beyond = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
-    heat_map_tables = [_exact_match_table(rows, length, longest) for length in (near, *beyond)]
-    return heat_map_tables + [_growth_table(rows, near, far) for far in beyond]
+    near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
+    heat_map_tables = [_exact_match_table(rows, length, longest) for length in (near, *far_lengths)]
+    return heat_map_tables + [_growth_table(rows, near, far) for far in far_lengths]
 
 
 def _exact_match_table(rows: Rows, length: int, longest: int) -> Table:
@@ -132,7 +134,7 @@ def _factor_text(factor: Factor) -> str:
     return f"{factor.value:.2f} [{factor.interval[0]:.2f}, {factor.interval[1]:.2f}]"
 
 
-def _draw(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     """Draw two panels per variation: exact match by length on training bits, and by number of bits at a long length."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -217,8 +219,8 @@ SPARSE_PARITY = Claim(
     name="sparse_parity",
     summary="sparse parity without scratchpad to 100 times the length, by bits in training and in the test",
     paper="section 5.1",
-    experiments=_experiments,
-    laptop=SizePreset(num_seeds=2, labels=(PLAIN.label(4), PLAIN.label(6)), max_length=500),
-    tables=_tables,
-    draw=_draw,
+    experiments=_build_experiments,
+    laptop=SizePreset(num_seeds=2, labels=(BASELINE.label(4), BASELINE.label(6)), max_length=500),
+    tables=_build_tables,
+    draw=_draw_figure,
 )
