@@ -433,6 +433,6 @@ def test_missing_or_duplicate_saved_rows_raise_an_error(num_rows, tmp_path):
 
 @pytest.mark.parametrize("labels", [("PPC", "ppc"), ("a b", "a_b"), ("a", "a!"), ("rows", "!!"), ("", "b")])
 def test_labels_without_a_unique_folder_name_raise_an_error(labels, tmp_path):
-    with pytest.raises(SettingError, match=r"gives no unique folder name .*; use labels that differ in letters"):
+    with pytest.raises(SettingError, match=r"its folder name .*; use labels that differ in letters"):
         compare_two_seeds(tmp_path, dict.fromkeys(labels, EXPERIMENTS["PPC"]))
     assert not list(tmp_path.iterdir())

@@ -189,9 +189,9 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
     for label in experiments:
         other = folders.setdefault(slug(label), label)
         if not slug(label) or other != label:
+            reason = f"equals the folder name of {other!r}" if slug(label) else "is empty"
             raise SettingError(
-                f"label {label!r} gives no unique folder name ({f'like {other!r}' if slug(label) else 'no letters'}); "
-                "use labels that differ in letters or digits"
+                f"invalid label {label!r}: its folder name {reason}; use labels that differ in letters or digits"
             )
     for experiment in experiments.values():
         prepare_training(experiment)
@@ -232,7 +232,7 @@ def _run_in_worker(job: _Job) -> _Result | None:
 
 
 def _run_job(job: _Job, stop: Callable[[], bool]) -> _Result | None:
-    """Train or resume, evaluate, and return the rows; None after an interruption."""
+    """Train or resume a run, evaluate it, and return its rows; return None after an interruption."""
 
     def check_stop(*progress: int) -> None:
         if stop():

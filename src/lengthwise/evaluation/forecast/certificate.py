@@ -57,7 +57,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
 
     ``split_into_pieces`` divides a long sequence into pieces. Raises ``SettingError`` for a length within the training
     lengths, a task without support, or attention that does not allow subsampling. If a run does not fit its training
-    lengths, nothing else is checked or predicted.
+    lengths, the certificate contains no other assumptions and no predictions.
     """
     _check_request(model, lengths)
     model.decoder.eval()
