@@ -241,6 +241,14 @@ def test_different_experiments_have_different_saved_forms():
     assert len(set(trees)) > 50
 
 
+def test_an_experiment_saved_with_old_setting_names_is_restored():
+    experiment = small_experiment(scheduled_sampling=0.5)
+    tree = json.loads(json.dumps(to_dict(experiment)))
+    tree["training"]["own_ids"] = tree["training"].pop("scheduled_sampling")
+    tree["evaluation"]["until_none"] = tree["evaluation"].pop("stop_at_zero")
+    assert from_dict(tree) == experiment
+
+
 def test_experiment_json_has_the_experiment_and_its_provenance(tmp_path):
     trained(tmp_path)
     saved = json.loads((tmp_path / "experiment.json").read_text())

@@ -49,6 +49,8 @@ class Experiment:
                 raise SettingError(f"{name} {part!r} is not a settings object; use an instance, as in the recipes")
 
 
+# New names of settings that older runs saved with another name.
+RENAMED_SETTINGS = {"own_ids": "scheduled_sampling", "until_none": "stop_at_zero"}
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
 BYTES_PER_WEIGHT = 16
 # Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
@@ -245,7 +247,8 @@ def _restore_entry(kind: str, tree: Mapping[str, Any]) -> Any:
 
 def _restore_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Restore the settings of an entry, including nested entries."""
-    return {name: _restore_value(name, value) for name, value in tree.items() if name != "name"}
+    settings = {RENAMED_SETTINGS.get(name, name): value for name, value in tree.items() if name != "name"}
+    return {name: _restore_value(name, value) for name, value in settings.items()}
 
 
 def _restore_value(name: str, value: Any) -> Any:
