@@ -288,7 +288,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
         SettingError,
-        r"shape \(0, 1, 2\) has 3 tokens; use 2 as",
+        r"shape \(0, 1, 2\) has 3 tokens; use 2, as in the first shape",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
@@ -632,7 +632,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda size=size: DAPEv2(kernel_size=size),
             SettingError,
-            rf"kernel_size {size} is not a positive odd number; use for example 3",
+            rf"kernel_size {size} is not a positive odd number; use a number such as 3",
         )
         for size in (-1, 0, 2)
     ),

@@ -60,7 +60,7 @@ def test_waiting_for_a_folder_that_is_moved_raises_an_error(tmp_path, monkeypatc
     def lock_too_late(*args, **kwargs):
         folder.rename(tmp_path / "elsewhere")
 
-    monkeypatch.setattr(folder_lock, "_lock", lock_too_late)
+    monkeypatch.setattr(folder_lock, "_acquire_lock", lock_too_late)
     with (
         pytest.raises(RunFolderError, match=r"^another process moved or deleted .*moved; run the command again$"),
         exclusive_lock(folder),

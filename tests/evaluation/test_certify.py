@@ -128,7 +128,7 @@ def test_a_task_without_coupling_has_no_guarantee():
 
 def test_training_below_the_span_has_no_guarantee_and_invalid_lengths_raise_an_error():
     found = certify_law(Planted(), trained=(2, 2), lengths=(8,), steps=5)
-    assert found.verdict.startswith("No risk is guaranteed at length 8 (missing: room and regularity")
+    assert found.verdict.startswith("No risk is guaranteed at length 8 (missing: training length and regularity")
     with pytest.raises(SettingError, match=r"invalid training lengths 1:8: this law needs 2 tokens or more"):
         certify_law(Planted(), trained=(1, 8), lengths=(12,))
     with pytest.raises(SettingError, match=r"length 8 is not above the longest training length 8; use --lengths"):

@@ -88,7 +88,7 @@ def test_ids_beyond_the_limit_raise_an_error():
     counting = wrap_model("gpt2", head=None)
     last = torch.arange(MAX_POSITIONS - 9, MAX_POSITIONS).expand(3, -1)
     with pytest.raises(
-        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change them"
+        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change the IDs"
     ):
         run_generate(counting, attention_mask=None, position_ids=last)
 
@@ -101,7 +101,7 @@ def test_padding_after_the_end_is_not_checked():
     read = model(TOKENS, None, ids, use_cache=True).past_key_values
     assert model.next_position_ids(read, torch.tensor([[0], [5], [5]])).tolist() == [[MAX_POSITIONS - 1], [9], [9]]
     with pytest.raises(
-        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change them"
+        SettingError, match=rf"to {MAX_POSITIONS}, but only 0 to {MAX_POSITIONS - 1} are allowed; change the IDs"
     ):
         model.next_position_ids(read, torch.tensor([[5], [0], [5]]))
 

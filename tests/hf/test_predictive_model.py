@@ -394,7 +394,8 @@ def test_a_copy_uses_its_own_hidden_states():
             lambda: transformers.FalconConfig(
                 vocab_size=VOCABULARY_SIZE, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True
             ),
-            "accepts position_ids but ignores them|cannot be measured exactly|cannot be called with",
+            "accepts position_ids but ignores them|cannot be measured exactly|"
+            "does not accept position IDs, a mask and a cache",
         ),
     ],
 )

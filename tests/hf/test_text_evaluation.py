@@ -166,7 +166,9 @@ def test_a_tokenizer_that_loses_text_raises_an_error():
     model = TextModel(tiny_model(), codec, "tiny")
     with pytest.raises(ModelError, match=r"^the tokenizer of tiny changes the text: ' 0 1\\n' becomes ' 0 1'; "):
         model.tokenize_question("0 = 0", " 1\n")
-    with pytest.raises(ModelError, match=r"the text: 'v = 0 1\\n' becomes '\? = 0 1'; use a model whose"):
+    with pytest.raises(
+        ModelError, match=r"the text: 'v = 0 1\\n' becomes '\? = 0 1'; use a model with a tokenizer that"
+    ):
         model.tokenize_question("v = 0", " 1\n")
 
 

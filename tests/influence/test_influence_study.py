@@ -418,7 +418,7 @@ def error_of(study: InfluenceStudy, folder: Path) -> str:
 
 def test_texts_that_are_too_short_raise(model, tmp_path):
     message = error_of(study_of(model, texts=documents(length=14)), tmp_path / "out")
-    assert "the longest has 14 tokens, and a target needs 14 before it; use longer texts" in message
+    assert "the longest text has 14 tokens, but a target needs 14 tokens before it; use longer texts" in message
 
 
 def test_context_longer_than_the_positions_of_the_model_raises(model):
@@ -458,7 +458,7 @@ def test_copies_of_texts_raise_and_can_be_removed(model):
     first, second, *_ = documents()
     copy = replace(first, name="copied")
     with pytest.raises(
-        SettingError, match=r"text copied is a copy of text 0, which makes intervals .* too narrow; remove"
+        SettingError, match=r"text copied is a copy of text 0, and copies make intervals .* too narrow; remove"
     ):
         study_of(model, texts=[first, second, copy])
     with pytest.warns(

@@ -30,7 +30,7 @@ def test_prefilter_wraps_exact_measures(name, prefilter, expected):
 
 
 def test_prefilter_rejects_measures_that_are_not_exact():
-    with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores .*leave --prefilter out"):
+    with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores, .*leave --prefilter out"):
         influence._influence_measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
         influence._influence_measure("gredy", None)

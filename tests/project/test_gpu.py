@@ -127,7 +127,7 @@ def test_influence_is_the_same_on_cuda_and_cpu(name):
 def test_a_run_that_was_trained_on_cuda_is_certified(tmp_path):
     run = lw.train(small_experiment(), tmp_path / "run", device="cuda")
     assert run.decoder.embedding.device.type == "cuda"
-    assert lw.certify_run(run, [8]).trained == (1, 4)
+    assert lw.certify_run(run, [8]).train_lengths == (1, 4)
     assert run.decoder.embedding.device.type == "cuda"
 
 

@@ -336,5 +336,5 @@ def test_a_placement_with_too_many_sets_to_enumerate_can_be_sampled():
     sets = law.sample(400, 50, stream(0))
     assert (np.diff(sets, axis=1) > 0).all()
     assert sets.max() > 300
-    with pytest.raises(SettingError, match="more than 200000"):
+    with pytest.raises(SettingError, match="more than 200,000"):
         law.law(400)

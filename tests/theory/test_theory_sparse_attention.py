@@ -425,7 +425,7 @@ def test_the_block_size_has_no_effect(monkeypatch, block):
         ({"k": 2, "span": 3, "value": "automaton", "num_states": 0}, "automaton of 0 states"),
         ({"k": 16, "span": 16}, "43,046,721 entries, more than the 16,777,216"),
         ({"k": 42, "span": 43, "score": "mlp", "value": "automaton"}, "42-token sets .* exceed 64 bits"),
-        ({"k": 9, "span": 60}, "more than 200000"),
+        ({"k": 9, "span": 60}, "more than 200,000"),
     ],
 )
 def test_settings_without_an_exact_algorithm_raise(settings, message):
@@ -451,7 +451,7 @@ def test_unknown_scores_and_values_raise_an_error_with_the_nearest_name():
         ("sharper", lambda module: module.to_tabular(), "one table for all lengths"),
         ("coupled", lambda module: module.to_tabular(), "one table for all lengths"),
         ("product", lambda module: module.scores(), "has no finite list of shapes"),
-        ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than 200000"),
+        ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than 200,000"),
         (
             "coupled triples",
             lambda module: module(torch.zeros(1, 2000).long(), torch.zeros(1, 2000).long()),

@@ -100,7 +100,9 @@ def _certify_task_or_law(
         return certify_law(
             task, trained=_law_lengths(task) if trained is None else trained, lengths=lengths, steps=steps, seed=seed
         )
-    return certify_task(task, trained=TRAIN_LENGTH if trained is None else trained[1], lengths=lengths, seed=seed)
+    return certify_task(
+        task, trained=DEFAULT_TRAIN_LENGTH if trained is None else trained[1], lengths=lengths, seed=seed
+    )
 
 
 def _law_lengths(law: Planted) -> tuple[int, int]:

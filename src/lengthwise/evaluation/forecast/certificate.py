@@ -177,7 +177,7 @@ def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: 
     prefix = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
     undecided_forecasts = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
     if not undecided_forecasts:
-        return f"{reached or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
+        return f"{prefix or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
     first = undecided_forecasts[0]
     return (
         f"{prefix}{'. ' if prefix else ''}Exact match at length {first.length} is undecided "

@@ -85,7 +85,7 @@ def _raise_on_deviation(
         raise
     except CALL_ERRORS as error:
         raise ModelError(
-            f"{model.name} does not accept the position IDs, mask or cache of an influence study "
+            f"{model.name} does not accept position IDs, a mask and a cache together "
             f"({type(error).__name__}: {first_line(error)}); {DEFAULT_ADVICE}"
         ) from error
 

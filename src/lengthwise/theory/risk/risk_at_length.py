@@ -147,5 +147,5 @@ def estimate_risk(
             risk = method()
             return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")
     sample = sampled_risk(law, predictor, length, loss, NUM_SAMPLES, rng)
-    low, high = sample.bernstein()
+    low, high = sample.bernstein_interval()
     return RiskEstimate(risk=sample.mean, low=low, high=high, how=f"{NUM_SAMPLES} samples")
