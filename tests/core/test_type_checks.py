@@ -219,6 +219,11 @@ def test_an_argument_of_the_declared_type_is_accepted(declared, value):
     assert check_arguments(function)(value) is value
 
 
+def test_the_check_does_not_consume_an_iterator():
+    item = {"question": "1 + 2 =", "answer": "3"}
+    assert [record["response"] for record in reasoning_records(iter([item, item]))] == [["3"], ["3"]]
+
+
 def test_a_missing_argument_raises_the_type_error_of_python():
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         export_hf("run")
