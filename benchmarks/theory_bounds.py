@@ -137,7 +137,7 @@ def format_table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
     lines = [
         f"### {regime}: {len(rows)} instances with a risk",
         "",
-        f"Medians: {np.median([row['trained'] for row in rows]):.2g} at L, "
+        f"The median risk is {np.median([row['trained'] for row in rows]):.2g} at L, "
         f"{np.median([row['risk'] for row in rows]):.2g} at N.",
         "",
         "| bound | instances | below the risk | below 1 | min | median | p90 | max |",
