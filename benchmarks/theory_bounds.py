@@ -135,10 +135,10 @@ def format_table(regime: str, rows: Iterable[Mapping[str, Any]]) -> str:
     rows = [row for row in rows if row["risk"] > MIN_RISK]
     bound_values = [{OLD_NAMES.get(name, name): value for name, value in row["values"].items()} for row in rows]
     lines = [
-        f"### {regime}: {len(rows)} instances with a risk",
+        f"## {regime}: {len(rows)} instances with a risk",
         "",
-        f"The median risk is {np.median([row['trained'] for row in rows]):.2g} at L, "
-        f"{np.median([row['risk'] for row in rows]):.2g} at N.",
+        f"The median risk is {np.median([row['trained'] for row in rows]):.2g} at L "
+        f"and {np.median([row['risk'] for row in rows]):.2g} at N.",
         "",
         "| bound | instances | below the risk | below 1 | min | median | p90 | max |",
         "|---|---|---|---|---|---|---|---|",
