@@ -235,28 +235,32 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
         SettingError,
-        r"planted tuple \(2, 3\) has 1 label probabilities; use 2 as for the first tuple",
+        r"planted tuple \(2, 3\) has 1 label probabilities; use 2 label probabilities, as for the first",
     ),
-    (lambda: Planted(tuples=(), probabilities=(), labels=()), SettingError, r"tuples is empty; use at least one tuple"),
+    (
+        lambda: Planted(tuples=(), probabilities=(), labels=()),
+        SettingError,
+        r"the planted task has no tuples; set tuples to at",
+    ),
     (
         lambda: Planted(probabilities=(0.5, 0.5)),
         SettingError,
-        r"4 planted tuples have 2 probabilities and 4 label distributions; use one of each per tuple",
+        r"4 planted tuples have 2 probabilities and 4 label distributions; give each tuple one",
     ),
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
         SettingError,
-        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2, as in the placement",
+        r"planted tuple \(3, 3, 3\) has 3 tokens; use 2 tokens, as in the placement",
     ),
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
         SettingError,
-        r"planted tuple \(3, 4\) has an invalid token; use 0 to 3",
+        r"planted tuple \(3, 4\) has an invalid token; use tokens from 0 to 3",
     ),
     (
         lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
         SettingError,
-        r"tuples contain a tuple twice; use each tuple once with its total probability",
+        r"tuples contains the same tuple twice; list each tuple once, with its total probability",
     ),
     (lambda: Planted(background=(1 / 60,) * 60), SettingError, r"the background has 60 tokens; use at most 52"),
     (
@@ -273,11 +277,11 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"5 of 52 tokens give 380,204,032 tuples, more than 4,194,304; use fewer tokens or a smaller k",
     ),
     (lambda: Planted().from_prompt("abxa"), PromptError, r"invalid symbol 'x' in a prompt of planted; write letters"),
-    (lambda: Planted().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write 2 or more"),
+    (lambda: Planted().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write at"),
     (
         lambda: Planted().from_prompt("cabd"),
         PromptError,
-        r"'cabd' has probability 0; write background letters around cc or cd or dc, in a shape of the placement",
+        r"'cabd' has probability 0; write cc or cd or dc in a shape of the placement, and background",
     ),
     (lambda: Local(shapes=(), weights=()), SettingError, r"the placement has no shape; use at least one shape such as"),
     (
@@ -375,7 +379,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: SparseParity(fewest=5), SettingError, r"invalid range fewest 5 to most 4; use 1 <= fewest <= most"),
     (lambda: SparseParity(num_letters=0), SettingError, r"invalid num_letters 0; use 1 to 26"),
-    (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 bits; use at least 4"),
+    (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 flagged bits; use at least 4"),
     (lambda: SparseParity(tested=(2, 0)), SettingError, r"invalid number 0 of flagged bits in tested; use at least 1"),
     (
         lambda: SparseParity().from_prompt("0110"),
@@ -428,12 +432,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Sort(num_values=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
         SettingError,
-        r"length 5 exceeds the 4 different values of sort; use a shorter length, a larger num_values or repeats",
+        r"length 5 exceeds the 4 different values of sort; use a shorter length, a larger num_values, or repeats",
     ),
     (
         lambda: Sort().from_prompt("3 17 2 17"),
         PromptError,
-        r"the list has 2 items '17'; write each once or set repeats",
+        r"item '17' occurs 2 times; write each item once, or set repeats=True",
     ),
     (
         lambda: Sort().from_prompt("3 64"),
@@ -444,10 +448,10 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: Recall(num_values=0), SettingError, r"num_values 0 is too small; use at least 1"),
     (lambda: Recall(num_pairs=17), SettingError, r"num_keys 16 is too small for 17 pairs; use at least 17"),
     (lambda: Recall(num_queries=5), SettingError, r"num_queries 5 exceeds the 4 pairs; use at most 4"),
-    (lambda: Recall().from_prompt("k1 v1"), PromptError, r"'k1 v1' has no query or no text; write a text and its"),
+    (lambda: Recall().from_prompt("k1 v1"), PromptError, r"'k1 v1' does not contain exactly one '='; write a"),
     (lambda: Recall().from_prompt("k1 v1 = v1"), PromptError, r"invalid symbol 'v1' in a prompt of recall"),
     (lambda: Recall().from_prompt("k1 f1 v2 = k1"), PromptError, r"has a key without a value or a value without"),
-    (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"the text has 0 keys 'k2'; write each queried key"),
+    (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"queried key 'k2' occurs 0 times in the text; write"),
     (
         lambda: Addition(order="up"),
         SettingError,

@@ -135,7 +135,7 @@ def p_value(statistic: float, freedom: int) -> float:
 
 
 def sample_outcomes(law: Planted, length: int, size: int, seed: int) -> list[Outcome]:
-    tokens, sets, labels = law.draw(length, size, stream(seed, "planted"))
+    tokens, sets, labels = law.sample_arrays(length, size, stream(seed, "planted"))
     return [
         (tuple(x), tuple(planted_set), label)
         for x, planted_set, label in zip(tokens.tolist(), sets.tolist(), labels.tolist(), strict=True)
@@ -232,7 +232,7 @@ def test_the_background_is_independent_of_the_planted_set_and_tuple(law):
     length, size, statistic, freedom = 6, 2_000, 0.0, 0
     drawable = int((np.array(law.background) > 0).sum())
     for seed in range(SEEDS):
-        tokens, sets, _ = law.draw(length, size, stream(seed, "independent"))
+        tokens, sets, _ = law.sample_arrays(length, size, stream(seed, "independent"))
         around = np.ones(tokens.shape, dtype=bool)
         np.put_along_axis(around, sets, values=False, axis=1)
         # The first background token of each sequence.
@@ -305,7 +305,7 @@ def test_the_answer_of_a_parsed_prompt_is_its_most_probable_label(law, rng):
 @over_laws
 def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_support(law, rng):
     examples = law.sample(length=6, size=30, rng=stream(3, "examples"))
-    tokens, sets, labels = law.draw(6, 30, stream(3, "examples"))
+    tokens, sets, labels = law.sample_arrays(6, 30, stream(3, "examples"))
     assert examples.support is not None
     assert np.array_equal(examples.tokens[:, :6], tokens)
     assert [law.vocabulary[token] for token in examples.tokens[:, 7]] == [str(label) for label in labels]

@@ -64,14 +64,14 @@ def test_a_written_file_is_a_task_with_the_lengths_of_its_records(tmp_path, rng)
         (
             [item(), item()],
             {},
-            r"^item 1 has several difficulties, num_terms, num_digits; choose one as its len",
+            r"^item 1 has several difficulties \(num_terms, num_digits\); set length to",
         ),
         (
             [item(difficulty={"size": (1, 5)})],
             {},
-            r"^item 1 has no integer 'size' in its metadata; use another key, or",
+            r"^item 1 has no integer 'size' in its metadata; set length to another metadata key",
         ),
-        ([item()], {"length": "terms"}, r"^item 1 has no integer 'terms' in its metadata; use another key, or length"),
+        ([item()], {"length": "terms"}, r"^item 1 has no integer 'terms' in its metadata; set length to another"),
         ([item(difficulty={}), {"question": "a"}], {}, r"^invalid item 2 \(KeyError\('answer'\)\); use it"),
         ([item(answer=None)], {"length": "num_terms"}, r"^invalid item 1 \(TypeError.*; use items with"),
         (
@@ -90,7 +90,7 @@ def test_an_invalid_item_raises_an_error_and_writes_nothing(items, settings, mes
 
 
 def test_a_file_with_another_suffix_raises_an_error(tmp_path):
-    with pytest.raises(TaskFileError, match=r"rows.json does not end in .jsonl; use a name for --task FILE.jsonl"):
+    with pytest.raises(TaskFileError, match=r"rows.json does not end in .jsonl; use a file name that ends in .jsonl"):
         write_reasoning_records([item()], tmp_path / "rows.json")
 
 

@@ -140,7 +140,7 @@ def test_kappa_times_the_errors_of_pieces_is_above_the_error_of_the_whole_for_ev
         law, head = instance.law, instance.heads[0]
         shapes = law.placement.law(15).shapes
         factor = joint_weight(law, head, shapes).kappa_by_joints()
-        tokens, sets, _ = law.draw(15, 10, rng)
+        tokens, sets, _ = law.sample_arrays(15, 10, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = [tuple(each) for each in law.tuples].index(tuple(sequence[planted]))
             cost = 1 - np.array(law.labels[index])

@@ -39,7 +39,7 @@ def train(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, **
 @torch.no_grad()
 def leakage(module: SparseFunctionalAttention, length: int) -> float:
     """Return the mean leakage over the same sequences for all modules."""
-    tokens, sets, _ = LAW.draw(length, 200, stream(0, "leakage"))
+    tokens, sets, _ = LAW.sample_arrays(length, 200, stream(0, "leakage"))
     return float(module.double().leakage(torch.from_numpy(tokens), torch.from_numpy(sets)).mean())
 
 
@@ -100,7 +100,7 @@ def test_the_history_depends_on_the_seed_only():
 def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_seed():
     module = attention()
     history = train(attention(), steps=1, batch_size=8)
-    tokens, _, labels = LAW.draw(int(history.length[0]), 8, stream(0, "fit", "sequences"))
+    tokens, _, labels = LAW.sample_arrays(int(history.length[0]), 8, stream(0, "fit", "sequences"))
     outputs = module(torch.from_numpy(tokens)).exp().detach().numpy()
     assert history.loss[0] == pytest.approx(-np.log(outputs[np.arange(8), labels]).mean(), rel=1e-5)
 

@@ -158,7 +158,7 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
         head, law = head_and_law(seed, k, span, regime)
         shapes = law.placement.law(test_length).shapes
         weight = joint_weight(law, head, shapes)
-        tokens, sets, _ = law.draw(test_length, 30, rng)
+        tokens, sets, _ = law.sample_arrays(test_length, 30, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = law.tuples.index(tuple(sequence[planted]))
             shape = shapes.tolist().index((planted - planted[0]).tolist())

@@ -11,19 +11,20 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.jsonl_table import SUFFIX, read_table
 
 Item = Mapping[str, Any]
-Length = str | Callable[[Item], int]
+LengthSource = str | Callable[[Item], int]
 
 
 @check_arguments
 def reasoning_records(
-    items: Iterable[Item], *, length: Length | None = None, tokens: Callable[[str], Sequence[str]] = str.split
+    items: Iterable[Item], *, length: LengthSource | None = None, tokens: Callable[[str], Sequence[str]] = str.split
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record per item: ``question`` as ``prompt``, ``answer`` as ``response``, and ``length``.
+    """Yield one record per item, with its ``question`` as ``prompt``, its ``answer`` as ``response``, and its length.
 
-    ``length`` is a metadata key, such as ``"num_terms"``, or a function that returns the length of an item. The default
-    is the only difficulty in the metadata, or the number of prompt tokens if there are no difficulties. If a difficulty
-    is a range, the length is the metadata value with the same key. ``tokens`` splits a text into tokens; the default
-    splits at whitespace. The first invalid item raises ``TaskFileError``.
+    ``length`` is a metadata key, such as ``"num_terms"``, or a function that returns the length of an item. By default,
+    the length is the only difficulty in the metadata. An item without difficulties gets no length; the task then uses
+    the number of prompt tokens. If a difficulty is a range, the length is the metadata value with the same key.
+    ``tokens`` splits a text into tokens; the default splits at whitespace. The first invalid item raises
+    ``TaskFileError``.
     """
     for number, item in enumerate(items, start=1):
         try:
@@ -44,13 +45,13 @@ def write_reasoning_records(
     items: Iterable[Item],
     file: StrPath,
     *,
-    length: Length | None = None,
+    length: LengthSource | None = None,
     tokens: Callable[[str], Sequence[str]] = str.split,
 ) -> Path:
     """Write the records of ``reasoning_records`` to a task file; raise ``TaskFileError`` if a record is invalid."""
     file = Path(file)
     if file.suffix != SUFFIX:
-        raise TaskFileError(f"{file} does not end in {SUFFIX}; use a name for --task FILE{SUFFIX}")
+        raise TaskFileError(f"{file} does not end in {SUFFIX}; use a file name that ends in {SUFFIX}")
     lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
     # Parse the records first, so that an invalid record does not leave an unusable file.
     read_table(lines, f"the content of {file}")
@@ -66,18 +67,20 @@ def _item_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     difficulty = metadata.get("difficulty", {})
     if name is None:
         if len(difficulty) > 1:
-            raise _ItemError(f"has several difficulties, {', '.join(difficulty)}; choose one as its length")
+            raise _ItemError(f"has several difficulties ({', '.join(difficulty)}); set length to one of them")
         if not difficulty:
             return None
         (name,) = difficulty
     values = {**{key: _single_value(value) for key, value in difficulty.items()}, **metadata}
     value = values.get(name)
     if type(value) is not int:
-        raise _ItemError(f"has no integer '{name}' in its metadata; use another key, or length=lambda item: ...")
+        raise _ItemError(
+            f"has no integer '{name}' in its metadata; set length to another metadata key, or to a function of the item"
+        )
     return value
 
 
 def _single_value(difficulty: Any) -> Any:
-    """Return the value of a range that has only one value; return other difficulties unchanged."""
+    """Return the common value of a range with equal ends; return other difficulties unchanged."""
     is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
     return difficulty[0] if is_single else difficulty

@@ -20,10 +20,10 @@ class Recall:
 
     Up to ``num_pairs`` items are a key followed by its value, at uniform places and with different keys. Up to
     ``num_queries`` keys are queried; ``v_i`` is the value of ``q_i``. With one pair, the task is to find a needle in a
-    haystack. An answer depends on its query, the key and the value: k = 3.
+    haystack. An answer depends on three tokens (k = 3): its query, and the key and the value in the text.
 
-    A key and its value share an ID. The token before an answer has the ID of the query. The last answer has the ID of
-    ``=``. The IDs do not reveal the place of the value.
+    A key and its value share an ID. The token before an answer has the ID of the query for this answer. The last answer
+    has the ID of ``=``. The IDs do not reveal where the value is in the text.
     """
 
     num_pairs: int = 4
@@ -44,7 +44,7 @@ class Recall:
                 raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
         if self.num_pairs > self.num_keys:
             raise SettingError(
-                f"num_keys {self.num_keys} is too small for {self.num_pairs} pairs; use at least {self.num_pairs}"
+                f"num_keys {self.num_keys} is too small for {self.num_pairs} pairs; use at least {self.num_pairs} keys"
             )
         if self.num_queries > self.num_pairs:
             raise SettingError(
@@ -54,16 +54,16 @@ class Recall:
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Keys, values, fillers, separator, start token and end token."""
-        kinds = (("k", self.num_keys), ("v", self.num_values), ("f", self.num_fillers))
-        return (*(f"{kind}{number}" for kind, count in kinds for number in range(count)), "=", ">", "end")
+        symbol_counts = (("k", self.num_keys), ("v", self.num_values), ("f", self.num_fillers))
+        return (*(f"{letter}{number}" for letter, count in symbol_counts for number in range(count)), "=", ">", "end")
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs that end the text and the queries."""
+        """Symbols ``=`` and ``>``, which end the text and the queries."""
         return ("=", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample places, keys, values, fillers and queries uniformly."""
+        """Sample places and keys of the pairs, their values, the fillers and the queries uniformly."""
         check_sizes(self.name, length, size)
         pairs = min(self.num_pairs, length)
         items = np.sort(sample_integers(pairs, length, size, rng), axis=1)
@@ -77,21 +77,23 @@ class Recall:
         return self._lay_out(text, np.take_along_axis(key_indexes, queries, axis=1))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse a text and queries such as ``f0 k3 v1 f2 = k3``."""
+        """Parse a prompt such as ``f0 k3 v1 f2 = k3``: a text, ``=``, and the queried keys."""
         expected_format = "a text and its queries such as 'f0 k3 v1 f2 = k3'"
         parts = [part.split() for part in prompt.removesuffix(">").split("=")]
         if len(parts) != 2:
-            raise PromptError(f"'{prompt}' has no query or no text; write {expected_format}")
+            raise PromptError(f"prompt '{prompt}' does not contain exactly one '='; write {expected_format}")
         text = parse_symbols(parts[0], self.vocabulary[:-3], self.name, expected_format)
         queries = parse_symbols(parts[1], self.vocabulary[: self.num_keys], self.name, expected_format)
         is_key, is_value = text < self.num_keys, (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         if is_key[-1] or not np.array_equal(np.append(False, is_key[:-1]), is_value):
             raise PromptError(f"'{prompt}' has a key without a value or a value without a key; write {expected_format}")
-        places = [np.flatnonzero(text == query) for query in queries]
-        for query, matches in zip(parts[1], places, strict=True):
+        key_indexes = [np.flatnonzero(text == query) for query in queries]
+        for query, matches in zip(parts[1], key_indexes, strict=True):
             if len(matches) != 1:
-                raise PromptError(f"the text has {len(matches)} keys '{query}'; write each queried key once")
-        return self._lay_out(text[None], np.array(places).T)
+                raise PromptError(
+                    f"queried key '{query}' occurs {len(matches)} times in the text; write it exactly once"
+                )
+        return self._lay_out(text[None], np.array(key_indexes).T)
 
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
@@ -100,19 +102,19 @@ class Recall:
     def _lay_out(self, text: Int[np.ndarray, "batch text"], key_indexes: Int[np.ndarray, "batch queries"]) -> Examples:
         """Build examples; ``key_indexes`` contains the token indexes of the queried keys."""
         (size, length), num_queries = text.shape, key_indexes.shape[1]
-        equals = np.full((size, 1), len(self.vocabulary) - 3)
+        separator_ids = np.full((size, 1), len(self.vocabulary) - 3)
         queries, answers = (np.take_along_axis(text, key_indexes + offset, axis=1) for offset in (0, 1))
-        tokens = np.concatenate([text, equals, queries, equals + 1, answers, equals + 2], axis=1)
-        prompt_length, index = length + num_queries + 2, np.arange(num_queries)
+        tokens = np.concatenate([text, separator_ids, queries, separator_ids + 1, answers, separator_ids + 2], axis=1)
+        prompt_length, query_indexes = length + num_queries + 2, np.arange(num_queries)
         # Every token except a value starts a group.
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         groups = np.cumsum(~is_value, axis=1)
-        later_groups = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + index] * 2, [0, num_queries + 1]])
+        groups_after_text = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
         support = np.full((*tokens.shape, 3), -1)
-        support[:, prompt_length:-1, 0] = length + 1 + index
+        support[:, prompt_length:-1, 0] = length + 1 + query_indexes
         support[:, prompt_length:-1, 1] = key_indexes
         support[:, prompt_length:-1, 2] = key_indexes + 1
         # The end token depends on the separator, which shares its ID with the last answer.
         support[:, -1, 0] = length
-        coupling = np.concatenate([groups, later_groups], axis=1)[None]
+        coupling = np.concatenate([groups, groups_after_text], axis=1)[None]
         return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)

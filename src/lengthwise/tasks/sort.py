@@ -21,10 +21,10 @@ class Sort:
     ``repeats`` allows equal items. Position heads that read only tokens cannot determine which of the equal items is
     next. Without repeats, a list has at most ``num_values`` items.
 
-    The ID of an item is its place in the list. Each token from ``>`` on has the ID of the next item of the response;
-    equal items keep the order of the list. The last item has the ID of ``=``. The response IDs contain the sorted
-    order, so a decoder that receives them only has to copy items. The next item depends on all items, so the task
-    declares no support.
+    The ID of an item is its place in the list. ``>`` and each item of the response have the ID of the item that follows
+    in the response; equal items keep the order of the list. The last item has the ID of ``=``. The response IDs contain
+    the sorted order, so a decoder that receives them only has to copy items. The next item depends on all items, so the
+    task declares no support.
     """
 
     num_values: int = 64
@@ -58,7 +58,7 @@ class Sort:
         if length > self.num_values:
             raise SettingError(
                 f"length {length} exceeds the {self.num_values} different values of sort; "
-                "use a shorter length, a larger num_values or repeats"
+                "use a shorter length, a larger num_values, or repeats=True"
             )
         return self._lay_out(rng.random((size, self.num_values)).argsort(axis=1)[:, :length])
 
@@ -69,7 +69,9 @@ class Sort:
         items = parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)
         counts = np.bincount(items)
         if not self.repeats and counts.max() > 1:
-            raise PromptError(f"the list has {counts.max()} items '{counts.argmax()}'; write each once or set repeats")
+            raise PromptError(
+                f"item '{counts.argmax()}' occurs {counts.max()} times; write each item once, or set repeats=True"
+            )
         return self._lay_out(items[None])
 
     def variants(self) -> Mapping[str, Task]:
@@ -78,17 +80,17 @@ class Sort:
 
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:
         size, length = items.shape
-        equals = np.full((size, 1), self.num_values)
+        separator_ids = np.full((size, 1), self.num_values)
         # A stable sort keeps the order of equal items.
         order = items.argsort(axis=1, kind="stable")
         sorted_items = np.take_along_axis(items, order, axis=1)
-        tokens = np.concatenate([items, equals, equals + 1, sorted_items, equals + 2], axis=1)
-        place = np.arange(1, length + 1)
+        tokens = np.concatenate([items, separator_ids, separator_ids + 1, sorted_items, separator_ids + 2], axis=1)
+        item_places = np.arange(1, length + 1)
         prompt_groups = np.broadcast_to(np.arange(1, length + 2), (size, length + 1))
         last_groups = np.broadcast_to([length + 1, length + 2], (size, 2))
         return Examples.with_prompt_length(
             tokens,
             length + 1,
             coupling=np.concatenate([prompt_groups, order + 1, last_groups], axis=1)[None],
-            places=np.concatenate([place, [0, 0], place, [0]])[None],
+            places=np.concatenate([item_places, [0, 0], item_places, [0]])[None],
         )

@@ -25,7 +25,8 @@ class SparseParity:
     With ``coding="flags"``, each x is a bit, and ``0*`` and ``1*`` are flagged bits. With ``coding="letters"``, flagged
     bits are ``0`` and ``1``, and other tokens are one of ``num_letters`` letters. The number of flagged bits is uniform
     from ``fewest`` to ``most``, but at most the length. Their places are uniform, or within a random window of
-    ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` has one number per variant.
+    ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` lists the number of flagged
+    bits of each variant.
     """
 
     fewest: int = 1
@@ -49,13 +50,15 @@ class SparseParity:
         if not 1 <= self.num_letters <= len(ascii_lowercase):
             raise SettingError(f"invalid num_letters {self.num_letters}; use 1 to {len(ascii_lowercase)}")
         if self.window is not None and self.window < self.most:
-            raise SettingError(f"window {self.window} is too small for {self.most} bits; use at least {self.most}")
+            raise SettingError(
+                f"window {self.window} is too small for {self.most} flagged bits; use at least {self.most}"
+            )
         if min(self.tested, default=1) < 1:
             raise SettingError(f"invalid number {min(self.tested)} of flagged bits in tested; use at least 1")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Bits (also used as answers), flagged bits or letters, separator and end token."""
+        """Bits (also the answers), flagged bits or letters, separator and end token."""
         extra_symbols = ("0*", "1*") if self.coding == "flags" else tuple(ascii_lowercase[: self.num_letters])
         return ("0", "1", *extra_symbols, "=", "end")
 
@@ -65,7 +68,7 @@ class SparseParity:
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample the flagged places, then all bits and letters, uniformly."""
+        """Sample the places of the flagged bits, then the bits and the letters, uniformly."""
         check_sizes(self.name, length, size)
         is_flagged = self._sample_flags(length, size, rng)
         bits = rng.integers(0, 2, size=(size, length))
@@ -75,7 +78,7 @@ class SparseParity:
         return self._lay_out(np.where(is_flagged, bits, 2 + letters))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse bits such as ``01*10*1``, or with letters ``ab1ca0``."""
+        """Parse a prompt such as ``01*10*1``, or ``ab1ca0`` with ``coding="letters"``."""
         expected_format = "bits such as 01*10*1" if self.coding == "flags" else "bits and letters such as ab1ba0"
         symbols = re.findall(r".\*?", prompt.replace(" ", "").removesuffix("="))
         tokens = parse_symbols(symbols, self.vocabulary[:-2], self.name, expected_format)[None]
@@ -89,7 +92,7 @@ class SparseParity:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of flagged bits in ``tested``."""
-        return {f"flagged-{number}": self._with_num_flagged(number) for number in self.tested}
+        return {f"flagged-{num_flagged}": self._with_num_flagged(num_flagged) for num_flagged in self.tested}
 
     def _with_num_flagged(self, num_flagged: int) -> Task:
         window = None if self.window is None else max(self.window, num_flagged)
@@ -98,11 +101,11 @@ class SparseParity:
     def _sample_flags(self, length: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
         width = length if self.window is None else min(self.window, length)
         num_flagged = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=size)
-        start = rng.integers(0, length - width + 1, size=size)[:, None]
-        index = np.arange(length)
+        window_start = rng.integers(0, length - width + 1, size=size)[:, None]
+        places = np.arange(length)
         # Places outside the window are never flagged.
-        order = rng.random((size, length)) + ((index < start) | (index >= start + width))
-        return order.argsort(axis=1).argsort(axis=1) < num_flagged[:, None]
+        sort_keys = rng.random((size, length)) + ((places < window_start) | (places >= window_start + width))
+        return sort_keys.argsort(axis=1).argsort(axis=1) < num_flagged[:, None]
 
     def _is_flagged(self, tokens: Int[np.ndarray, "batch length"]) -> Bool[np.ndarray, "batch length"]:
         return tokens >= 2 if self.coding == "flags" else tokens < 2
@@ -111,11 +114,11 @@ class SparseParity:
         size, length = tokens.shape
         is_flagged = self._is_flagged(tokens)
         parity = (is_flagged & (tokens % 2 == 1)).sum(axis=1, keepdims=True) % 2
-        equals = np.full((size, 1), len(self.vocabulary) - 2)
+        separator_ids = np.full((size, 1), len(self.vocabulary) - 2)
         support = np.full((size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
         row, place = is_flagged.nonzero()
         support[row, length + 1, is_flagged.cumsum(axis=1)[row, place] - 1] = place
         # The end token depends on the separator, two tokens before it.
         support[:, length + 2, 0] = length
-        sequences = np.concatenate([tokens, equals, parity, equals + 1], axis=1)
+        sequences = np.concatenate([tokens, separator_ids, parity, separator_ids + 1], axis=1)
         return Examples.with_prompt_length(sequences, length + 1, support=support)

@@ -22,10 +22,10 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 class Planted:
     """Layout ``x_1 .. x_length = y end``: k planted tokens determine the label y; all other x are background tokens.
 
-    A set S is sampled from ``placement``, and independently a tuple Z from ``tuples`` with ``probabilities``. The
-    tokens at S are the tokens of Z in order. All other tokens are independent with probabilities ``background``. The
-    label y has the probabilities of Z in ``labels``. Tokens are numbers below ``len(background)``. A token with
-    background probability 0 is always planted.
+    A set S of token indexes is sampled from ``placement``, and independently a tuple Z of k tokens from ``tuples`` with
+    ``probabilities``. The tokens at the indexes S are the tokens of Z in order. All other tokens are independent with
+    probabilities ``background``. The label y has the probabilities in the row of ``labels`` for Z. Tokens are numbers
+    below ``len(background)``. A token with background probability 0 occurs only as a planted token.
     """
 
     background: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)
@@ -46,11 +46,11 @@ class Planted:
         entries = [f"token {token} of the background" for token in range(len(self.background))]
         check_distribution(self.background, entries, "the probabilities of the background")
         if not self.tuples:
-            raise SettingError("tuples is empty; use at least one tuple")
+            raise SettingError(f"the planted task has no tuples; set tuples to at least one tuple of {self.k} tokens")
         if not len(self.tuples) == len(self.probabilities) == len(self.labels):
             raise SettingError(
                 f"{len(self.tuples)} planted tuples have {len(self.probabilities)} probabilities and "
-                f"{len(self.labels)} label distributions; use one of each per tuple"
+                f"{len(self.labels)} label distributions; give each tuple one probability and one label distribution"
             )
         self._check_tuples()
         entries = [f"planted tuple {each}" for each in self.tuples]
@@ -59,23 +59,27 @@ class Planted:
     def _check_tuples(self) -> None:
         for each, label_probabilities in zip(self.tuples, self.labels, strict=True):
             if len(each) != self.placement.k:
-                raise SettingError(f"planted tuple {each} has {len(each)} tokens; use {self.k}, as in the placement")
+                raise SettingError(
+                    f"planted tuple {each} has {len(each)} tokens; use {self.k} tokens, as in the placement"
+                )
             if not all(0 <= token < len(self.background) for token in each):
-                raise SettingError(f"planted tuple {each} has an invalid token; use 0 to {len(self.background) - 1}")
+                raise SettingError(
+                    f"planted tuple {each} has an invalid token; use tokens from 0 to {len(self.background) - 1}"
+                )
             if len(label_probabilities) != len(self.labels[0]):
                 raise SettingError(
                     f"planted tuple {each} has {len(label_probabilities)} label probabilities; use "
-                    f"{len(self.labels[0])} as for the first tuple"
+                    f"{len(self.labels[0])} label probabilities, as for the first tuple"
                 )
             entries = [f"label {label} of planted tuple {each}" for label in range(len(label_probabilities))]
             check_distribution(label_probabilities, entries, f"the label probabilities of planted tuple {each}")
         if len(set(self.tuples)) < len(self.tuples):
-            raise SettingError("tuples contain a tuple twice; use each tuple once with its total probability")
+            raise SettingError("tuples contains the same tuple twice; list each tuple once, with its total probability")
 
     @property
     def with_possible_tuples(self) -> "Planted":
-        """Same distribution without the tuples with probability 0."""
-        indexes = [index for index, share in enumerate(self.probabilities) if share > 0]
+        """Same distribution, without the tuples that have probability 0."""
+        indexes = [index for index, probability in enumerate(self.probabilities) if probability > 0]
         if len(indexes) == len(self.tuples):
             return self
         return replace(
@@ -115,11 +119,11 @@ class Planted:
 
     @cached_property
     def label_law(self) -> Float[np.ndarray, "codes labels"]:
-        """Label probabilities of each tuple, indexed by its code; other tuples have the mean label probabilities."""
+        """Label probabilities of each tuple, indexed by its code; the mean over ``tuples`` for all other tuples."""
         check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
-        planted = np.array(self.labels)
-        law = np.tile(np.array(self.probabilities) @ planted, (self.num_tokens**self.k, 1))
-        law[self.tuple_codes(np.array(self.tuples))] = planted
+        label_probabilities = np.array(self.labels)
+        law = np.tile(np.array(self.probabilities) @ label_probabilities, (self.num_tokens**self.k, 1))
+        law[self.tuple_codes(np.array(self.tuples))] = label_probabilities
         return law
 
     def tuple_codes(self, tuples: Int[np.ndarray, "*many k"]) -> Int[np.ndarray, "*many"]:
@@ -139,13 +143,13 @@ class Planted:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the sets, tuples, background tokens and labels."""
         check_sizes(self.name, length, size, min_length=self.min_length)
-        tokens, sets, label = self.draw(length, size, rng)
+        tokens, sets, label = self.sample_arrays(length, size, rng)
         return self._lay_out(tokens, sets, label)
 
-    def draw(
+    def sample_arrays(
         self, length: int, size: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "size length"], Int[np.ndarray, "size k"], Int[np.ndarray, " size"]]:
-        """Sample input tokens, planted sets (token indexes from 0) and labels."""
+        """Sample input tokens, planted sets (token indexes from 0) and labels as arrays."""
         sets = self.placement.sample(length, size, rng)
         tuple_index = rng.choice(len(self.tuples), size=size, p=self.probabilities)
         tokens = rng.choice(self.num_tokens, size=(size, length), p=self.background)
@@ -156,30 +160,36 @@ class Planted:
         return tokens, sets, label
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse letters such as ``abcda``; the answer and the support are the most probable label and set."""
+        """Parse letters such as ``abcda``; the answer is the most probable label, its support the most probable set."""
         symbols = list(prompt.replace(" ", "").removesuffix("="))
         tokens = parse_symbols(symbols, self.vocabulary[: self.num_tokens], self.name, "letters such as abcda")[None]
         if tokens.shape[1] < self.min_length:
-            raise PromptError(f"'{prompt}' is too short for {self.k} planted tokens; write {self.min_length} or more")
-        sets, weight = self.planted_set_weights(tokens)
-        if weight.sum() == 0:
-            raise PromptError(f"'{prompt}' has probability 0; write background letters around {self._tuple_examples()}")
-        label_scores = weight @ self.label_law[self.tuple_codes(tokens[0][sets])]
-        return self._lay_out(tokens, sets[[weight[0].argmax()]], label_scores.argmax(axis=1))
+            raise PromptError(
+                f"prompt '{prompt}' is too short for {self.k} planted tokens; write at least {self.min_length} letters"
+            )
+        sets, weights = self.planted_set_weights(tokens)
+        if weights.sum() == 0:
+            raise PromptError(
+                f"prompt '{prompt}' has probability 0; write {self._tuple_examples()} in a shape of the placement, and "
+                "background letters at all other places"
+            )
+        label_scores = weights @ self.label_law[self.tuple_codes(tokens[0][sets])]
+        return self._lay_out(tokens, sets[[weights[0].argmax()]], label_scores.argmax(axis=1))
 
     def planted_set_weights(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
-        """Return all sets with positive probability, and the ratios ``P(x, S) / prod mu'(x_i)``.
+        """Return all sets S with positive probability, and the ratios ``P(x, S) / prod mu'(x_i)``.
 
-        ``mu'`` is the background distribution, with 1 instead of 0. The divisor is equal for all sets of a sequence.
+        ``mu'`` is ``background`` with 0 replaced by 1. The product is over all tokens of the sequence x.
         """
         sets, probability = self.placement.law(tokens.shape[1]).sets()
-        mu = np.array(self.background)
+        background = np.array(self.background)
         set_tokens = tokens[:, sets]  # batch sets k
-        ratio = self.tuple_law[self.tuple_codes(set_tokens)] / np.where(mu == 0, 1.0, mu)[set_tokens].prod(axis=2)
+        background_weights = np.where(background == 0, 1.0, background)[set_tokens].prod(axis=2)
+        ratio = self.tuple_law[self.tuple_codes(set_tokens)] / background_weights
         # A token with background probability 0 must be planted.
-        is_possible = (mu == 0)[tokens].sum(axis=1)[:, None] == (mu == 0)[set_tokens].sum(axis=2)
+        is_possible = (background == 0)[tokens].sum(axis=1)[:, None] == (background == 0)[set_tokens].sum(axis=2)
         return sets, np.where(is_possible, probability * ratio, 0.0)
 
     def variants(self) -> Mapping[str, Task]:
@@ -187,10 +197,9 @@ class Planted:
         return {}
 
     def _tuple_examples(self) -> str:
-        tuples = " or ".join(
+        return " or ".join(
             "".join(ascii_letters[token] for token in each) for each in self.with_possible_tuples.tuples[:3]
         )
-        return f"{tuples}, in a shape of the placement"
 
     def _lay_out(
         self,
@@ -199,8 +208,10 @@ class Planted:
         label: Int[np.ndarray, " batch"],
     ) -> Examples:
         size, length = tokens.shape
-        equals = np.full((size, 1), self.num_tokens)
-        sequences = np.concatenate([tokens, equals, equals + 1 + label[:, None], equals + 1 + self.num_labels], axis=1)
+        separator_ids = np.full((size, 1), self.num_tokens)
+        sequences = np.concatenate(
+            [tokens, separator_ids, separator_ids + 1 + label[:, None], separator_ids + 1 + self.num_labels], axis=1
+        )
         support = np.full((size, length + 3, self.k), -1)
         support[:, length + 1] = sets
         # The end token depends on the separator, two tokens before it.

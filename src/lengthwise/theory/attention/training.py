@@ -86,7 +86,7 @@ def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: in
 def _sample_loss(
     module: SparseFunctionalAttention, law: Planted, length: int, size: int, rng: np.random.Generator
 ) -> Float[Tensor, ""]:
-    tokens, _, labels = law.draw(length, size, rng)
+    tokens, _, labels = law.sample_arrays(length, size, rng)
     return functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
 
 

@@ -218,7 +218,7 @@ def _sample_losses(
     case: Extrapolation, summand: Summand, size: int, rng: np.random.Generator
 ) -> Float[np.ndarray, " size"]:
     law = summand.law(case.law)
-    tokens, sets, _ = law.draw(case.train_length, size, rng)
+    tokens, sets, _ = law.sample_arrays(case.train_length, size, rng)
     labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
     return WindowLoss(summand.window, case.loss).evaluate(case.attention, tokens, sets, labels)
 

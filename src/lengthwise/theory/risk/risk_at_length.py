@@ -62,7 +62,7 @@ def sampled_risk(
     block = max(1, BLOCK // length)
     losses = []
     for first in range(0, size, block):
-        tokens, sets, _ = law.draw(length, min(block, size - first), rng)
+        tokens, sets, _ = law.sample_arrays(length, min(block, size - first), rng)
         labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(loss.evaluate(predictor, tokens, sets, labels))
     return SampledRisk(np.concatenate(losses))
