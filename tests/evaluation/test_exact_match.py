@@ -341,7 +341,7 @@ def test_nan_predictions_raise_an_error():
     with torch.no_grad():
         decoder.embedding[2] = math.nan
     settings = EvaluationSettings(lengths=(3,), num_examples=(4,))
-    with pytest.raises(DivergedError, match=r"^the decoder predicts NaN; train it again"):
+    with pytest.raises(DivergedError, match=r"^the token loss of the decoder is NaN; train the run again"):
         evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
 
 
@@ -410,14 +410,14 @@ def test_evaluation_restores_the_mode_of_the_decoder(training):
 
 
 INVALID_SETTINGS: list[tuple[Callable[[], object], str]] = [
-    (lambda: EvaluationSettings(lengths=()), r"lengths is empty; give at least one length"),
+    (lambda: EvaluationSettings(lengths=()), r"lengths is empty; give at least one test length"),
     (lambda: EvaluationSettings(lengths=(4, 0)), r"invalid length 0; use at least 1"),
     (lambda: EvaluationSettings(num_examples=(0,)), r"invalid number of examples 0; use at least 1"),
     (
         lambda: EvaluationSettings(lengths=(4, 8, 9), num_examples=(1, 2)),
-        r"num_examples has 2 values for 3 lengths; give one value, or one for each length",
+        r"num_examples has 2 values for 3 lengths; give one value for all lengths, or one value per length",
     ),
-    (lambda: EvaluationSettings(decode="fre"), r"unknown decode 'fre'; use one of forced, free"),
+    (lambda: EvaluationSettings(decode="fre"), r"unknown decode mode 'fre'; use forced or free"),
 ]
 
 

@@ -327,14 +327,14 @@ def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypat
 def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(ProbedModel, "query", misleading_query(0.625))
     with pytest.raises(
-        InconclusiveError, match=r"cannot tell: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
+        InconclusiveError, match=r"cannot tell .*: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
     ):
         predict(*fitted, 60)
 
 
 def test_low_coverage_is_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(prediction, "MAX_PIECES", 4)
-    with pytest.raises(InconclusiveError, match=r"cannot tell: 4 pieces .* cover only 0\.\d\d of a sequence"):
+    with pytest.raises(InconclusiveError, match=r"cannot tell .*: 4 pieces .* cover only 0\.\d\d of a sequence"):
         predict(*fitted, 60)
 
 
@@ -491,7 +491,7 @@ def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--lengths", "4"], "length 4 is not beyond the longest training length 4; use larger lengths, or lengthwise"),
+        (["--lengths", "4"], "length 4 is not beyond the longest training length 4; use longer lengths, or measure"),
         (
             ["--train-lengths", "1:8"],
             "--train-lengths needs a task or a law, not a run; leave it out",
@@ -528,7 +528,7 @@ def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_pa
     # The run fails just beyond training, and its pieces disagree.
     assert measured < 0.9
     assert not failed.forecasts
-    assert failed.abstentions[40].startswith("cannot tell: ")
+    assert failed.abstentions[40].startswith("cannot tell the accuracy: ")
     for length in (24, 40):
         assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNTRAINED_IDS}")
 

@@ -246,5 +246,5 @@ def test_a_label_that_did_not_fit_is_dotted_and_lengths_without_runs_are_omitted
 
 def test_a_missing_folder_raises_an_error(tmp_path):
     missing = tmp_path / "missing"
-    with pytest.raises(RunFolderError, match=rf"cannot draw into {missing} \(.*\); choose a writable folder"):
+    with pytest.raises(RunFolderError, match=rf"cannot save figures in {missing} \(.*\); choose a writable folder"):
         draw(ROWS, Path(missing), "parity")

@@ -222,7 +222,7 @@ INVALID: list[tuple[list[str], str]] = [
         ["evaluate", "run", "--lengths", "90000"],
         "length 90000 needs 90001 tokens, but the longest held-out document has",
     ),
-    (["evaluate", "run", "--decode", "free"], "a loss requires teacher forcing; leave out --decode free"),
+    (["evaluate", "run", "--decode", "free"], "requires teacher forcing at all lengths; leave out --decode free"),
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
     (["evaluate", "run", "--corpus", "nowhere"], "nowhere is not a corpus (it has no corpus.json)"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; write some words to continue"),
@@ -233,7 +233,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["compare", "context_length"],
-        "length 2048 needs 2049 tokens, but the longest held-out document has 642; use lengths",
+        "length 2048 needs 2049 tokens, but the longest held-out document has 642 tokens; use lengths",
     ),
     (["compare", "context_length", "--corpus", "corpus"], "needs 2049 tokens, but the longest held-out document has"),
 ]

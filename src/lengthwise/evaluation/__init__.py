@@ -1,1 +1,1 @@
-"""Evaluation of trained decoders: exact match, loss by context, forecasts and diagnosis."""
+"""Evaluation of trained decoders: exact match, loss by context length, forecasts and diagnosis."""

@@ -17,7 +17,7 @@ HELD_OUT_ADVICE = "use held-out records with --task FILE.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Evaluation method for decoders; ``measure`` yields one ``result_type`` per length."""
+    """Evaluation method for decoders; ``measure`` yields one result of type ``result_type`` per length."""
 
     uses_loss: bool
     result_type: type[LengthResult] | type[ContextLoss]
@@ -30,7 +30,7 @@ LOSS = Evaluator(uses_loss=True, result_type=ContextLoss, measure=iter_losses)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """Keys of a result row that describe its run, with their types."""
+    """Keys that describe the run in a result row, with the types of their values."""
 
     variant: str | None
     seed: int
@@ -60,5 +60,5 @@ def check_row(row: Mapping[str, Any], evaluator: Evaluator) -> None:
 
 
 def overlapping_lengths(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the comma-separated lengths of the rows with examples from the training data."""
+    """Return the lengths, separated by commas, at which test examples also occur in the training data."""
     return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))

@@ -1,4 +1,4 @@
-"""Exact match by length, with intervals and the first errors of failed examples."""
+"""Exact match by length, with confidence intervals and the first error of each failed example."""
 
 import statistics
 import time
@@ -32,8 +32,8 @@ BLOCK_TOKENS, FORWARD_TOKENS = 1 << 20, 1 << 15
 class EvaluationSettings:
     """Test lengths, and the number of examples: one value for all lengths, or one value per length.
 
-    ``variants`` names distributions of the task to evaluate separately; empty means the default distribution.
-    ``stop_at_zero`` skips all lengths after the first one with exact match 0.
+    ``decode`` is ``forced`` (teacher forcing) or ``free``. ``variants`` names the distributions of the task to evaluate
+    separately; empty means the default distribution. ``stop_at_zero`` skips all lengths after one with exact match 0.
     """
 
     lengths: tuple[int, ...] = (20, 200, 2000)
@@ -46,17 +46,17 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         check_types(self)
         if not self.lengths:
-            raise SettingError("lengths is empty; give at least one length, such as 20,200")
+            raise SettingError("lengths is empty; give at least one test length, such as 200")
         for name, values in (("length", self.lengths), ("number of examples", self.num_examples)):
             if min(values, default=1) < 1:
                 raise SettingError(f"invalid {name} {min(values)}; use at least 1")
         if len(self.num_examples) not in (1, len(self.lengths)):
             raise SettingError(
                 f"num_examples has {len(self.num_examples)} values for {len(self.lengths)} lengths; "
-                "give one value, or one for each length"
+                "give one value for all lengths, or one value per length"
             )
         if self.decode not in DECODE_MODES:
-            raise SettingError(f"unknown decode '{self.decode}'; use one of {', '.join(DECODE_MODES)}")
+            raise SettingError(f"unknown decode mode '{self.decode}'; use {' or '.join(DECODE_MODES)}")
 
     def num_examples_at(self, index: int) -> int:
         """Return the number of examples at ``lengths[index]``."""
@@ -106,7 +106,7 @@ def evaluate_by_length(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> tuple[LengthResult, ...]:
-    """Evaluate a decoder at each length, and call ``report(length, done, total)`` after each batch.
+    """Evaluate a decoder at each length; ``report(length, num_done, num_total)`` counts examples after each batch.
 
     Evaluation is teacher-forced by default, with one forward pass per batch. If each prompt has one correct answer,
     greedy decoding is exact if and only if all teacher-forced predictions are correct. Emits
@@ -158,7 +158,7 @@ def eval_mode(decoder: Decoder) -> Iterator[None]:
 def warn_untrained_distance(
     decoder: Decoder, scheme: PositionScheme, length: int, distance: int | float, train_max: int | float | None
 ) -> None:
-    """Emit ``UntrainedDistanceWarning`` if ``distance`` exceeds the training maximum (None if unknown)."""
+    """Emit ``UntrainedDistanceWarning`` if ``distance`` exceeds the largest distance in training (None if unknown)."""
     if train_max is not None and distance > train_max and depends_on_id_distances(decoder, scheme):
         warnings.warn(
             f"length {length} uses ID distances up to {distance}, beyond the trained maximum of {train_max}; "
@@ -169,7 +169,7 @@ def warn_untrained_distance(
 
 
 def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
-    """Return advice for training with larger ID distances; without gaps, they require longer sequences."""
+    """Return how to train with larger ID distances: longer sequences or, for a scheme with gaps, more IDs or steps."""
     limit = scheme.num_position_ids
     if limit is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
@@ -177,7 +177,7 @@ def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
 
 
 def depends_on_id_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
-    """Return True if new ID distances can change results: the decoder uses IDs, and the scheme is deterministic."""
+    """Return True if untrained ID distances can change results: the decoder reads IDs, and they are not random."""
     return decoder.reads_ids and not scheme.random_at_evaluation
 
 
@@ -203,9 +203,9 @@ def iter_examples(
 
 
 def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
-    """Yield the evaluation examples in full blocks; the last block may contain more examples than required.
+    """Yield the evaluation examples in blocks of equal size; the last block may exceed ``total`` examples.
 
-    Records of a file are in random order, and each occurs at most once.
+    For a task with a file, yield ``total`` of its records in random order, each at most once.
     """
     if isinstance(task, HasRecords):
         order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
@@ -219,7 +219,7 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
 
 
 def count_examples(task: Task, length: int, requested: int) -> int:
-    """Return the number of examples evaluated at a length; a file may have fewer records than ``requested``."""
+    """Return the number of examples evaluated at a length: ``requested``, or fewer if a file has fewer records."""
     return min(requested, task.num_records(length)) if isinstance(task, HasRecords) else requested
 
 
@@ -233,7 +233,7 @@ def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings
 
 
 def check_id_range(limit: int | None, batch: Batch, length: int) -> None:
-    """Raise ``PositionRangeError`` if an ID is not below ``limit``."""
+    """Raise ``PositionRangeError`` if an ID of the batch is ``limit`` or larger (None: no limit)."""
     largest = int(batch.position_ids.max())
     if limit is not None and largest >= limit:
         raise PositionRangeError(
@@ -270,7 +270,7 @@ class Tally:
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
-        """Return the totals as a result with ``wall_s`` 0, which the caller replaces."""
+        """Return the result of the length; ``wall_s`` is 0 until the caller replaces it."""
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first = None
         if self.first_error_indices:

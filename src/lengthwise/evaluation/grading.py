@@ -19,9 +19,10 @@ ID_CHUNK_ELEMENTS = 1 << 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grades:
-    """Correctness of each token and ID after the shortest prompt of a batch; see ``Batch`` for the ``scored`` masks.
+    """Correctness of each token and ID; column 0 is the first token after the shortest prompt of the batch.
 
-    ``end`` marks target or predicted end tokens; ``prompt_offset`` is the column of the first token after the prompt.
+    ``scored`` and ``id_scored`` are masks of the tokens and IDs that count (see ``Batch``). ``end`` marks target or
+    predicted end tokens. ``prompt_offset`` is the column of the first token after the prompt of each example.
     ``token_loss`` is the loss of the correct token (nats); None for free decoding, where the preceding tokens differ.
     """
 
@@ -45,7 +46,7 @@ class Grades:
 
 
 def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
-    """Return the first error of each failed example: example index, column and kind (token, id or end)."""
+    """Return example index, column and kind (token, id or end) of the first error of each failed example."""
     token_errors = grades.token_errors
     errors = token_errors | grades.id_errors
     results = []
@@ -59,7 +60,10 @@ def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
 
 @torch.no_grad()
 def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
-    """Grade a batch by teacher forcing or free decoding; exact matches agree if each prompt has one correct answer."""
+    """Grade a batch with teacher forcing (``decode`` is ``forced``) or free decoding (``free``).
+
+    If each prompt has one correct answer, both give the same exact match. ``end`` is the end token.
+    """
     batch = batch.to(next(decoder.parameters()).device)
     first = int(batch.prompt_length.min())
     targets, token_loss = batch.tokens[:, first:], None
@@ -87,7 +91,7 @@ def _grade_forced(
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
     if bool(token_loss[batch.token_scored[:, first:]].isnan().any()):
         # The argmax over NaN would be token 0.
-        raise DivergedError("the decoder predicts NaN; train it again, or evaluate in float32")
+        raise DivergedError("the token loss of the decoder is NaN; train the run again, or evaluate it in float32")
     id_correct = torch.ones_like(targets, dtype=torch.bool)
     if decoder.predicts_ids:
         ids = batch.position_ids
@@ -107,7 +111,7 @@ def _grade_forced(
 def _grade_free(
     decoder: Decoder, batch: Batch, first: int, end: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
-    """Decode the examples of each prompt length together; a missing token counts as an error."""
+    """Decode freely, and return predicted tokens and correct IDs; tokens after an early end count as errors."""
     predicted_tokens = torch.full_like(batch.tokens[:, first:], -1)
     predicted_ids = torch.full_like(batch.position_ids[:, :, first:], -1)
     for prompt_length in sorted(set(batch.prompt_length.tolist())):

@@ -74,11 +74,11 @@ def loss_by_context(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> tuple[ContextLoss, ...]:
-    """Evaluate a decoder at each context length, and call ``report(length, done, total)`` after each batch.
+    """Evaluate a decoder at each context length; ``report(length, num_done, num_total)`` counts windows.
 
-    The windows come from documents longer than the longest context; there may be fewer windows than requested. Raises
-    ``SettingError`` if no document is long enough, and emits ``UntrainedDistanceWarning`` if ID distances exceed
-    ``trained_distance``.
+    A window is a scored span with its context. Windows come from documents longer than the longest context, so there
+    may be fewer than requested. Raises ``SettingError`` if no document is long enough, and emits
+    ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
     """
     return tuple(iter_losses(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
 
@@ -109,14 +109,16 @@ def iter_losses(
 
 
 def check_contexts(task: GradedByLoss, settings: EvaluationSettings) -> None:
-    """Raise ``SettingError`` for settings that do not apply to losses, and for lengths without held-out documents."""
+    """Raise ``SettingError`` for settings that do not apply to losses, or if no held-out document is long enough."""
     _sample_windows(task, settings)
 
 
 def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_Window]:
     """Return all windows of documents longer than the longest context, shuffled with the seed."""
     if settings.decode != "forced" or settings.stop_at_zero:
-        raise SettingError("a loss requires teacher forcing; leave out --decode free and stop_at_zero")
+        raise SettingError(
+            "a task graded by loss requires teacher forcing at all lengths; leave out --decode free and stop_at_zero"
+        )
     longest, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
     windows, longest_document = [], 0
     for index, document in enumerate(task.held_out()):
@@ -125,8 +127,8 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
         windows += [_Window(document=index, end=end) for end in range(longest + 1, size + 1, num_scored)]
     if not windows:
         raise SettingError(
-            f"length {longest} needs {longest + 1} tokens, but the longest held-out document has {longest_document}; "
-            f"use lengths up to {max(0, longest_document - 1)}, or a corpus with longer documents (--corpus)"
+            f"length {longest} needs {longest + 1} tokens, but the longest held-out document has {longest_document} "
+            f"tokens; use lengths up to {max(0, longest_document - 1)}, or a corpus with longer documents (--corpus)"
         )
     order = stream(settings.seed, "evaluation windows").permutation(len(windows))
     return [windows[index] for index in order]
@@ -186,7 +188,7 @@ class _LossTally:
         self.largest_distance = max(self.largest_distance, largest_distance(batch))
 
     def result(self, length: int, wall_s: float) -> ContextLoss:
-        """Return the totals as a result, with a clustered interval over documents."""
+        """Return the result of the length; the interval treats all windows of a document as one cluster."""
         losses = np.stack(self.losses)
         _, cluster = np.unique(self.documents, return_inverse=True)
         sums = np.bincount(cluster, weights=losses.sum(axis=1))

@@ -15,7 +15,7 @@ MIN_PANELS_FOR_TWO_COLUMNS = 5
 
 
 def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
-    """Group result rows by label (the key ``row``, in order of appearance) and by length, with one row per seed."""
+    """Group result rows by label (the value of ``row``) and then by length; a group has one row per seed."""
     labels = list(dict.fromkeys(str(row["row"]) for row in rows))
     lengths = sorted({int(row["length"]) for row in rows})
     return {
@@ -30,10 +30,10 @@ def uses_loss(rows: Rows) -> bool:
 
 
 def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
-    """Return the exact match over the examples of all seeds, with its 95% interval; all seeds have the same examples.
+    """Return the exact match over the examples of all seeds, with its 95% interval (all seeds use the same examples).
 
-    For losses, return the perplexity of the mean loss over seeds. Its bounds are also means over seeds, because all
-    seeds use the same documents.
+    For losses, return the perplexity of the mean loss over seeds. The bounds of its interval are means over seeds
+    too, because all seeds use the same documents.
     """
     if uses_loss(rows):
         value, low, high = (_perplexity([row[name] for row in rows]) for name in ("loss", "low", "high"))
@@ -70,8 +70,8 @@ def describe_result(rows: Rows) -> str:
 def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Return a header and a body with one line per label and one column per length, and intervals below the values.
 
-    ``fits`` separates failing to fit from failing to extrapolate: it counts the seeds with exact match 0.99 or more at
-    the longest training length. ``diverged`` contains the label of each run that diverged.
+    The column ``fits`` counts the seeds with exact match 0.99 or more at the longest training length. Seeds that do not
+    fit cannot show extrapolation. ``diverged`` contains the label of each run that diverged.
     """
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
@@ -134,7 +134,7 @@ def _format_first_errors(errors: Mapping[str, Any] | None) -> str:
 
 
 def fit_status(runs: Rows) -> str:
-    """Return the number of seeds that fit the longest training length; a dash for losses."""
+    """Return how many seeds fit the longest training length, as text; a dash for losses."""
     if uses_loss(runs):
         return "-"
     num_fits = sum(row["fitted"] >= FIT_THRESHOLD for row in runs)
@@ -144,7 +144,7 @@ def fit_status(runs: Rows) -> str:
 
 
 def format_value(rows: Rows) -> str:
-    """Return an exact match or a perplexity, with its interval on a second line; a dash if there are no rows."""
+    """Return exact match or perplexity as text, with its interval on a second line; a dash if there are no rows."""
     if not rows:
         return "-"
     value, low, high = pool_seeds(rows)
@@ -226,7 +226,7 @@ def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
 
 
 def _line_colors(number: int) -> list[Any]:
-    """Return at least ``number`` colors except gray, which marks the training range."""
+    """Return the colors of a palette for ``number`` lines, without gray, which marks the training range."""
     from matplotlib import colormaps  # noqa: PLC0415
 
     size = 10 if number < 10 else 20
@@ -240,7 +240,7 @@ def save_figure(figure: Any, folder: Path) -> Path:
         for ending in ("svg", "png"):
             figure.savefig(folder / f"figure.{ending}", dpi=160)
     except OSError as error:
-        raise RunFolderError(f"cannot draw into {folder} ({error.strerror}); choose a writable folder") from None
+        raise RunFolderError(f"cannot save figures in {folder} ({error.strerror}); choose a writable folder") from None
     return folder / "figure.png"
 
 

@@ -1,4 +1,4 @@
-"""Comparison of the IDs and distances of failed examples with training."""
+"""Comparison of the IDs and ID distances in failed examples with those seen in training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ NUM_EXAMPLES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeShift:
-    """Maximum of a quantity in training and at the tested length.
+    """Maximum of a quantity (an ID or an ID distance) in training and in the failed examples.
 
-    ``fraction_beyond`` is the fraction of first errors with a value beyond the training maximum.
+    ``fraction_beyond`` is the fraction of failed examples with a value above ``train_max``.
     """
 
     quantity: str
@@ -28,7 +28,10 @@ class RangeShift:
 
 
 def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[RangeShift]:
-    """Yield the range shifts of full examples and, if the task declares it, of the support of first errors."""
+    """Yield one range shift per quantity; ``errors`` contains the first error of each failed example.
+
+    Quantities of the support are measured only if the task declares a support.
+    """
     trained_distance = model.trained_distance
     assert trained_distance is not None, "a finished run has a trained distance"
     largest_ids, distances, id_spans = [], [], []
@@ -55,9 +58,9 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
 def _support_range(
     ids: Float[np.ndarray, "level batch seq"], support: Int[np.ndarray, "batch seq k"]
 ) -> tuple[Float[np.ndarray, "batch seq"], Float[np.ndarray, "batch seq"]]:
-    """Return the largest ID in the support of each token, and its largest distance from the previous token.
+    """Return, for each token, the largest ID in its support, and the largest distance from it to the previous token.
 
-    With several levels, the distance is the smallest distance on any level.
+    With several levels, the distance comes from the level on which it is smallest.
     """
     query_ids = np.roll(ids, 1, axis=2)
     example = np.arange(len(support))[:, None, None]
@@ -67,7 +70,7 @@ def _support_range(
 
 
 def _max_train_distance(model: ProbedModel) -> float:
-    """Return the largest distance between an answer and its support, with training IDs at the longest length."""
+    """Return the largest ID distance between an answer and its support in training examples of the longest length."""
     rng = stream(model.seed, "diagnosis training", model.max_train_length)
     examples = model.task.sample(length=model.max_train_length, size=NUM_EXAMPLES, rng=rng)
     assert examples.support is not None

@@ -40,7 +40,7 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield the locations of first errors, the controls, and the limiting cause as the last sentence."""
+    """Yield sentences about the locations of first errors, the subsampling control and, last, the limiting cause."""
     if diagnosis.failures is not None:
         yield f"first errors by tenths of the response: {' '.join(map(str, diagnosis.failures.by_tenth))}"
     if diagnosis.skip_reason is not None:

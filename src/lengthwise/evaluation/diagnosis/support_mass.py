@@ -1,4 +1,4 @@
-"""Attention weight from the token before an answer to the support of the answer."""
+"""Support mass: the attention weight from the token before an answer to the tokens that the answer depends on."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ NUM_ANSWERS = 64
 
 
 def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support mass over sampled answers of a length; 0 for a task without support."""
+    """Return the mean support mass of each head over sampled answers at a length; 0 for a task without support."""
     rng = stream(model.seed, "diagnosis attention", length)
     end = model.task.vocabulary.index("end")
     masses = []
@@ -29,7 +29,7 @@ def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "lay
 
 
 def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support mass over first errors; 0 for a task without support."""
+    """Return the mean support mass of each head over the first errors; 0 for a task without support."""
     masses, remaining = [], NUM_ANSWERS
     for each in errors:
         part = each.first(remaining)
@@ -43,10 +43,10 @@ def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[n
 def support_mass(
     decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], support: Int[np.ndarray, "batch seq k"]
 ) -> Float[np.ndarray, "answers layers heads"]:
-    """Return the support mass of one answer per example.
+    """Return the support mass of one answer per example; ``answer`` contains the token indexes of the answers.
 
-    The support excludes the token before the answer, because reading it needs no attention. The result omits answers
-    that depend on no other token.
+    The support excludes the token before the answer, because the decoder reads it without attention. The result omits
+    answers whose support contains only this token.
     """
     masses: list[Float[np.ndarray, "layers heads"]] = []
     for example, last in enumerate((answer - 1).tolist()):

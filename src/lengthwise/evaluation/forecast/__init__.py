@@ -1,1 +1,1 @@
-"""Forecasts of accuracy at longer lengths, from forward passes of training size."""
+"""Forecasts of accuracy at longer lengths, from forward passes with as few tokens as in training."""

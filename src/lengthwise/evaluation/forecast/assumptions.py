@@ -1,7 +1,7 @@
 """The assumptions of the theory, measured on a trained decoder at its longest training length.
 
-Sparsity and locality are properties of the support that the task declares. Hiding tokens from the decoder would give
-smaller values if a token contains information from its neighbors, or if information is duplicated.
+Sparsity and locality use the support that the task declares. Measuring the support by hiding tokens would miss some
+of it: neighboring tokens can contain the information of a hidden token, or repeat it.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ MAX_DRIFT = 0.1
 
 
 def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
-    """Check the accuracy at the longest training length, and exact match if it is known."""
+    """Check that accuracy and, if known, exact match at the longest training length reach ``ACCURACY_THRESHOLD``."""
     result = (
         f"{fidelity.whole:.3f} of the answer tokens are right at length {model.max_train_length}, without the end token"
     )
@@ -41,7 +41,7 @@ def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
 def measure_assumptions(
     model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: Fidelity, max_length: int
 ) -> Iterator[Assumption]:
-    """Yield the assumptions in the order of the theory; ``queries`` must have the longest training length."""
+    """Yield the assumptions in the order of docs/theory.md; ``queries`` must have the longest training length."""
     k = measure_structure(model.task, model.max_train_length, model.seed).k
     measured_k = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
     result = (
@@ -114,7 +114,10 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
 
 
 def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
-    """Compare token frequencies before answers; a token that is rare in long sequences is not detected."""
+    """Compare the token frequencies before answers at the longest training length and at ``max_length``.
+
+    The comparison does not detect a new token that is rare at ``max_length``.
+    """
     size = len(model.task.vocabulary)
 
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:

@@ -35,7 +35,7 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCertificate:
-    """Assumptions and predictions of one run; without predictions, ``refusal`` gives the reason.
+    """Assumptions and predictions of one run; ``refusal`` is the reason why there are no predictions at all.
 
     ``abstentions`` maps each length without a prediction to the reason. ``needs``, ``fidelity`` and ``fitted`` (exact
     match, None if unknown) are values at the longest training length.
@@ -99,8 +99,8 @@ def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
     for length in lengths:
         if length <= model.max_train_length:
             raise SettingError(
-                f"length {length} is not beyond the longest training length {model.max_train_length}; use larger "
-                "lengths, or lengthwise evaluate"
+                f"length {length} is not beyond the longest training length {model.max_train_length}; use longer "
+                "lengths, or measure this length with lengthwise evaluate"
             )
     if (obstacle := model.subsampling_obstacle) is not None:
         raise SettingError(obstacle)
@@ -120,7 +120,7 @@ def _refusal_reason(fidelity: Fidelity) -> str | None:
 def _find_longest_accurate_length(
     model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
 ) -> Horizon:
-    """Test the given lengths and the doublings of the longest training length, up to the first failure."""
+    """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order."""
     tokens, exact, all_exact = model.max_train_length, model.max_train_length, True
     doublings = (model.max_train_length << doubling for doubling in range(1, NUM_DOUBLINGS + 1))
     for length in sorted({*test_lengths, *doublings}):
@@ -136,7 +136,7 @@ def _find_longest_accurate_length(
 
 
 def _describe_limit(forecast: Forecast) -> str:
-    """Return the reason for a low accuracy: the single change that lowers it most."""
+    """Return the reason for a low accuracy: new IDs, more tokens or misleading tokens, whichever lowers it most."""
     values, diluted = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
     if forecast.token_count_only is not None:
         diluted = forecast.token_count_only
@@ -173,7 +173,7 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
 
 
 def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
-    """Return a sentence about exact match, which accuracy per token determines only loosely."""
+    """Return a sentence about the length up to which exact match is high, and the first length that is undecided."""
     prefix = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
     undecided_forecasts = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
     if not undecided_forecasts:

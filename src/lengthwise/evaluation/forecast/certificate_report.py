@@ -30,7 +30,7 @@ Certificate = LawCertificate | TaskCertificate | RunCertificate
 
 
 def to_json(certificate: Certificate) -> dict[str, Any]:
-    """Convert a certificate to JSON values, without the fitted attention and without the sets of a task."""
+    """Convert a certificate to JSON values, without the fitted predictor and without the set shapes of a task."""
     document = asdict(certificate)
     document.pop("predictor", None)
     for each in document.get("structures", ()):
@@ -45,7 +45,7 @@ def verdict(certificate: Certificate) -> str:
 
 
 def tables(certificate: Certificate) -> list[Table]:
-    """Return the assumptions, followed by the bounds, risks or predictions."""
+    """Return the table of assumptions, followed by the tables of risks and bounds, or of predictions."""
     assumptions = (
         "assumptions",
         ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],

@@ -1,4 +1,4 @@
-"""The predicted accuracy of a trained decoder at one longer length, from pieces of its sequences."""
+"""Predicted accuracy of a trained decoder at one longer length, from pieces of sequences of this length."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ TWO_SAMPLE_Z = 2.77
 
 
 class InconclusiveError(LengthwiseError):
-    """Error for a length at which the pieces do not determine the accuracy; the message gives the reason."""
+    """Error for a length at which the pieces do not determine the accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +32,16 @@ class Forecast:
     """Predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
 
     Accuracy is teacher-forced, includes predicted IDs, and excludes the end token. ``mean`` uses the mean
-    log-probability over the ``num_pieces`` pieces of a sequence, and ``every_piece`` also requires a correct answer in
-    each unweighted piece, which excludes misleading tokens. ``half_budget`` uses random pieces of half the size.
-    ``coverage`` is the fraction of the sequence that the pieces cover.
+    log-probability over the ``num_pieces`` pieces of a sequence. ``every_piece`` also requires a correct answer in each
+    unweighted piece, so a misleading token in any piece counts as an error. ``half_budget`` is the accuracy with random
+    subsamples of half the size. ``coverage`` is the fraction of the sequence that the pieces cover.
 
     ``ids_only`` is the accuracy with the IDs of this length but few tokens. ``token_count_only`` is the accuracy with
     the number of tokens of this length but training IDs (None if answers require all tokens of a training sequence).
     ``leakage`` is the attention weight outside the support, in the layer and head with the least leakage.
 
     ``exact_low`` to ``exact_high`` is the resulting range of exact match for examples with ``num_answers`` answer
-    tokens and one end token with accuracy ``end_accuracy``.
+    tokens and one end token, whose accuracy is ``end_accuracy``.
     """
 
     length: int
@@ -69,8 +69,8 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     num_pieces = len(pieces.last) // len(queries.answer)
     if coverage < MIN_COVERAGE:
         raise InconclusiveError(
-            f"cannot tell: {MAX_PIECES} pieces of training size cover only {coverage:.2f} of a sequence; "
-            "evaluate the run at this length"
+            f"cannot tell the accuracy: {MAX_PIECES} pieces with as many tokens as a training "
+            f"sequence cover only {coverage:.2f} of a sequence; evaluate the run at this length"
         )
     weighted_result = model.query(queries, pieces)
     unweighted_result = model.query(queries, pieces.unweighted())
@@ -82,9 +82,9 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     high = min(high, attainable_accuracy(model.task, queries))
     if high - low > MAX_WIDTH:
         raise InconclusiveError(
-            f"cannot tell: {mean:.2f} of the answers are right by the mean of {num_pieces} pieces and "
-            f"{every_piece:.2f} in every piece, so the interval is {low:.2f} to {high:.2f}; evaluate the run at this "
-            "length"
+            f"cannot tell the accuracy: {mean:.2f} of the answers are right by the mean of "
+            f"{num_pieces} pieces and {every_piece:.2f} in every piece, so its interval is {low:.2f} to {high:.2f}; "
+            "evaluate the run at this length"
         )
     factor = queries.batch.tokens.shape[1] / budget
     upweighted = upweight_distractors(train_queries.support, train_queries.last_index, factor)
@@ -115,7 +115,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
 def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
     """Return the interval from ``every_piece`` to ``mean``, extended by the margin.
 
-    Tokens outside all pieces can also mislead, so the inverse coverage scales the errors.
+    Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
     """
     lowest, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
     _, highest = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
@@ -132,10 +132,10 @@ def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
 
 
 def attainable_accuracy(task: Task, queries: Queries) -> float:
-    """Return an upper limit of the best predictor's accuracy on a new sample of the same size.
+    """Return an upper limit of the accuracy that the best predictor reaches on a new sample of as many queries.
 
     The best predictor of a planted law returns the most probable label given the full prompt. The limit is 1 for other
-    tasks, subclasses of ``Planted`` (which may sample differently) and laws without a span (too many sets to sum over).
+    tasks, subclasses of ``Planted`` (which may sample differently) and laws with an unlimited span (too many sets).
     """
     if type(task) is not Planted or task.placement.span is None:
         return 1.0

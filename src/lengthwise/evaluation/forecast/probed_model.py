@@ -1,4 +1,4 @@
-"""A trained decoder with its training ranges, and the fidelity of subsampling on it."""
+"""A trained decoder with its training ranges, and its change in accuracy if it reads only a subsample."""
 
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ class ProbedModel:
         return sample_end_queries(self.task, self.scheme, length, NUM_END_QUERIES, self.seed)
 
     def pieces(self, queries: Queries, length: int, budget: int, max_pieces: int) -> tuple[Subsample, float]:
-        """Split the sequence of each query into pieces, and return them with their coverage."""
+        """Split the sequence of each query into pieces, and return them with the fraction of tokens that they cover."""
         rng = stream(self.seed, "forecast pieces", length, budget)
         return split_into_pieces(queries.support, queries.last_index, budget, rng, max_pieces)
 
@@ -92,7 +92,7 @@ class ProbedModel:
 class Fidelity:
     """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
-    Subsamples contain the support and its neighbors, so a quarter of a short sequence may have more tokens.
+    A subsample always contains the support and its neighbors. In short sequences, these may be more than a quarter.
     """
 
     whole: float
@@ -101,12 +101,12 @@ class Fidelity:
 
     @property
     def difference(self) -> float:
-        """Largest change in accuracy due to subsampling."""
+        """Larger change in accuracy if the decoder reads a half or a quarter of the tokens."""
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 
 
 def measure_fidelity(model: ProbedModel, queries: Queries, budget: int) -> Fidelity:
-    """Measure the fidelity of subsampling; ``budget`` is the number of tokens of a full sequence."""
+    """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
     subsamples = [
         upweight_distractors(queries.support, queries.last_index, 1.0),
         *(model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4)),

@@ -22,10 +22,10 @@ MAX_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequiredTokens:
-    """Number of tokens that 90% of the answers require; None if it exceeds ``MAX_TOKENS``.
+    """Number of tokens that suffice for 90% of the answers; None if more than ``MAX_TOKENS`` are necessary.
 
-    ``k`` excludes the token before the answer. ``reach`` is the span of all these tokens, including the token before
-    the answer, in token indexes; ``id_reach`` is their span in IDs, on the level with the smallest span.
+    ``k`` excludes the token before the answer. ``reach`` is the span from the first of these tokens to the token before
+    the answer, in tokens. ``id_reach`` is their span in IDs, on the level with the smallest span.
     """
 
     k: int | None
@@ -35,7 +35,7 @@ class RequiredTokens:
 
 @torch.no_grad()
 def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredTokens:
-    """Hide each token separately, sort tokens by the effect, and count the first tokens that are sufficient.
+    """Hide each token separately, sort tokens by their effect, and count how many of the first are sufficient.
 
     This method does not detect duplicated information, because hiding one copy has no effect.
     """
@@ -48,7 +48,10 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
 
 
 def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
-    """Return the number of sufficient tokens, and their span with the last token, in tokens and in IDs."""
+    """Return the number of sufficient tokens, and their span in tokens and in IDs up to the token before the answer.
+
+    Return None if ``MAX_TOKENS`` tokens are not sufficient.
+    """
     batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
     target, last = int(batch.tokens[0, answer]), answer - 1
@@ -78,7 +81,7 @@ def _probabilities(
     is_hidden: Bool[np.ndarray, "masks seq"],
     target: int,
 ) -> Float[np.ndarray, " masks"]:
-    """Return the probability of ``target`` with some tokens hidden; length scaling counts hidden tokens too."""
+    """Return the probability of ``target`` for each mask of hidden tokens; length scaling counts hidden tokens too."""
     num_masks, seq = is_hidden.shape
     masks_per_pass = max(1, MAX_SCORES // (seq * seq * decoder.settings.num_heads))
     probabilities = []

@@ -1,4 +1,4 @@
-"""Queries about single answers of a decoder that reads a subsample of each sequence."""
+"""Predictions of single answer tokens by a decoder that reads only a subsample of each sequence."""
 
 from dataclasses import dataclass, fields
 
@@ -25,7 +25,7 @@ MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryResult:
-    """Correctness of the queried token and, if it is scored, of its ID.
+    """Correctness of the answer token of each query, including its ID if the ID is scored.
 
     ``correct`` uses the mean log-probability over subsamples, and ``correct_each`` uses each subsample separately.
     ``leakage`` is the mean attention weight outside the support, over queries and subsamples.
@@ -40,7 +40,8 @@ class QueryResult:
 class Queries:
     """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
 
-    ``support`` has the tokens that the task declares, and the separators before an answer, which determine segments.
+    ``support`` contains the tokens that the task declares, and all separators before the answer, because separators
+    determine the segments of a sequence.
     """
 
     examples: Examples
@@ -54,7 +55,7 @@ class Queries:
         return self.answer - 1
 
     def select(self, indices: Int[np.ndarray, " selected"]) -> "Queries":
-        """Return the queries at ``indices``, which may repeat."""
+        """Return the queries at ``indices``; an index may repeat."""
         return Queries(
             examples=self.examples.select(indices),
             batch=self.batch.select(indices),
@@ -72,7 +73,7 @@ class Queries:
 
 
 def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
-    """Combine examples and answers with the support that the task declares."""
+    """Return queries for the answers at token indexes ``answer``, one per example, with their support."""
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
     indices = []
     for example, end in enumerate(answer.tolist()):
@@ -83,14 +84,14 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
 
 
 def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
-    """Sample examples, and query one answer token of each, sampled uniformly without the end token."""
+    """Sample examples, and return a query for one random answer token of each, never the end token."""
     rng = stream(seed, "forecast questions", length)
     examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
 def sample_end_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries | None:
-    """Sample examples, and query the end token of each; return None if an example has no scored end token."""
+    """Sample examples, and return a query for the end token of each; None if an example has no scored end token."""
     rng = stream(seed, "forecast end questions", length)
     examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
     ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
@@ -105,14 +106,14 @@ def _sample_batch(
 
 
 def sample_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
-    """Return the token index of one answer of each example, sampled uniformly without the end token."""
+    """Return the token index of one random answer token of each example, never the end token."""
     answers = (batch.token_scored & (batch.tokens != end)).numpy()
     return np.asarray((rng.random(answers.shape) * answers).argmax(axis=1))
 
 
 @torch.no_grad()
 def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> QueryResult:
-    """Evaluate each query on its consecutive subsamples.
+    """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
 
     The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
     """
@@ -171,7 +172,7 @@ def _query_batch(
 def _grade_ids(
     decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
-    """Compare predicted IDs on all levels; position heads read the full prompt."""
+    """Return masks of correct IDs, for the mean over subsamples and for each subsample; heads read the full prompt."""
     num_subsamples = hidden.shape[1]
     index = answer[None, :, None]
     target = batch.position_ids.take_along_dim(index, dim=2)

@@ -15,12 +15,12 @@ _SampledTokens = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subsample:
-    """Subsamples of sequences, one per query, each ending with the token before the queried answer.
+    """Subsamples of sequences, one per row, each ending with the token before the answer of its query.
 
     ``indices`` are increasing token indexes up to column ``last``; the last index repeats as padding. A token
     represents ``weights`` tokens of the full sequence (1 near the support). For a query token in a sampled block, the
     other tokens have ``conditional_weights``, because its block is certainly in the sample. ``visible_counts`` is the
-    number of tokens of the full sequence up to each token, and ``blocks`` is the block number.
+    number of tokens of the full sequence up to each token, and ``blocks`` is the number of the block that contains it.
     """
 
     indices: Int[np.ndarray, "queries tokens"]
@@ -53,13 +53,13 @@ def subsample(
 ) -> Subsample:
     """Sample about ``budget`` tokens up to ``last_index``, the index of the token before each answer.
 
-    Every subsample contains the support and ``NUM_NEIGHBORS`` neighbors on both sides of it. The other tokens are a
+    Every subsample contains the support and ``NUM_NEIGHBORS`` tokens on both sides of each token in it. The rest is a
     sample without replacement of at least two blocks of ``block_size`` tokens, weighted by the inverse of the sampled
-    fraction. The expected weighted sum over sampled tokens is then the sum over all other tokens (Horvitz and Thompson
-    1952), for queries in sampled blocks and near the support.
+    fraction. The expected weighted sum over the sampled blocks is then the sum over all blocks (Horvitz and Thompson
+    1952), for attention from sampled blocks and from tokens near the support.
 
-    A sample contains all or no tokens with the same unit ID, such as coupled tokens, so that it has the layout of a
-    shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
+    With ``unit_ids``, tokens with the same unit ID (such as coupled tokens) are sampled together, so that a subsample
+    has the layout of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
     subsamples = []
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
@@ -80,9 +80,9 @@ def split_into_pieces(
 ) -> tuple[Subsample, float]:
     """Split each sequence into at most ``max_pieces`` pieces of about ``budget`` tokens.
 
-    Each piece contains the support. Each other block is in one piece, in random order; a sequence that needs fewer
-    pieces than the longest sequence repeats some blocks. Return the pieces, query by query, and the fraction of tokens
-    that they cover (the minimum over queries).
+    Each piece contains the support. The other blocks are divided among the pieces at random. All sequences have the
+    same number of pieces, so shorter sequences repeat some blocks. Return the pieces, sorted by query, and the fraction
+    of tokens that they cover (the minimum over queries).
     """
     blocks_per_query = [
         _divide_into_blocks(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
@@ -121,9 +121,9 @@ def upweight_distractors(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Blocks of one sequence: a mask of the blocks near the support, and the block numbers of all other blocks.
+    """Blocks of one sequence: required blocks contain the support or its neighbors, and all others are optional.
 
-    ``num_sampled`` is the number of optional blocks within the budget.
+    ``block`` is the block number of each token. ``num_sampled`` is the number of optional blocks within the budget.
     """
 
     block: Int[np.ndarray, " tokens"]
@@ -132,7 +132,7 @@ class _Blocks:
     num_sampled: int
 
     def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_SampledTokens]:
-        """Return the tokens of each sample of optional blocks, with their weights."""
+        """Return the tokens of the required blocks and of each sample of optional blocks, with their weights."""
         size = samples.shape[1]
         weight = np.where(self.is_required, 1.0, len(self.optional_blocks) / max(1, size))
         conditional_weight = np.where(self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, size - 1))
