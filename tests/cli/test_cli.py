@@ -422,17 +422,17 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "--task", "test_cli:NeedsArguments"], "test_cli:NeedsArguments"),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:Borrowed"],
-        "scheme 'test_cli:Borrowed' uses the built-in name 'sequential'; choose another name",
+        "scheme 'test_cli:Borrowed' has the name 'sequential' of a built-in scheme; choose another name",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:OwnNoPE"],
         "scheme 'test_cli:OwnNoPE' lacks needs, predicts_ids, random_at_evaluation, assign; "
-        "use a class with all members of PositionScheme",
+        "add these members (see PositionScheme)",
     ),
     (
         ["train", "--task", "copy", "--encoding", "test_cli:AssignsNothing"],
         "encoding 'test_cli:AssignsNothing' lacks shift_invariant, reads_order, build; "
-        "use a class with all members of EncodingSettings",
+        "add these members (see EncodingSettings)",
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
@@ -440,7 +440,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],
-        "scheme 'test_cli:AssignsNothing' lacks assign; use a class with all",
+        "scheme 'test_cli:AssignsNothing' lacks assign; add these members",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:OnlyAssign"],

@@ -229,7 +229,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["compare", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus"),
     (
         ["compare", "parity", "language_model", *QUICK],
-        "tasks graded by loss and tasks graded by exact match have no common scale",
+        "tasks graded by loss cannot be compared with tasks graded by exact match",
     ),
     (
         ["compare", "context_length"],

@@ -40,14 +40,14 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
-from lengthwise.tasks import task_facts
+from lengthwise.tasks import task_fields
 
 COMPARISON_ROWS = "compared.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Result rows of all runs, with warnings about diverged runs, untrained ID distances and leaked test records.
+    """Result rows of all runs, with warnings (diverged runs, untrained ID distances, test records seen in training).
 
     ``diverged`` has the ``row`` (label), ``task``, ``seed`` and ``reason`` of each diverged run, which has no results.
     ``is_complete`` is False after an interruption.
@@ -62,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """Experiment with one seed, with its device and number of threads."""
+    """One experiment with one seed, to be trained in ``folder`` on a device with a number of CPU threads."""
 
     label: str
     experiment: Experiment
@@ -74,13 +74,13 @@ class _Job:
         return f"{self.label}, seed {self.experiment.seed}"
 
     def row_label(self, variant: str | None) -> str:
-        """Return the label of the rows of one variant."""
+        """Return the label of the result rows of one variant of the task."""
         return self.label if variant is None else f"{self.label}, {variant}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """Result of a job: rows, or the reason for divergence."""
+    """Result of a job: its result rows, or the reason why its training or evaluation diverged."""
 
     rows: list[dict[str, Any]]
     diverged: str | None = None
@@ -100,9 +100,9 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     """Train and evaluate every experiment with ``num_seeds`` seeds, starting at the seed of the experiment.
 
     Repeat the call to continue after an interruption; complete runs are not repeated. ``jobs`` is the number of
-    parallel processes (default: one per core); a single job uses this process. ``only`` restricts training to some
-    labels; results of other labels come from earlier calls. Raises ``RunFolderError`` if the folder contains a run or
-    another comparison, or if another process uses it.
+    parallel processes (default: one per core); a single job uses this process. ``only`` contains the labels to train
+    (default: all); results of other labels come from earlier calls. Raises ``RunFolderError`` if ``out`` contains a run
+    or another comparison, or if another process uses it.
     """
     reject_import_in_worker()
     if num_seeds < 1:
@@ -149,7 +149,7 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
 def _summarize(
     out: Path, experiments: Mapping[str, Experiment], jobs: list[_Job], results: dict[Path, _Result], is_complete: bool
 ) -> Comparison:
-    """Combine the results of this call and of earlier calls, and save the rows in ``results.jsonl``."""
+    """Add the results of earlier calls, save all rows in ``results.jsonl``, and return the comparison."""
     for job in jobs:
         if job.folder not in results and (saved_result := _saved_result(job)) is not None:
             results[job.folder] = saved_result
@@ -168,7 +168,7 @@ def _summarize(
         diverged=[
             {
                 "row": job.row_label(variant),
-                **task_facts(job.experiment.task),
+                **task_fields(job.experiment.task),
                 "seed": job.experiment.seed,
                 "reason": reason,
             }
@@ -198,7 +198,7 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
         check_evaluation(experiment, experiment.evaluation)
     if len({select_evaluator(experiment.task).uses_loss for experiment in experiments.values()}) > 1:
         raise SettingError(
-            "tasks graded by loss and tasks graded by exact match have no common scale; compare them separately"
+            "tasks graded by loss cannot be compared with tasks graded by exact match; make two separate comparisons"
         )
 
 
@@ -264,14 +264,14 @@ def _run_job(job: _Job, stop: Callable[[], bool]) -> _Result | None:
 
 
 def _saved_result(job: _Job) -> _Result | None:
-    """Return the rows of an earlier call; ``results.jsonl`` of a run may also contain rows of other evaluations."""
+    """Return the result that an earlier call saved in the file ``COMPARISON_ROWS`` of the run; None without a result."""
     rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
             check_row(row, select_evaluator(job.experiment.task))
     except SettingError as error:
         raise RunFolderError(
-            f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete it to measure again"
+            f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete this file to evaluate the run again"
         ) from None
     return _Result(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
 
@@ -283,7 +283,7 @@ def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a warning for each experiment with ID distances beyond the training maximum, with any seed."""
+    """Return a warning for each label with a test ID distance beyond the training maximum of its run."""
     untrained_rows = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
     lines = []
     for label in dict.fromkeys(map(label_of, untrained_rows)):

@@ -46,7 +46,9 @@ class Experiment:
         for name in (*TABLES, *PARTS):
             part = getattr(self, name)
             if part is None or isinstance(part, type | str | int | float | dict):
-                raise SettingError(f"{name} {part!r} is not a settings object; use an instance, as in the recipes")
+                raise SettingError(
+                    f"{name} {part!r} is not a settings object; use an instance, such as encoding=Rotary()"
+                )
 
 
 # New names of settings that older runs saved with another name.
@@ -66,7 +68,7 @@ PARTS: dict[str, type[Any]] = {
 
 
 def look_up(kind: str, name: str) -> type[Any]:
-    """Return the class for a table name or ``module:Name``; ``UnknownNameError`` suggests the nearest name."""
+    """Return the class for a built-in name or ``module:Name``; ``UnknownNameError`` suggests the most similar name."""
     if ":" in name:
         return _import_class(kind, name)
     if name not in TABLES[kind]:
@@ -75,7 +77,7 @@ def look_up(kind: str, name: str) -> type[Any]:
 
 
 def resolve_override(kind: str, name: str) -> Any:
-    """Return the class that replaces a saved part, or the task of a JSONL file."""
+    """Return the class (or, for a JSONL file, the task) that replaces a saved task, scheme or encoding."""
     return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up(kind, name)
 
 
@@ -96,13 +98,15 @@ def _import_class(kind: str, name: str) -> type[Any]:
             f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the Python path"
         ) from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
-        raise SettingError(f"{kind} '{name}' is not a {kind} class; use module:Name of a class with a name")
+        raise SettingError(
+            f"{kind} '{name}' is not a {kind} class; use module:Name of a class with the attribute 'name'"
+        )
     if missing := _missing_members(kind, cls):
         raise SettingError(
-            f"{kind} '{name}' lacks {', '.join(missing)}; use a class with all members of {CONTRACTS[kind].__name__}"
+            f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {CONTRACTS[kind].__name__})"
         )
     if TABLES[kind].get(cls.name, cls) is not cls:
-        raise SettingError(f"{kind} '{name}' uses the built-in name '{cls.name}'; choose another name")
+        raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
     if not is_dataclass(cls):
         raise SettingError(
             f"{kind} '{name}' is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)"
@@ -110,12 +114,14 @@ def _import_class(kind: str, name: str) -> type[Any]:
     try:
         cls()
     except TypeError as error:
-        raise SettingError(f"{kind} '{name}' cannot be built ({error}); give every setting a default") from None
+        raise SettingError(
+            f"{kind} '{name}' cannot be built without arguments ({error}); give every setting a default value"
+        ) from None
     return cls
 
 
 def _missing_members(kind: str, cls: type[Any]) -> list[str]:
-    """Return the members of the contract that the class lacks or inherits without an implementation."""
+    """Return the names of members of ``CONTRACTS[kind]`` that the class does not implement."""
     contract = CONTRACTS[kind]
     # Only entries of a table need a summary and a paper.
     optional = ("summary", "paper")
@@ -162,7 +168,7 @@ def build_decoder(experiment: Experiment) -> Decoder:
 
 
 def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
-    """Return a sampler of training batches with these lengths (shortest and longest)."""
+    """Return a sampler of training batches; ``lengths`` is the shortest and the longest length."""
     return Sampler(
         task=experiment.task,
         scheme=experiment.scheme,
@@ -173,7 +179,7 @@ def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
 
 
 def to_dict(value: Any) -> Any:
-    """Convert settings to plain JSON values; entries of a table include their name."""
+    """Convert settings to plain JSON values; tasks, schemes, encodings and placements include their name."""
     if is_dataclass(value) and not isinstance(value, type):
         name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
@@ -186,11 +192,11 @@ def to_dict(value: Any) -> Any:
 def from_dict(
     tree: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Experiment:
-    """Restore an experiment saved by ``to_dict``, without imports; raise ``RunFolderError`` if this fails.
+    """Restore an experiment from the JSON values of ``to_dict``, without importing custom classes.
 
     ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding`` by an instance or a class. A class receives
     the saved settings that it also has. For example, an encoding that replaces rotary keeps the trained rotary angles.
-    A task reads its saved files from ``folder``.
+    A task reads its saved files from ``folder``. Raises ``RunFolderError`` for invalid values.
     """
     overrides = {} if overrides is None else overrides
     values: dict[str, Any] = {}
@@ -207,9 +213,9 @@ def from_dict(
 
 
 def _restore_part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
-    """Return one field of an experiment, restored or overridden."""
+    """Return one field of an experiment from its saved value or, if ``overrides`` contains it, from the override."""
     if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
-        raise TypeError(f"{name} is {value!r:.40} instead of an object")
+        raise TypeError(f"{name} is {value!r:.40} instead of a JSON object")
     if name in overrides:
         return _apply_override(overrides[name], value)
     if name in TABLES:
@@ -220,11 +226,11 @@ def _restore_part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
 
 
 def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """Build an entry of a table from user-written JSON; raise ``SettingError`` for unknown settings."""
+    """Build an object of ``kind`` (such as a placement) from user-written JSON; raise ``SettingError`` if invalid."""
     try:
         return _restore_entry(kind, tree)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
-        raise SettingError(f"invalid {kind} ({error}); use the names of its settings as keys") from None
+        raise SettingError(f"invalid {kind} ({error}); use an object with its name and its settings as keys") from None
 
 
 def _apply_override(part: Any, tree: Mapping[str, Any]) -> Any:
@@ -237,7 +243,7 @@ def _apply_override(part: Any, tree: Mapping[str, Any]) -> Any:
 
 
 def _restore_entry(kind: str, tree: Mapping[str, Any]) -> Any:
-    """Build an entry of a table by its saved name."""
+    """Build a task, scheme, encoding or placement from its saved name and settings."""
     name, table = tree["name"], NESTED_TABLES[kind]
     if name not in table:
         advice = f"pass --{kind} module:Name" if kind in TABLES else "pass --task module:Name of a task that builds it"
@@ -246,13 +252,13 @@ def _restore_entry(kind: str, tree: Mapping[str, Any]) -> Any:
 
 
 def _restore_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore the settings of an entry, including nested entries."""
+    """Restore settings from JSON values; a setting may be a task, a placement or a tuple of them."""
     settings = {RENAMED_SETTINGS.get(name, name): value for name, value in tree.items() if name != "name"}
     return {name: _restore_value(name, value) for name, value in settings.items()}
 
 
 def _restore_value(name: str, value: Any) -> Any:
-    """Restore tuples and nested entries, which JSON saves as lists and objects."""
+    """Restore one setting: JSON saves a tuple as a list, and a nested task or placement as an object."""
     if isinstance(value, list):
         return tuple(_restore_value(name, part) for part in value)
     is_entry = name in TABLES or (name in NESTED_TABLES and isinstance(value, Mapping))

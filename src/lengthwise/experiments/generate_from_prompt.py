@@ -1,4 +1,4 @@
-"""Free decoding of one prompt by a trained run."""
+"""Free decoding after a prompt by the decoder of a trained run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +30,10 @@ class Completion:
 
 @check_arguments
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Completion:
-    """Decode one prompt freely, up to the length of the expected answer or to ``max_new_tokens``.
+    """Generate at most as many tokens after a prompt as the expected answer has, and at most ``max_new_tokens``.
 
-    Without a known answer, as in running text, the task sets the limit. A run that predicts IDs receives only the IDs
-    of the prompt, and ``correct`` includes the predicted IDs.
+    If the answer is unknown, as in running text, the task sets the first limit. A run that predicts IDs receives only
+    the IDs of the prompt, and ``correct`` includes the predicted IDs.
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)

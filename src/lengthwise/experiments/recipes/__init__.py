@@ -1,4 +1,4 @@
-"""Recipes, which are functions that return tested experiments, and comparisons of experiments."""
+"""Recipes (functions that return an experiment with tested settings), and comparisons of several experiments."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -27,7 +27,7 @@ COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {**PARITY_COMPARIS
 
 @check_arguments
 def recipe(name: str) -> Experiment:
-    """Return the experiment of a recipe; ``UnknownNameError`` suggests the nearest recipe."""
+    """Return the experiment of the recipe ``name``; ``UnknownNameError`` suggests the most similar name."""
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]()
@@ -56,7 +56,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
-    """Set the lengths of a task file: train on all lengths and evaluate at some; other tasks support every length."""
+    """For a task with a limited set of lengths (a file), train on all of them and evaluate at some of them."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
@@ -72,7 +72,7 @@ def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
 
 
 def quick(experiment: Experiment) -> Experiment:
-    """Return the experiment at a tiny size, for a check that everything runs."""
+    """Return the experiment with few steps, short lengths and few examples, to check that it runs without errors."""
     task = experiment.task
     available = task.available_lengths if isinstance(task, HasLengths) else None
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.

@@ -1,7 +1,4 @@
-"""Recipes for addition, addition of several numbers, multiplication and sorting.
-
-Every table of results states the ID ranges below.
-"""
+"""Recipes for addition, addition of several numbers, multiplication and sorting."""
 
 from dataclasses import replace
 
@@ -30,7 +27,7 @@ SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
 
 
 def addition() -> Experiment:
-    """Addition of two numbers of up to 10 digits; PPC without written carries."""
+    """Return the recipe for adding two numbers of up to 10 digits with PPC, without writing carries."""
     return Experiment(
         task=Addition(),
         scheme=Predicted(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS),
@@ -47,17 +44,17 @@ def addition() -> Experiment:
 
 
 def addition_coupled() -> Experiment:
-    """Addition with coupled IDs instead of predicted IDs."""
+    """Return the recipe for adding two numbers with coupled IDs instead of predicted IDs."""
     return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS))
 
 
 def addition_carry() -> Experiment:
-    """Addition with the carry written next to each digit; PPC."""
+    """Return the recipe for adding two numbers with PPC, with the carry written next to each digit."""
     return replace(addition(), task=Addition(scratchpad="carry"))
 
 
 def multi_addition() -> Experiment:
-    """Addition of 2 to 5 numbers of up to 5 digits; PPC predicts digit and operand on two levels."""
+    """Return the recipe for adding 2 to 5 numbers of up to 5 digits with PPC on two ID levels (digit and operand)."""
     return Experiment(
         task=MultiAddition(),
         scheme=Predicted(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS),
@@ -72,12 +69,12 @@ def multi_addition() -> Experiment:
 
 
 def multi_addition_given() -> Experiment:
-    """Addition of several numbers with coupled IDs on two levels."""
+    """Return the recipe for adding 2 to 5 numbers with coupled IDs on two levels instead of predicted IDs."""
     return replace(multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS))
 
 
 def multiplication() -> Experiment:
-    """Multiplication of up to 10 digits by 2 digits; PPC predicts digit and partial product on two levels."""
+    """Return the recipe for multiplying up to 10 digits by 2 digits with PPC on two ID levels."""
     return Experiment(
         task=Multiplication(),
         scheme=Predicted(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS),
@@ -90,12 +87,12 @@ def multiplication() -> Experiment:
 
 
 def multiplication_given() -> Experiment:
-    """Multiplication with coupled IDs on two levels."""
+    """Return the recipe for multiplication with coupled IDs on two levels instead of predicted IDs."""
     return replace(multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS))
 
 
 def sort() -> Experiment:
-    """Sorting of lists of up to 10 items; PPC finds the next item with its search head, and the decoder copies it."""
+    """Return the recipe for sorting up to 10 items with PPC: the search head finds the next item to copy."""
     return Experiment(
         task=Sort(),
         scheme=Predicted(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS),
@@ -110,7 +107,7 @@ def sort() -> Experiment:
 
 
 def sort_given() -> Experiment:
-    """Sorting with coupled IDs, which contain the order, so that the decoder only copies."""
+    """Return the recipe for sorting with coupled IDs, which contain the sorted order; the decoder only copies items."""
     return replace(sort(), scheme=Coupled(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS))
 
 

@@ -15,7 +15,7 @@ TEST_BITS = (1, 2, 4, 6, 8, 10, 12, 16)
 
 
 def planted() -> Experiment:
-    """Planted law: two marked tokens near each other determine the label; a decoder without positions."""
+    """Return the recipe for a planted law (two marked tokens determine the label) without position information."""
     return Experiment(
         task=Planted(),
         scheme=Sequential(),
@@ -27,7 +27,7 @@ def planted() -> Experiment:
 
 
 def recall() -> Experiment:
-    """Recall of the value of one of four keys among up to 32 items; embeddings include the previous token."""
+    """Return the recipe for recalling the value of one of four keys in a text of up to 32 items."""
     return Experiment(
         task=Recall(),
         scheme=Sequential(),
@@ -42,7 +42,7 @@ def recall() -> Experiment:
 
 
 def sparse_parity() -> Experiment:
-    """Sparse parity: up to three flagged bits among 20 to 50."""
+    """Return the recipe for the parity of up to three flagged bits among 20 to 50 bits."""
     return Experiment(
         task=SparseParity(most=3),
         scheme=Sequential(),
@@ -57,9 +57,9 @@ def sparse_parity() -> Experiment:
 def sparse_parity_up_to(
     max_bits: int, *, coding: str = "flags", window: int | None = None, test_bits: tuple[int, ...] = TEST_BITS
 ) -> Experiment:
-    """Return sparse parity in stages: after each learned stage, examples have one more flagged bit, up to ``max_bits``.
+    """Return the recipe for sparse parity in stages, with one more flagged bit per stage, up to ``max_bits``.
 
-    Each number in ``test_bits`` has a test variant.
+    A stage ends when its loss is low. ``test_bits`` contains the numbers of flagged bits, one per test variant.
     """
     return replace(
         sparse_parity(),
@@ -86,7 +86,7 @@ def sparse_parity_up_to(
 
 
 def sparse_parity_8() -> Experiment:
-    """Sparse parity in stages: up to eight flagged bits among 20 to 50."""
+    """Return the recipe for the parity of up to eight flagged bits among 20 to 50 bits, learned in stages."""
     return sparse_parity_up_to(8)
 
 

@@ -18,7 +18,7 @@ FACTORS = (1, 2, 4, 8)
 
 
 def language_model() -> Experiment:
-    """Language model of medium size; set the text with --corpus."""
+    """Return the recipe for a language model of medium size; ``--corpus`` sets the training text."""
     return Experiment(
         task=Text(),
         scheme=Sequential(),
@@ -34,12 +34,12 @@ def language_model() -> Experiment:
 
 
 def language_model_small() -> Experiment:
-    """Language model with half the width and half the layers."""
+    """Return the recipe for a language model with half the width and half the layers of ``language_model``."""
     return _resize(num_layers=2, d_model=64, num_heads=2)
 
 
 def language_model_large() -> Experiment:
-    """Language model with twice the width and 1.5 times the layers."""
+    """Return the recipe for a language model with twice the width and 1.5 times the layers of ``language_model``."""
     return _resize(num_layers=6, d_model=256, num_heads=8)
 
 
@@ -56,7 +56,7 @@ def _resize(num_layers: int, d_model: int, num_heads: int) -> Experiment:
 
 
 def context_length() -> dict[str, Experiment]:
-    """Perplexity up to eight times the training context length: rotary, two extensions of it, ALiBi, FIRE, NoPE."""
+    """Return a comparison of six encodings by perplexity at up to eight times the training context length."""
     rotary = replace(
         language_model(),
         training=replace(language_model().training, steps=1000),

@@ -33,22 +33,22 @@ GRID_TASKS: dict[str, tuple[Task, int]] = {"parity": (Parity(), 20), "copy": (Co
 
 
 def parity_grid() -> dict[str, Experiment]:
-    """Parity with scratchpad: grid of five schemes and eight encodings."""
+    """Return the grid of five schemes and eight encodings on parity with a scratchpad."""
     return _build_grid("parity", product(SCHEME_NAMES, ENCODING_NAMES))
 
 
 def copy_grid() -> dict[str, Experiment]:
-    """Copy: grid of five schemes and eight encodings."""
+    """Return the grid of five schemes and eight encodings on copying."""
     return _build_grid("copy", product(SCHEME_NAMES, ENCODING_NAMES))
 
 
 def addition_grid() -> dict[str, Experiment]:
-    """Addition: grid of five schemes and four encodings."""
+    """Return the grid of five schemes and four encodings on addition."""
     return _build_grid("addition", product(SCHEME_NAMES, ADDITION_ENCODINGS))
 
 
 def remaining_pairs_grid(task: str) -> dict[str, Experiment]:
-    """Return the valid pairs of a scheme and an encoding that the grid of a task leaves out."""
+    """Return experiments for the valid pairs of a scheme and an encoding that are not in the grid of the task."""
     table_pairs = set(product(SCHEME_NAMES, ADDITION_ENCODINGS if task == "addition" else ENCODING_NAMES))
     # With one level, multilevel equals coupled.
     pairs = product([name for name in SCHEMES if name != "multilevel"], ENCODINGS)

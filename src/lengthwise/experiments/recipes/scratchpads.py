@@ -1,7 +1,4 @@
-"""Recipes for parity, copy, reverse and variable assignment, and comparisons of parity with baselines.
-
-Every table of results states the ID ranges below.
-"""
+"""Recipes for parity, copy, reverse and variable assignment, and comparisons of PPC with baselines on parity."""
 
 from dataclasses import replace
 
@@ -21,7 +18,7 @@ DEMO_LABELS = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoP
 
 
 def parity() -> Experiment:
-    """Parity with a scratchpad, up to 20 bits; PPC predicts all IDs after the prompt."""
+    """Return the recipe for the parity of up to 20 bits with a scratchpad and PPC."""
     return Experiment(
         task=Parity(),
         scheme=Predicted(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS),
@@ -35,27 +32,27 @@ def parity() -> Experiment:
 
 
 def parity_rank() -> Experiment:
-    """Parity with the rank head, a cheaper ID predictor."""
+    """Return the recipe for parity with the rank head, which predicts IDs at a lower cost than the pointer head."""
     return replace(parity(), decoder=replace(parity().decoder, head="rank"))
 
 
 def parity_coupled() -> Experiment:
-    """Parity with coupled IDs instead of predicted IDs."""
+    """Return the recipe for parity with coupled IDs instead of predicted IDs."""
     return replace(parity(), scheme=Coupled(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS))
 
 
 def copy() -> Experiment:
-    """Copy of up to 20 symbols; PPC."""
+    """Return the recipe for copying up to 20 symbols with PPC."""
     return replace(parity(), task=Copy(), scheme=Predicted(num_position_ids=COPY_IDS, max_gaps=MAX_GAPS))
 
 
 def reverse() -> Experiment:
-    """Reversal of up to 20 symbols; PPC."""
+    """Return the recipe for reversing up to 20 symbols with PPC."""
     return replace(copy(), task=Reverse())
 
 
 def variable_assignment() -> Experiment:
-    """Variable assignment with a scratchpad, up to 16 assignments; PPC predicts content-dependent IDs."""
+    """Return the recipe for following a variable through up to 16 assignments with a scratchpad and PPC."""
     return Experiment(
         task=VariableAssignment(),
         scheme=Predicted(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS),
@@ -70,15 +67,16 @@ def variable_assignment() -> Experiment:
 
 
 def variable_assignment_coupled() -> Experiment:
-    """Variable assignment with coupled IDs instead of predicted IDs."""
+    """Return the recipe for variable assignment with coupled IDs instead of predicted IDs."""
     return replace(variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS))
 
 
 def with_baselines(predicted: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
-    """Return the PPC experiment and its baselines, which are coupled IDs and common encodings on the same task.
+    """Return the PPC experiment with its baselines by label: coupled IDs and common encodings on the same task.
 
-    Common encodings use a second layer and up to ``steps_factor`` times the steps; they stop when they fit the training
-    lengths. Schemes with one ID per token use an ID range that is ``ids_factor`` times as large.
+    Common encodings have two layers and up to ``steps_factor`` times the steps; they stop when they fit the training
+    lengths. ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because
+    all their tokens have different IDs.
     """
     assert isinstance(predicted.scheme, Predicted)
     num_ids, max_gaps = predicted.scheme.num_position_ids, predicted.scheme.max_gaps
@@ -104,7 +102,7 @@ def with_baselines(predicted: Experiment, *, steps_factor: int = 5, ids_factor: 
 
 
 def demo() -> dict[str, Experiment]:
-    """Parity: PPC, coupled IDs and common encodings with the same decoder options."""
+    """Return the comparison of PPC with coupled IDs and common encodings on parity."""
     evaluation = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
     predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=evaluation)
     experiments = with_baselines(predicted)
@@ -112,7 +110,7 @@ def demo() -> dict[str, Experiment]:
 
 
 def parity_id_range() -> dict[str, Experiment]:
-    """Parity with training IDs up to 0.1, 1 and 4 times the largest ID in evaluation."""
+    """Return the comparison of parity recipes whose training IDs reach 0.1, 1 and 4 times the evaluation IDs."""
     tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
     return {
         f"IDs to {factor:g}x": replace(

@@ -1,4 +1,4 @@
-"""Reproductions of the paper's experiments and of extensions of them: the table of claims."""
+"""Claims of the paper and extensions of them, each with the experiments that reproduce it."""
 
 from lengthwise.experiments.reproductions.arithmetic import ARITHMETIC
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS

@@ -1,4 +1,4 @@
-"""Claim on diagnosis (a reviewers' question): runs with known causes of failure, and their diagnoses."""
+"""Claim on diagnosis (a reviewers' question): the diagnoses of six runs whose causes of failure are known."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ SAVED_NAMES = {
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    """Return runs that fail beyond training for a known reason; the diagnosis uses the last test length."""
+    """Return experiments with known causes of failure at their longest test length, which the diagnosis uses."""
     recall = recipe("recall")
     cases = {
         "recall, NoPE": (replace(recall, encoding=NoPE()), (32, 1024)),
@@ -48,7 +48,7 @@ def _build_experiments() -> dict[str, Experiment]:
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the diagnosis of the longest length."""
+    """Return the diagnosis of a run at its longest test length, as JSON values."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     failures = diagnosis.failures
     return {
@@ -91,7 +91,7 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw one panel per row with the fraction of first errors that each intervention repairs, and a point per seed."""
+    """Draw one panel per row label: the fraction of first errors that each intervention repairs, one point per seed."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Growth of the loss beyond the training lengths with k, at equal loss within the training lengths."""
+"""Growth of the loss at a longer length with the number of bits, at equal loss at the longest training length."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,11 @@ NUM_RESAMPLES, MIN_LOSS = 2000, 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPair:
-    """Losses (nats) of one run on one number of bits: at the longest training length and at a longer length."""
+    """Losses of one run on examples with ``test_bits`` bits, in nats per answer token.
+
+    ``near_loss`` is at the longest training length, ``far_loss`` at a longer length. The run was trained on up to
+    ``train_bits`` bits.
+    """
 
     seed: int
     train_bits: int
@@ -22,7 +26,7 @@ class LossPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """Factor of the far loss per additional bit, with a 95% interval over seeds (None for fewer than three seeds)."""
+    """Factor by which one more bit multiplies the far loss, with a 95% interval over seeds (None below three seeds)."""
 
     value: float
     interval: tuple[float, float] | None
@@ -30,9 +34,9 @@ class Factor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Factors of the far loss per bit in training and per bit in the test, and its power law in the near loss.
+    """Growth of the far loss with one more bit in training, with one more bit in the test, and with the near loss.
 
-    The far loss is proportional to the near loss to the ``power``; with a power near 0, the two losses are unrelated.
+    The far loss is proportional to ``near_loss ** power``. With a power of 0, it does not depend on the near loss.
     """
 
     per_train_bit: Factor
@@ -43,8 +47,8 @@ class Growth:
 def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth | None:
     """Fit the growth of the far loss; return None if the data do not determine all three coefficients.
 
-    The fit is a linear regression of the log far loss on both numbers of bits and the log near loss, which compares
-    runs at equal near loss. The intervals resample seeds with replacement.
+    The fit is a linear regression of the logarithm of the far loss on ``train_bits``, ``test_bits`` and the logarithm
+    of the near loss, so the factors compare runs with equal near loss. The intervals resample seeds with replacement.
     """
     estimate = _fit_coefficients(loss_pairs)
     if estimate is None:
@@ -73,7 +77,7 @@ def _factor_with_interval(
 
 
 def _fit_coefficients(loss_pairs: list[LossPair]) -> Float[np.ndarray, " 4"] | None:
-    """Return the coefficients of a constant, bits in training, bits in the test, and log near loss."""
+    """Return the coefficients of a constant, ``train_bits``, ``test_bits`` and the logarithm of the near loss."""
     x = np.array(
         [[1.0, pair.train_bits, pair.test_bits, np.log(max(pair.near_loss, MIN_LOSS))] for pair in loss_pairs]
     ).reshape(-1, 4)

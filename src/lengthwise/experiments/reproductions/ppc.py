@@ -49,7 +49,7 @@ def _build_experiments() -> dict[str, Experiment]:
 
 
 def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
-    """Return the ablations that both tasks share."""
+    """Return the ablations of PPC on a task; ``name`` is the start of their labels."""
     experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
     for weight in (0.1, 10.0):
         experiments[f"{name}, ID loss times {weight:g}"] = replace(
@@ -70,7 +70,7 @@ def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
 
 
 def _with_class_head(base: Experiment) -> Experiment:
-    """Return the experiment with the class head and learned IDs: classes are absolute IDs, but rotary is relative."""
+    """Return the experiment with the class head and learned encoding: the head needs absolute IDs, not rotary."""
     assert isinstance(base.scheme, Predicted)
     return replace(
         base,
@@ -80,7 +80,7 @@ def _with_class_head(base: Experiment) -> Experiment:
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Compare free decoding with teacher forcing, and measure answers from few tokens, at the first failing length."""
+    """Compare free decoding with teacher forcing, and predict from few tokens, at the shortest length with an error."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
@@ -91,7 +91,10 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
 
 
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
-    """Return the accuracy (token and ID) of answers from only the support, and from as many other tokens."""
+    """Return the accuracy (token and ID) of answers predicted from about ``NUM_TOKENS`` tokens of the context.
+
+    The tokens include the support in one case, and as many random tokens instead of it in the other case.
+    """
     run.decoder.eval()
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_ANSWERS)
@@ -110,7 +113,7 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _DecodingCounts:
-    """Counts of correct examples and tokens under teacher forcing and free decoding."""
+    """Counts of correct examples, and of correct tokens after first errors, with teacher forcing and free decoding."""
 
     examples: int = 0
     forced_exact: int = 0
@@ -121,7 +124,7 @@ class _DecodingCounts:
     free_later_correct: int = 0
 
     def add(self, forced_grades: Grades, free_grades: Grades) -> None:
-        """Add a batch; tokens after the first error of each failed example count as later tokens."""
+        """Add a batch; later tokens are those after the first teacher-forced error of an example."""
         forced_errors, free_errors = (
             {example: token for example, token, _ in first_errors(grades)} for grades in (forced_grades, free_grades)
         )
@@ -136,7 +139,7 @@ class _DecodingCounts:
             self.free_later_correct += int(free_grades.token_correct[example, token + 1 :][scored].sum())
 
     def fractions(self) -> dict[str, float | None]:
-        """Return fractions of all examples, and of the tokens after first errors (None if there are no such tokens)."""
+        """Return the counts as fractions of all examples or of all later tokens (None if there are no later tokens)."""
         later_counts = (self.forced_later_correct, self.free_later_correct)
         forced_later, free_later = (count / self.later_tokens if self.later_tokens else None for count in later_counts)
         return {
@@ -153,7 +156,7 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
 
 
 def _first_error_table(rows: Rows) -> Table:
-    """Return the kinds of first errors at the shortest length with any error."""
+    """Return a table that counts the first errors of each kind at the shortest length with an error."""
     body = []
     for label in dict.fromkeys(row["row"] for row in rows):
         label_rows = [row for row in rows if row["row"] == label]

@@ -1,4 +1,4 @@
-"""Claim on recall, the extreme case k = 1: retrieval from a growing text, and the cause of its failures."""
+"""Claim on recall (k = 1: an answer depends on one token): accuracy in longer texts, and causes of failure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ NUM_EXAMPLES = 64
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    """Return NoPE with and without log length scaling, and rotary with it, for each kind of recall."""
+    """Return three experiments per recall task: NoPE without and with log length scaling, and rotary with it."""
     evaluation = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
     experiments = {}
     for kind, task in TASKS.items():
@@ -33,7 +33,7 @@ def _build_experiments() -> dict[str, Experiment]:
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the largest attention mass of a head on the support by length, and the limiting cause."""
+    """Return the support mass of the best head at each length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
         "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
