@@ -395,17 +395,17 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: VariableAssignment(depth=0),
         SettingError,
-        r"depth 0 is too small; use at least 1, or None for depth_shares",
+        r"depth 0 is too small; use at least 1, or None to sample it from depth_shares",
     ),
     (
         lambda: VariableAssignment(depth_shares=(0.5, 2.0)),
         SettingError,
-        r"invalid depth_shares 0.5 to 2.0; use a range within 0",
+        r"invalid depth_shares 0.5 to 2.0; use increasing shares above 0",
     ),
     (
         lambda: VariableAssignment(num_names=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
         SettingError,
-        r"num_names 4 is too small for 5 assignments; use at least 5, or a shorter length",
+        r"num_names 4 is too small for 5 assignments; use at least 5 names, or a shorter length",
     ),
     (
         lambda: VariableAssignment().from_prompt("x1 = x2 x2 = v1"),
@@ -775,7 +775,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: sample("text", 9999, 1),
         SettingError,
-        r"length 9999 needs 10000 tokens, but this train text has 38\d\d tokens; use at most 38\d\d, or a larger",
+        r"length 9999 needs 10000 tokens, but this train text has 38\d\d; use a length of at most 38\d\d, or a larger",
     ),
     (
         lambda: JSONLTask().sample(length=21, size=1, rng=np.random.default_rng(0)),
@@ -811,7 +811,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         train_on_another_corpus,
         TextError,
-        r"corpus .* is not the corpus of .* \(its .* differs\); use the corpus of the run with --corpus",
+        r"corpus .* is not the corpus of .* \(its .* differs\); set --corpus to the corpus of the run",
     ),
     (predict_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is too small; lengths start at 1"),

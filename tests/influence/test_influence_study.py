@@ -260,14 +260,14 @@ def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
     summary = report_study(study, tmp_path)
     assert summary["measured"] > 0
     other = replace(study_of(model, replace(SMALL, seed=1)), part=(1, number))
-    with pytest.raises(RunFolderError, match=r"contains another study: different settings.seed"):
+    with pytest.raises(RunFolderError, match=r"contains another study \(different values: settings.seed"):
         join_parts(other, tmp_path)
     # The folder of the part itself is not compared; any other part is.
     for place in range(2, number + 1):
         shutil.rmtree(part_folder(tmp_path, (place, number)))
     (tmp_path / "influence.json").unlink()
     check_parts(other, tmp_path)
-    with pytest.raises(RunFolderError, match=r"part-1-of-\d contains another study: different settings.seed"):
+    with pytest.raises(RunFolderError, match=r"part-1-of-\d contains another study \(different values: settings.seed"):
         check_parts(replace(other, part=(2, number)), tmp_path)
 
 
@@ -352,7 +352,7 @@ def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
 def test_pieces_concatenate_to_the_text():
     text = TokenizedDocument(name="a", tokens=np.arange(25))
     pieces = list(split_texts([text], 10))
-    assert [(piece.name, piece.first) for piece in pieces] == [("a", 0), ("a", 10), ("a", 20)]
+    assert [(piece.name, piece.start_index) for piece in pieces] == [("a", 0), ("a", 10), ("a", 20)]
     assert np.concatenate([piece.tokens for piece in pieces]).tolist() == list(range(25))
 
 
@@ -507,11 +507,11 @@ def test_study_of_an_older_version_is_not_resumed(model, whole, tmp_path):
 def test_folder_with_a_study_is_not_overwritten(model, whole, tmp_path):
     with pytest.raises(RunFolderError, match=r"already contains a study; add --resume to continue"):
         measure_influence(study_of(model), whole)
-    with pytest.raises(RunFolderError, match=r"contains another study: different settings.seed"):
+    with pytest.raises(RunFolderError, match=r"contains another study \(different values: settings.seed"):
         measure_influence(study_of(model, replace(SMALL, seed=1)), whole, resume=True)
     try:
         model.dtype = "bfloat16"
-        with pytest.raises(RunFolderError, match=r"contains another study: different model.dtype"):
+        with pytest.raises(RunFolderError, match=r"contains another study \(different values: model.dtype"):
             measure_influence(study_of(model), whole, resume=True)
     finally:
         model.dtype = "float32"
@@ -561,7 +561,7 @@ def test_study_resumes_with_the_same_weights_only(model, whole, tmp_path):
     digest = model.weights_digest
     try:
         model.weights_digest = "another"
-        with pytest.raises(RunFolderError, match=r"contains another study: different model.weights"):
+        with pytest.raises(RunFolderError, match=r"contains another study \(different values: model.weights"):
             measure_influence(study_of(model), tmp_path / "out", resume=True)
     finally:
         model.weights_digest = digest

@@ -22,9 +22,24 @@ from lengthwise.core.errors import (
     TextError,
     UnknownNameError,
 )
-from lengthwise.tasks.text.corpus import HELD_OUT, SPLITS, TRAIN, open_corpus, read_facts, read_tokenizer, with_digest
+from lengthwise.tasks.text.corpus import (
+    HELD_OUT,
+    SPLITS,
+    TRAIN,
+    open_corpus,
+    read_metadata,
+    read_tokenizer,
+    with_digest,
+)
 from lengthwise.tasks.text.prepare import prepare_corpus, token_type
-from lengthwise.tasks.text.tokenizer import END, END_TEXT, ByteTokenizer, Tokenizer, _library_tokenizer, format_piece
+from lengthwise.tasks.text.tokenizer import (
+    END,
+    END_TOKEN_TEXT,
+    ByteTokenizer,
+    Tokenizer,
+    _library_tokenizer,
+    format_piece,
+)
 
 PROSE = {
     f"tale {place}": f"Once there were {place} hens and a fox, and the fox said nothing.\n" * 9 for place in range(12)
@@ -74,7 +89,7 @@ def test_the_tokenizers_library_reads_and_decodes_the_tokenizer_file(texts):
     folder = prepare()
     ours, library = read_tokenizer(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert library.get_vocab_size() == len(ours.pieces) == 300
-    assert library.token_to_id(END_TEXT) == END
+    assert library.token_to_id(END_TOKEN_TEXT) == END
     tokens = ours.encode(PROSE["tale 7"])
     assert library.decode(list(tokens)) == PROSE["tale 7"]
     assert len(tokens) < len(PROSE["tale 7"]) / 2
@@ -190,7 +205,7 @@ def test_another_process_writes_the_same_files_and_another_seed_another_split(te
 
 def test_the_facts_contain_the_settings_sizes_and_digests(texts):
     folder = prepare()
-    facts = read_facts(folder)
+    facts = read_metadata(folder)
     assert facts["settings"] == {"vocabulary_size": 300, "held_out": 0.2, "seed": 0}
     assert facts["vocabulary_size"] == 300
     corpus = open_corpus(folder)
@@ -261,7 +276,7 @@ def test_a_second_preparation_into_the_same_folder_raises_an_error(texts):
                 prepare(seed=1)
 
     first = prepare(report=meanwhile)
-    assert read_facts(first)["settings"]["seed"] == 0
+    assert read_metadata(first)["settings"]["seed"] == 0
     assert len(open_corpus(first).stream(TRAIN)) > 0
     with pytest.raises(RunFolderError, match="corpus already exists"):
         prepare(seed=1)
@@ -273,7 +288,7 @@ def test_a_folder_that_appears_during_preparation_is_not_changed(texts):
         Path("corpus").mkdir(exist_ok=True)
         Path("corpus/mine").write_text("mine")
 
-    with pytest.raises(RunFolderError, match="corpus already exists; choose another --out"):
+    with pytest.raises(RunFolderError, match="corpus already exists and is not an empty folder; choose another --out"):
         prepare(report=meanwhile)
     assert [path.name for path in Path("corpus").iterdir()] == ["mine"]
     assert not list(texts.glob(".*"))
@@ -312,7 +327,7 @@ def test_texts_that_change_during_preparation_raise_an_error(texts):
 
 
 INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
-    "no text": ({"sources": []}, TextError, r"no text source; use files, folders or dataset:NAME"),
+    "no text": ({"sources": []}, TextError, r"no text sources; pass at least one file, folder or dataset"),
     "a kind without a source": ({"sources": ["prose="]}, TextError, r"prose= does not exist; use a file, a folder"),
     "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist; use a file, a folder"),
     "a small vocabulary": (
@@ -322,11 +337,11 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     ),
     "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use 0 or more and less than 1"),
     "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use 0 or more"),
-    "an existing folder": ({"out": "prose"}, RunFolderError, r"prose already exists; choose another --out"),
+    "an existing folder": ({"out": "prose"}, RunFolderError, r"prose already exists and is not an empty folder; choose another --out"),
     "an existing file": (
         {"out": "letter/only.txt"},
         RunFolderError,
-        r"only.txt already exists; choose another --out",
+        r"only.txt already exists and is not an empty folder; choose another --out",
     ),
     "an output below a file": (
         {"out": "letter/only.txt/c"},
@@ -454,7 +469,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "another tokenizer": (
         "tokenizer.json",
         lambda content: content.replace(b"<|end|>", b"!!"),
-        r"tokenizer.json is not from a prepared corpus \(token 0 is not <\|end\|>\); prepare a corpus",
+        r"tokenizer.json is not from a prepared corpus \(token 0 is not <\|end\|>\); run lengthwise prepare",
     ),
 }
 

@@ -74,7 +74,8 @@ def test_copies_of_texts_are_skipped_with_one_warning(folder):
     (folder / "part" / "copy.txt").write_text((folder / "b.txt").read_text())
     digests = {}
     with pytest.warns(
-        SkippedTextWarning, match=r"^skipped 1 text\(s\) that are copies of other texts, such as .*copy\.txt of .*b"
+        SkippedTextWarning,
+        match=r"^skipped 1 text\(s\) that are copies of other texts, such as .*copy\.txt, a copy of .*b",
     ):
         first = list(read_documents([folder], digests=digests))
     assert len({each.text for each in first}) == len(first) == len(digests) == 4
@@ -91,25 +92,25 @@ def test_documents_are_read_one_at_a_time(folder):
 
 
 INVALID: dict[str, tuple[list[str], str]] = {
-    "no sources": ([], r"^no text source; use files, folders or dataset:NAME$"),
+    "no sources": ([], r"^no text sources; pass at least one file, folder or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
         r"^texts/nowhere.txt does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
     ),
     "a folder without texts": (
         ["texts/.hidden/none"],
-        r"none has no text; use a file with text, or a folder of",
+        r"none has no text; use a file with text, or a folder with",
     ),
     "an empty file": (["texts/empty.txt"], r"empty.txt has no text; use a file with text"),
     "an undecodable file": (
         ["latin.txt"],
-        r"latin.txt is not UTF-8 text \(byte 0xe9 at 3\); convert it, for example with iconv",
+        r"latin.txt is not UTF-8 text \(byte 0xe9 at index 3\); convert the file, for example with iconv",
     ),
     "the same source twice": (
         ["texts/a.md", "texts/./a.md"],
-        r"^texts/./a.md has only copies of other texts, such as texts/a.md; remove it$",
+        r"^texts/./a.md has only copies of other texts, such as texts/a.md; remove this source$",
     ),
-    "a binary file": (["binary.txt"], r"binary.txt is not text \(it has a zero byte at 2\); remove it"),
+    "a binary file": (["binary.txt"], r"binary.txt is not text \(it has a zero byte at index 2\); remove the file"),
 }
 
 
@@ -189,7 +190,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_its_name(saved, monkeypatch):
             "textless",
             r"textless:rows:0 has no column 'text' \(it has columns label\); set the text column with dataset:NAME",
         ),
-        ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a string column"),
+        ("numbers", r"column 'text' of .*numbers:\w+:0 has type int; use a column of strings"),
     ],
 )
 def test_a_data_set_without_texts_raises_an_error(name, text, saved):
@@ -254,7 +255,10 @@ def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"plain text\n", r"rows.json has invalid JSON \(Expecting value.*\); write one object per line, or rename"),
+        (
+            b"plain text\n",
+            r"rows.json has invalid JSON \(Expecting value.*\); write one JSON object per line, or rename",
+        ),
         (b'{"text": "one"}\n{"text"', r"has invalid JSON"),
         (b"[1]", r"rows.json:0 has no column 'text' \(it has int"),
         (b"\xff\xfe", r"has invalid JSON \('utf-8' codec"),

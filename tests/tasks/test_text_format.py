@@ -50,7 +50,7 @@ def test_a_symbol_with_whitespace_raises_an_error(tmp_path, rng):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": ["New York"], "response": ["NY"]}))
     task = JSONLTask(file=str(file))
-    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows contains whitespace; rename it$"):
+    with pytest.raises(SettingError, match=r"^the symbol 'New York' of rows contains whitespace; rename the symbol$"):
         format_examples(task, task.sample(length=1, size=1, rng=rng))
 
 
@@ -61,11 +61,11 @@ def test_a_task_that_is_graded_by_loss_raises_an_error(rng):
 
 def test_shots_never_have_an_excluded_prompt():
     for seed in range(20):
-        shots = sample_shots(Parity(), 1, 4, stream(seed), excluded={"0 = 0"})
+        shots = sample_shots(Parity(), 1, 4, stream(seed), excluded_prompts={"0 = 0"})
         assert [text.prompt for text in shots] == ["1 = 0"] * 4
 
 
 def test_a_length_without_other_prompts_raises_an_error():
     with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts for 4 shots .* or --shots 0$"):
-        sample_shots(Parity(), 1, 4, stream(0), excluded={"0 = 0", "1 = 0"})
-    assert sample_shots(Parity(), 1, 0, stream(0), excluded={"0 = 0", "1 = 0"}) == []
+        sample_shots(Parity(), 1, 4, stream(0), excluded_prompts={"0 = 0", "1 = 0"})
+    assert sample_shots(Parity(), 1, 0, stream(0), excluded_prompts={"0 = 0", "1 = 0"}) == []

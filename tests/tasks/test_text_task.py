@@ -16,7 +16,7 @@ from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.experiments.run_folder import claim_run_folder, read_experiment
-from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_facts
+from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_fields
 from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, open_corpus
 from lengthwise.tasks.text.tokenizer import END
@@ -45,9 +45,9 @@ def test_text_satisfies_the_protocols_for_loss_and_run_files_and_parity_does_not
 
 def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
     digest = hashlib.sha256((corpora / "corpus" / "corpus.json").read_bytes()).hexdigest()
-    assert task_facts(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
-    assert task_facts(Text()) == {"task": "text"}
-    assert task_facts(Parity()) == {"task": "parity"}
+    assert task_fields(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
+    assert task_fields(Text()) == {"task": "text"}
+    assert task_fields(Parity()) == {"task": "parity"}
 
 
 def test_a_sequence_is_a_window_of_the_split_and_all_its_tokens_but_the_first_are_answers(text, rng):
@@ -178,7 +178,9 @@ def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
 
 def test_a_task_graded_by_loss_has_no_fitted_step(text, tmp_path):
     assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
-    with pytest.raises(SettingError, match=r"fit_every needs exact match, but text is graded by loss; leave it out"):
+    with pytest.raises(
+        SettingError, match=r"fit_every needs exact match, but text is graded by loss; leave out fit_every"
+    ):
         train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
 

@@ -42,7 +42,7 @@ from lengthwise.experiments.validation import (
     select_variants,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import HasRecords, Task, num_shared_records, record_facts, task_facts
+from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields, task_fields
 from lengthwise.training.trainer import Trainer
 
 # Number of examples that decide whether a run fits its training lengths.
@@ -67,11 +67,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingFacts:
-    """Names and types of ``Run.facts``.
+    """Names and types of the entries in ``Run.facts``.
 
-    ``fitted`` is exact match at the longest training length (None for a task graded by loss). ``id_range`` contains the
-    smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of one training
-    example. ``train_s`` is the training time in seconds.
+    ``steps`` is the number of training steps. ``fitted`` is exact match at the longest training length (None for a task
+    graded by loss). ``id_range`` contains the smallest and largest ID in training. ``trained_distance`` is the largest
+    difference between two IDs of one training example. ``train_s`` is the training time in seconds.
     """
 
     steps: int
@@ -93,9 +93,9 @@ def train(
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
-    Raises ``RunFolderError`` if the folder contains a run, if it contains another run on ``resume``, or if another
-    process trains into it. Raises ``DivergedError`` if the loss is not finite; earlier logs remain. Training raises all
-    other errors before it writes any file.
+    Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
+    process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
+    Errors in the experiment are raised before any file is written.
     """
     out, torch_device = Path(out), pick_device(device)
     prepared_training = prepare_training(experiment)
@@ -112,7 +112,7 @@ def _train_in_folder(
     report: Callable[[dict[str, Any]], None] | None,
     stop: Callable[[], bool],
 ) -> Run | None:
-    """Train in a folder after ``claim_run_folder``."""
+    """Train in a folder prepared by ``claim_run_folder``; if its run is finished, load the run instead."""
     if (out / MODEL).exists():
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
@@ -141,7 +141,7 @@ def _train_in_folder(
 
 
 def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Return exact match at the longest training length, on examples of a separate random stream."""
+    """Return exact match at the longest training length, on examples from a random stream of their own."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
         num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),
@@ -154,8 +154,9 @@ def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | No
 def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, device: str = "auto") -> Run:
     """Load a finished run.
 
-    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. Custom classes must be passed again. A new
-    encoding needs the same weights as the saved encoding, and applies at evaluation only.
+    ``overrides`` replaces the saved ``task``, ``scheme`` or ``encoding``. Instances of custom classes must be passed
+    again, because loading imports no code. A new encoding must have weights with the same names and shapes as the saved
+    encoding; the loaded decoder uses it without new training.
     """
     folder, torch_device = Path(folder), pick_device(device)
     experiment = read_experiment(folder, overrides=overrides)
@@ -171,9 +172,11 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
         if overrides:
             raise RunFolderError(
                 f"the weights in {folder} do not fit the new {' and '.join(overrides)}; "
-                "use parts with the same weights as the saved parts"
+                "the weights of each replacement need the names and shapes of the saved weights"
             ) from None
-        raise RunFolderError(f"{folder / MODEL} does not fit its {EXPERIMENT}; train the run again") from None
+        raise RunFolderError(
+            f"the weights in {folder / MODEL} do not fit the decoder in {EXPERIMENT}; train the run again"
+        ) from None
     return Run(folder=folder, experiment=experiment, decoder=decoder.to(torch_device).eval(), facts=facts)
 
 
@@ -189,7 +192,7 @@ def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
 def evaluate(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> list[dict[str, Any]]:
-    """Evaluate by length, on each variant in the settings, and append the rows to the run's ``results.jsonl``.
+    """Evaluate a run by length, on each task variant in ``settings``, and append the rows to its ``results.jsonl``.
 
     A row has exact match at one length, or loss by context length if the task is graded by loss. The function saves
     each row immediately, so an interrupted evaluation loses no complete row.
@@ -210,7 +213,7 @@ def evaluate(
 def iter_result_rows(
     run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
+    """Yield the result rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
     check_evaluation(run.experiment, settings)
     for variant, task in select_variants(run.experiment.task, settings).items():
         for result in _iter_length_results(run, task, settings, report):
@@ -232,7 +235,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
     )
     return {
-        **task_facts(experiment.task),
+        **task_fields(experiment.task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
         "seed": experiment.seed,
@@ -241,14 +244,17 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         "train_lengths": list(experiment.train_lengths),
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
         **head_entry,
-        **record_facts(experiment.task, result.length),
+        **record_fields(experiment.task, result.length),
         **overlap,
         "time": now(),
     }
 
 
 def _overlaps_training(run: Run, length: int) -> bool:
-    """Return True if training included records of this length; without the training file, compare digests only."""
+    """Return True if the evaluated task file shares records of this length with the training file.
+
+    If the training file is missing, the result is True only if both files have the same digest.
+    """
     (first, last), task = run.experiment.train_lengths, run.experiment.task
     if not first <= length <= last:
         return False

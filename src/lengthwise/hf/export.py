@@ -20,8 +20,8 @@ from lengthwise.experiments.run_folder import (
     write_model,
 )
 from lengthwise.tasks import HasRunFiles, Task
-from lengthwise.tasks.text.corpus import TOKENIZER
-from lengthwise.tasks.text_format import SHOTS, TextExample, format_examples, sample_shots
+from lengthwise.tasks.text.corpus import TOKENIZER_FILE
+from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, TextExample, format_examples, sample_shots
 
 CONFIG = "config.json"
 # Number of examples per length from which lm-evaluation-harness samples its shots.
@@ -54,7 +54,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
     symbols = experiment.task.vocabulary
-    tokenizer = tokenizer_from_json(files[TOKENIZER]) if TOKENIZER in files else symbol_tokenizer(symbols)
+    tokenizer = tokenizer_from_json(files[TOKENIZER_FILE]) if TOKENIZER_FILE in files else symbol_tokenizer(symbols)
     with atomic_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -86,7 +86,7 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
 
 
 @check_arguments
-def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = SHOTS) -> str:
+def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = DEFAULT_NUM_SHOTS) -> str:
     """Export a task to lm-evaluation-harness as a group with one task per length, and return the group's name.
 
     ``<task>_<length>.jsonl`` contains the test examples of ``evaluate``. ``<task>_<length>_shots.jsonl`` contains the
@@ -103,7 +103,7 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
         blocks = iter_blocks(task, length, num_examples, settings.seed)
         texts = [text for block in blocks for text in format_examples(task, block)][:num_examples]
         rng, prompts = stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
-        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded=prompts)
+        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded_prompts=prompts)
         splits = {"test": (f"{task.name}_{length}.jsonl", texts)}
         if shots:
             splits["shots"] = (f"{task.name}_{length}_shots.jsonl", shot_pool)

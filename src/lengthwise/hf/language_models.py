@@ -19,8 +19,8 @@ from lengthwise.experiments.validation import select_variants
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import PieceCodec, TextCodec
-from lengthwise.tasks import Task, Text, TokenizedDocument, task_facts
-from lengthwise.tasks.text_format import SHOTS
+from lengthwise.tasks import Task, Text, TokenizedDocument, task_fields
+from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class LanguageModel:
 class PromptingConfig:
     """Number of examples before each prompt, and the device and precision of a `transformers` model."""
 
-    shots: int = SHOTS
+    shots: int = DEFAULT_NUM_SHOTS
     device: str = "auto"
     dtype: str = "float32"
 
@@ -97,7 +97,7 @@ def evaluate_language_model(
     model = loading.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
     for variant, variant_task in tasks.items():
-        facts = {**task_facts(variant_task), "model": name, "seed": settings.seed, "variant": variant}
+        facts = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
         for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
             rows.append({**facts, **row, "time": now()})
             if out is not None:

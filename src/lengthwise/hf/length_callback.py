@@ -23,7 +23,7 @@ from lengthwise.hf.input_checks import check_has_head
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import Task, task_facts
+from lengthwise.tasks import Task, task_fields
 
 # Row entries that a trainer does not provide; ``facts`` may set them.
 UNKNOWN_FACTS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
@@ -104,7 +104,7 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        facts = {**task_facts(task), "scheme": scheme.name}
+        facts = {**task_fields(task), "scheme": scheme.name}
         by_length = {length: partial(iter_batches, place, length) for place, length in enumerate(settings.lengths)}
         stop = settings.stop_at_zero
         return cls(trainer, by_length, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, facts=facts)

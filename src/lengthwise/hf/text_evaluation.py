@@ -9,8 +9,8 @@ from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, count_examples, iter_blocks
 from lengthwise.hf.text_model import Question, TextModel
-from lengthwise.tasks import Task, record_facts
-from lengthwise.tasks.text_format import SHOTS, format_examples, sample_shots
+from lengthwise.tasks import Task, record_fields
+from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, format_examples, sample_shots
 
 # Keys of `LengthResult` that rows leave out or replace, because plain text has no scheme.
 OMITTED_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
@@ -21,7 +21,7 @@ def evaluate_texts(
     task: Task,
     settings: EvaluationSettings,
     *,
-    shots: int = SHOTS,
+    shots: int = DEFAULT_NUM_SHOTS,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Evaluate a model on the test examples of a task in plain text, and yield one result row per length.
@@ -44,7 +44,7 @@ def evaluate_texts(
                     report(length, tally.num_examples, num_examples)
         result = asdict(tally.result(length, settings.decode, 0))
         row = {name: value for name, value in result.items() if name not in OMITTED_KEYS}
-        row |= record_facts(task, length)
+        row |= record_fields(task, length)
         yield {"shots": shots, **row, "wall_s": round(time.perf_counter() - start_time, 3)}
         if settings.stop_at_zero and result["exact_match"] == 0:
             break
@@ -59,7 +59,7 @@ def _iter_questions(
         questions = []
         for place, text in enumerate(format_examples(task, examples)[: num_examples - num_questions]):
             rng = stream(seed, "shots", length, num_questions + place)
-            shot_examples = sample_shots(task, length, shots, rng, excluded={text.prompt})
+            shot_examples = sample_shots(task, length, shots, rng, excluded_prompts={text.prompt})
             context = "".join(shot.prompt + shot.response for shot in shot_examples) + text.prompt
             question = model.tokenize_question(context, text.response)
             if model.num_positions is not None and question.seq > model.num_positions:

@@ -1,4 +1,4 @@
-"""Evaluation of blocks of targets: first with full contexts, then with k selected far tokens."""
+"""Evaluator that predicts each target with all far tokens, then with only k selected far tokens."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,10 +30,10 @@ LogProbs = Float[Tensor, " vocab"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullContexts:
-    """Windows and losses of one target by source of its far tokens, with all far tokens visible.
+    """Windows of one target and its losses with all far tokens visible, for each source of the far tokens.
 
-    ``target_index`` counts the targets of the study. ``log_probs_long`` is the prediction with all own far tokens,
-    ``log_probs_short`` the prediction with near tokens only.
+    ``target_index`` is the index of the target in the study. ``log_probs_long`` is the prediction with all original far
+    tokens. ``log_probs_short`` is the prediction with near tokens only.
     """
 
     target_index: int
@@ -43,7 +43,7 @@ class FullContexts:
     log_probs_short: LogProbs
 
     def score(self, log_probs: LogProbs) -> tuple[float, float]:
-        """Return the loss of the target and the divergence from the prediction with the whole context, in nats."""
+        """Return the loss of a prediction and its divergence from the prediction with all far tokens, in nats."""
         return _loss(log_probs, self.windows["own"]), max(float(Divergence(self.log_probs_long)(log_probs)), 0.0)
 
 
@@ -61,16 +61,16 @@ class Selection:
     rankings: tuple[TokenRanking, ...]
 
     def visibility_masks(self, ks: Sequence[int]) -> list[VisibilityMask]:
-        """Return one visibility mask per ranking and k."""
+        """Return one mask per ranking and k, in which only the first k far tokens of the ranking are visible."""
         window = self.evaluator.window
         return [window.visibility_mask(ranking.indices[:k]) for ranking in self.rankings for k in ks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetEvaluator:
-    """Evaluator of blocks of targets. The rows of a block do not depend on earlier blocks.
+    """Evaluator that returns one result row per target. Rows do not depend on previous calls.
 
-    ``start`` contains the start token of the model, if any. Every row contains the ``labels``.
+    ``start`` contains the ID of the model's start token, or is empty. Every row contains the entries of ``labels``.
     """
 
     model: NextTokenModel
@@ -82,11 +82,11 @@ class TargetEvaluator:
 
     @cached_property
     def placebo(self) -> PlaceboSampler:
-        """Sampler of far tokens from another document or elsewhere in the document."""
+        """Sampler of far tokens from another document, or from another part of the same document."""
         return PlaceboSampler(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
     def rows(self, targets: Sequence[Target], first: int) -> list[dict[str, Any]]:
-        """Return one row per target. ``first`` is the index of the first target in the study."""
+        """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
         contexts = self._full_contexts(targets, first)
         rows = [self._row_without_selections(target, each) for target, each in zip(targets, contexts, strict=True)]
         pairs = zip(contexts, rows, strict=True)
@@ -97,7 +97,7 @@ class TargetEvaluator:
         return rows
 
     def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
-        """Return the numbers of tokens that the full contexts and the selections of a target need."""
+        """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
         start = counter.tokens
         (contexts,) = self._full_contexts([target], 0)
         num_full = counter.tokens
@@ -145,7 +145,7 @@ class TargetEvaluator:
             yield from zip(indices, log_probs, strict=True)
 
     def _row_without_selections(self, target: Target, contexts: FullContexts) -> dict[str, Any]:
-        """Return the row of a target without its selections."""
+        """Return the result row of a target, except for the entry ``"selections"``."""
         rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
         loss_short, divergence = contexts.score(contexts.log_probs_short)
         clear_gains = {source: rule.is_clear(loss_short, loss) for source, loss in losses.items()}
@@ -153,7 +153,7 @@ class TargetEvaluator:
         return {
             **self.labels,
             "document": target.text.name,
-            "place": target.text.first + target.place,
+            "place": target.text.start_index + target.place,
             "target": window.target,
             "text": self.token_text(window.target),
             "kinds": self._target_kinds(target),
@@ -171,7 +171,7 @@ class TargetEvaluator:
         }
 
     def _weight(self, target_index: int, *, is_clear: bool) -> float:
-        """Return the inverse sampling probability of a measured target, or 0 for an unmeasured target."""
+        """Return 1 / the probability that a target is sampled for selections, or 0 if the target is not sampled."""
         fraction = self.settings.background_fraction
         if is_clear:
             return 1.0

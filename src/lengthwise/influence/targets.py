@@ -20,7 +20,7 @@ class Target:
     place: int
 
     def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> Window:
-        """Return the ``sink + far + near`` tokens before the target, with ``start`` in front."""
+        """Return the window of ``sink + far + near`` tokens before the target; ``start`` precedes these tokens."""
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
         sink_tokens, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
         return Window(
@@ -33,7 +33,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapRule:
-    """Rule for a clear gain: far context lowers the loss by more than ``gap`` nats, to less than ``below`` (if set)."""
+    """Rule for a clear gain: far context lowers the loss by more than ``gap``, to less than ``below`` nats (if set)."""
 
     gap: float = 0.5
     below: float | None = None
@@ -54,9 +54,10 @@ LONGPPL = GapRule(gap=2.0, below=2.0)
 def sample_targets(
     texts: Sequence[TokenizedDocument], *, context: int, num_targets: int | None, seed: int
 ) -> list[Target]:
-    """Sample ``num_targets`` tokens uniformly (None: all) that have at least ``context`` tokens before them.
+    """Sample uniformly among the tokens with at least ``context`` tokens before them.
 
-    Return targets in text order. Raises ``SettingError`` if no text is long enough.
+    ``num_targets`` is the number of targets; None means all. Targets are in text order. Raises ``SettingError`` if no
+    text is long enough.
     """
     num_eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
     total = int(num_eligible.sum())
@@ -82,4 +83,4 @@ def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator
     """Split texts into pieces of ``max_tokens`` tokens; the last piece of a text may be shorter."""
     for text in texts:
         for first in range(0, len(text.tokens), max_tokens):
-            yield replace(text, tokens=text.tokens[first : first + max_tokens], first=first)
+            yield replace(text, tokens=text.tokens[first : first + max_tokens], start_index=first)

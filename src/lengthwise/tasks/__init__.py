@@ -24,8 +24,8 @@ from lengthwise.tasks.task import (
     lengths_between,
     nearest_length,
     num_shared_records,
-    record_facts,
-    task_facts,
+    record_fields,
+    task_fields,
 )
 from lengthwise.tasks.text.text_task import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
@@ -68,6 +68,6 @@ __all__ = [
     "lengths_between",
     "nearest_length",
     "num_shared_records",
-    "record_facts",
-    "task_facts",
+    "record_fields",
+    "task_fields",
 ]

@@ -1,4 +1,4 @@
-"""Protocols for tasks, which define sequences and their coupling, and functions for task facts and lengths."""
+"""Protocols for tasks, and functions for the lengths of a task and for its fields in result rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from jaxtyping import Int, Integer
 from lengthwise.tasks.examples import Examples
 
 # Number of lengths in an evaluation without explicit lengths.
-MAX_LENGTHS = 12
+MAX_NUM_LENGTHS = 12
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ class Task(Protocol):
         ...
 
     def variants(self) -> Mapping[str, "Task"]:
-        """Return named distributions over the same sequences for evaluation; the mapping may be empty."""
+        """Return variants of the task for evaluation by name, with the same vocabulary; the mapping may be empty."""
         ...
 
 
@@ -61,11 +61,11 @@ class HasStages(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedDocument:
-    """Token IDs of a named text, or of the part of a text that starts at token index ``first``."""
+    """Token IDs of a named text, or of the part of a text that starts at token index ``start_index``."""
 
     name: str
     tokens: Integer[np.ndarray, " seq"]
-    first: int = 0
+    start_index: int = 0
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ class GradedByLoss(Protocol):
     """Protocol for a task with several valid answers, which is evaluated by its loss instead of exact match."""
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
-        """Return the number of bytes of text per token."""
+        """Return the number of text bytes of each token ID."""
         ...
 
     def held_out(self) -> Sequence[TokenizedDocument]:
@@ -81,13 +81,13 @@ class GradedByLoss(Protocol):
         ...
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
-        """Return examples whose tokens are these document tokens."""
+        """Return examples that each consist of one row of document tokens."""
         ...
 
 
 @runtime_checkable
 class HasRunFiles(Protocol):
-    """Protocol for a task that reads files and stores the facts that a run needs in the run folder."""
+    """Protocol for a task that reads user files and copies the data that a run needs into the run folder."""
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return names and contents of the files to store in the run folder."""
@@ -98,7 +98,7 @@ class HasRunFiles(Protocol):
         ...
 
     def placeholder_example(self) -> Examples:
-        """Return one example in the format of all examples, built only from the stored files."""
+        """Return one example with the same arrays as sampled examples, built only from the stored files."""
         ...
 
 
@@ -111,7 +111,7 @@ class HasSource(Protocol):
         ...
 
 
-def task_facts(task: Task) -> dict[str, str]:
+def task_fields(task: Task) -> dict[str, str]:
     """Return the task fields of a result row: the name, and the path and digest of the source if the task has one."""
     return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
 
@@ -139,39 +139,39 @@ class HasRecords(HasLengths, Protocol):
         ...
 
 
-def record_facts(task: Task, length: int) -> dict[str, int]:
-    """Return the field ``num_rows`` of a result row: the number of distinct records of the length in a task file."""
+def record_fields(task: Task, length: int) -> dict[str, int]:
+    """Return ``num_rows`` of a result row, the number of distinct records of a length; {} for tasks without records."""
     return {"num_rows": task.num_records(length)} if isinstance(task, HasRecords) else {}
 
 
-def num_shared_records(task: HasRecords, other: HasRecords, length: int) -> int:
+def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) -> int:
     """Return the number of distinct records of a length that two tasks with the same vocabulary share."""
-    if length not in other.available_lengths:
+    if length not in other_task.available_lengths:
         return 0
-    return len(_record_keys(task, length) & _record_keys(other, length))
+    return len(_record_keys(task, length) & _record_keys(other_task, length))
 
 
 def _record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
-    ends = (examples.response_end + 1).tolist()
+    num_tokens = (examples.response_end + 1).tolist()
     return {
-        (int(prompt), tokens[:end].astype(np.int64).tobytes())
-        for prompt, tokens, end in zip(examples.prompt_length, examples.tokens, ends, strict=True)
+        (int(prompt_length), tokens[:count].astype(np.int64).tobytes())
+        for prompt_length, tokens, count in zip(examples.prompt_length, examples.tokens, num_tokens, strict=True)
     }
 
 
 def default_lengths(task: HasLengths) -> tuple[int, ...]:
-    """Return up to ``MAX_LENGTHS`` evenly spaced lengths of the task, including the first and the last length."""
+    """Return up to ``MAX_NUM_LENGTHS`` evenly spaced lengths of the task, including the first and the last length."""
     lengths = task.available_lengths
-    indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_LENGTHS))
+    indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_NUM_LENGTHS))
     return tuple(lengths[index] for index in indices.round().astype(int).tolist())
 
 
-def lengths_between(task: Task, first: int, last: int) -> Sequence[int]:
-    """Return all task lengths from ``first`` to ``last``, or ``[first]`` if the task has no length in this range."""
+def lengths_between(task: Task, shortest: int, longest: int) -> Sequence[int]:
+    """Return all task lengths from ``shortest`` to ``longest``, or ``[shortest]`` if there is none."""
     if not isinstance(task, HasLengths):
-        return range(first, last + 1)
-    return [length for length in task.available_lengths if first <= length <= last] or [first]
+        return range(shortest, longest + 1)
+    return [length for length in task.available_lengths if shortest <= length <= longest] or [shortest]
 
 
 def nearest_length(task: Task, length: int) -> int:

@@ -7,7 +7,7 @@ from lengthwise.core.devices import check_memory
 from lengthwise.core.errors import PromptError, SettingError
 
 # Minimum memory per token of an example in bytes: tokens, coupling and intermediate arrays.
-TOKEN_BYTES = 32
+BYTES_PER_TOKEN = 32
 
 
 def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
@@ -15,18 +15,18 @@ def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
     if length < min_length:
         raise SettingError(f"length {length} is too short for {task}; use at least {min_length}")
     if size < 1:
-        raise SettingError(f"size {size} is too small; use at least 1")
-    change = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
-    check_memory(size * length * TOKEN_BYTES, f"{task}: sampling {size:,} examples of length {length:,}", change)
+        raise SettingError(f"size {size} is too small; use at least 1 example")
+    advice = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
+    check_memory(size * length * BYTES_PER_TOKEN, f"{task}: sampling {size:,} examples of length {length:,}", advice)
 
 
 def sample_integers(count: int, limit: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size count"]:
-    """Return ``size`` random samples, each with ``count`` different integers below ``limit`` in random order."""
-    scores = rng.random((size, limit))
+    """Return ``size`` samples of ``count`` different integers from 0 to ``limit - 1``, in random order."""
+    sort_keys = rng.random((size, limit))
     if count == limit:
-        return scores.argsort(axis=1)
-    smallest = scores.argpartition(count - 1, axis=1)[:, :count]
-    return np.take_along_axis(smallest, np.take_along_axis(scores, smallest, axis=1).argsort(axis=1), axis=1)
+        return sort_keys.argsort(axis=1)
+    integers = sort_keys.argpartition(count - 1, axis=1)[:, :count]
+    return np.take_along_axis(integers, np.take_along_axis(sort_keys, integers, axis=1).argsort(axis=1), axis=1)
 
 
 def parse_symbols(
@@ -51,6 +51,6 @@ def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarr
             f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {expected_format}"
         )
     alphabet = tuple(str(digit) for digit in range(10))
-    numbers = [parse_symbols(list(part), alphabet, task, f"a sum such as {expected_format}")[::-1] for part in parts]
-    width = max(map(len, numbers))
-    return np.array([np.pad(number, (0, width - len(number))) for number in numbers])
+    digit_rows = [parse_symbols(list(part), alphabet, task, f"a sum such as {expected_format}")[::-1] for part in parts]
+    num_digits = max(map(len, digit_rows))
+    return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])

@@ -11,11 +11,11 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import GradedByLoss, Task
 
-END = "end"
+END_SYMBOL = "end"
 # Default number of shots, which are solved examples before each prompt.
-SHOTS = 4
+DEFAULT_NUM_SHOTS = 4
 # Maximum number of batches to sample for shots before raising an error.
-MAX_BATCHES = 16
+MAX_SHOT_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +43,32 @@ class TextExample:
     def symbols(self) -> list[str]:
         """Task symbols of the prompt and the response."""
         text = self.prompt + self.response
-        return [END if text[start:end] == "\n" else text[start:end] for start, end in self.spans]
+        return [END_SYMBOL if text[start:end] == "\n" else text[start:end] for start, end in self.spans]
 
 
 def format_examples(task: Task, examples: Examples) -> list[TextExample]:
-    """Return each sequence as text; raise ``SettingError`` for tasks graded by loss and for symbols with a space."""
+    """Return each sequence as text; raise ``SettingError`` for tasks graded by loss and symbols with whitespace."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no prompts; use a task with one correct answer")
     vocabulary = task.vocabulary
     texts = []
-    for tokens, first, last in zip(examples.tokens, examples.prompt_length, examples.response_end, strict=True):
-        symbols = _symbols(task, vocabulary, tokens[:last])
-        response = "".join(f" {symbol}" for symbol in symbols[first:])
-        texts.append(TextExample(prompt=" ".join(symbols[:first]), response=f"{response}\n"))
+    for tokens, prompt_length, response_end in zip(
+        examples.tokens, examples.prompt_length, examples.response_end, strict=True
+    ):
+        symbols = _symbols(task, vocabulary, tokens[:response_end])
+        response = "".join(f" {symbol}" for symbol in symbols[prompt_length:])
+        texts.append(TextExample(prompt=" ".join(symbols[:prompt_length]), response=f"{response}\n"))
     return texts
 
 
 def sample_shots(
-    task: Task, length: int, num_shots: int, rng: np.random.Generator, *, excluded: Collection[str]
+    task: Task, length: int, num_shots: int, rng: np.random.Generator, *, excluded_prompts: Collection[str]
 ) -> list[TextExample]:
-    """Sample examples without the excluded prompts; raise ``SettingError`` if the length has no other prompts."""
+    """Sample ``num_shots`` examples with other prompts; raise ``SettingError`` if sampling finds too few of them."""
     shots: list[TextExample] = []
-    for _ in range(MAX_BATCHES if num_shots else 0):
+    for _ in range(MAX_SHOT_BATCHES if num_shots else 0):
         texts = format_examples(task, task.sample(length=length, size=num_shots, rng=rng))
-        shots += [text for text in texts if text.prompt not in excluded]
+        shots += [text for text in texts if text.prompt not in excluded_prompts]
         if len(shots) >= num_shots:
             return shots[:num_shots]
     if num_shots:
@@ -81,5 +83,5 @@ def _symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " 
     symbols = [vocabulary[token] for token in tokens]
     for symbol in symbols:
         if symbol.split() != [symbol]:
-            raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename it")
+            raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename the symbol")
     return symbols

@@ -21,17 +21,18 @@ DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 class VariableAssignment:
     """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: ``length`` assignments in random order, and a query.
 
-    The response is a scratchpad: the queried variable, all variables of its chain, and the value at the end. The
-    queried chain has ``depth`` assignments, or by default a share of them that is uniform within ``depth_shares``. The
-    other assignments form up to ``num_chains - 1`` distractor chains. Each variable is assigned once.
+    The response is a scratchpad: the queried variable, all variables of its chain, and the value at the end. By
+    default, the share of assignments in the queried chain is uniform within ``depth_shares``; ``depth`` sets a fixed
+    number instead. The other assignments form up to ``num_chains - 1`` distractor chains. Each variable is assigned
+    once.
 
     With several ``operands``, an assignment also adds constants, such as ``a = b v1 v7``. In the response, the sum of
     all previous constants, modulo ``num_values``, follows each variable. The last sum includes the value and is the
     answer: ``a = b v1  b = v3 v2 ? a > a v1 b v6 end``. A variable depends on the previous variable and its assignment:
     k = 3. A sum depends on the operands and the previous sum: k is ``operands + 1``.
 
-    The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, which depends on
-    the content. A sum has the ID of the preceding token. A value has the ID of the query.
+    The tokens of an assignment share an ID. A variable of the response has the ID of its assignment, so the
+    response IDs depend on the prompt. A sum has the ID of the preceding token. The value has the ID of the query.
     """
 
     num_chains: int = 4
@@ -51,11 +52,15 @@ class VariableAssignment:
         for setting in ("num_chains", "operands", "num_names", "num_values"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
-        shallowest, deepest = self.depth_shares
-        if not 0 < shallowest <= deepest <= 1:
-            raise SettingError(f"invalid depth_shares {shallowest} to {deepest}; use a range within 0 and 1")
+        min_share, max_share = self.depth_shares
+        if not 0 < min_share <= max_share <= 1:
+            raise SettingError(
+                f"invalid depth_shares {min_share} to {max_share}; use increasing shares above 0, up to 1"
+            )
         if self.depth is not None and self.depth < 1:
-            raise SettingError(f"depth {self.depth} is too small; use at least 1, or None for depth_shares")
+            raise SettingError(
+                f"depth {self.depth} is too small; use at least 1, or None to sample it from depth_shares"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ class VariableAssignment:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs that end the assignments and the query."""
+        """Symbols ``?`` and ``>``, which end the assignments and the query."""
         return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -75,7 +80,7 @@ class VariableAssignment:
         if length > self.num_names:
             raise SettingError(
                 f"num_names {self.num_names} is too small for {length} assignments; "
-                f"use at least {length}, or a shorter length"
+                f"use at least {length} names, or a shorter length"
             )
         depth = self._depths(length, size, rng)
         names = sample_integers(length, self.num_names, size, rng)
@@ -101,20 +106,20 @@ class VariableAssignment:
         (query,) = parse_symbols(parts[1].split(), self.vocabulary[: self.num_names], self.name, expected_format)
         blocks = symbols.reshape(-1, width) if len(symbols) % width == 0 else np.zeros((1, width), dtype=np.int64)
         is_value = (blocks >= self.num_names) & (blocks < self.num_names + self.num_values)
-        signs = blocks[:, 1] == len(self.vocabulary) - 4
-        if not signs.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
+        has_sign = blocks[:, 1] == len(self.vocabulary) - 4
+        if not has_sign.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
             raise PromptError(
                 f"'{prompt}' is not a list of assignments with {self.operands} operands; write {expected_format}"
             )
-        place = {int(variable): index for index, variable in enumerate(blocks[:, 0])}
-        if len(place) < len(blocks):
+        block_indexes = {int(variable): index for index, variable in enumerate(blocks[:, 0])}
+        if len(block_indexes) < len(blocks):
             raise PromptError(f"'{prompt}' assigns a variable twice; assign each variable once")
         path, variable = [], int(query)
         while variable < self.num_names:
-            if variable not in place or place[variable] in path:
-                problem = "leads back to itself" if variable in place else "is not assigned"
-                raise PromptError(f"x{variable} {problem}; end the chain with a value")
-            path.append(place[variable])
+            if variable not in block_indexes or block_indexes[variable] in path:
+                problem = "leads back to itself" if variable in block_indexes else "is not assigned"
+                raise PromptError(f"variable x{variable} {problem}; end the chain with a value")
+            path.append(block_indexes[variable])
             variable = int(blocks[path[-1], 2])
         return self._lay_out(blocks[None, :, 0], blocks[None, :, 2:], np.array([path]), np.array([len(path)]))
 
@@ -129,8 +134,8 @@ class VariableAssignment:
             return np.full(size, length)
         if self.depth is not None:
             return np.full(size, min(self.depth, length))
-        shallowest, deepest = (max(1, math.ceil(share * length)) for share in self.depth_shares)
-        return rng.integers(shallowest, deepest + 1, size=size)
+        min_depth, max_depth = (max(1, math.ceil(share * length)) for share in self.depth_shares)
+        return rng.integers(min_depth, max_depth + 1, size=size)
 
     def _is_last(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
@@ -149,9 +154,9 @@ class VariableAssignment:
         path: Int[np.ndarray, "batch deepest"],
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
-        """Build examples; ``path`` has the assignments of the queried chain, and padding from index ``depth``."""
+        """Build examples; ``path`` has the prompt order of the queried chain, and padding from index ``depth``."""
         size, length = variables.shape
-        sign, question, start = (len(self.vocabulary) - place for place in (4, 3, 2))
+        sign, question, start = (len(self.vocabulary) - offset for offset in (4, 3, 2))
         blocks = np.concatenate([variables[..., None], np.full((size, length, 1), sign), operands], axis=2)
         query = variables[np.arange(size), path[:, 0]][:, None]
         ones = np.ones_like(query)
@@ -175,31 +180,31 @@ class VariableAssignment:
         depth: Int[np.ndarray, " batch"],
         prompt_length: int,
     ) -> "_Response":
-        (size, length, width), batch, last = blocks.shape, np.arange(len(path)), depth - 1
+        (size, length, width), batch, last_index = blocks.shape, np.arange(len(path)), depth - 1
         chain = blocks[batch[:, None], path]
-        # Each step is a variable. If there are several operands, a sum follows the variable.
+        # Response indexes of the variables. If there are several operands, a sum follows the variable.
         stride = 1 if self.operands == 1 else 2
-        steps = stride * np.arange(path.shape[1])
-        tokens = np.full((size, steps[-1] + 3), len(self.vocabulary) - 1)
+        variable_indexes = stride * np.arange(path.shape[1])
+        tokens = np.full((size, variable_indexes[-1] + 3), len(self.vocabulary) - 1)
         groups = np.full_like(tokens, length + 3)
         support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
-        tokens[:, steps], groups[:, steps] = chain[:, :, 0], path + 1
+        tokens[:, variable_indexes], groups[:, variable_indexes] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
-        sources = [np.broadcast_to(prompt_length + steps, path.shape), path * width, path * width + 2]
+        sources = [np.broadcast_to(prompt_length + variable_indexes, path.shape), path * width, path * width + 2]
         dependencies = np.stack(sources, axis=2)
-        support[:, steps[1:], :3] = dependencies[:, :-1]
+        support[:, variable_indexes[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
-            tokens[batch, depth], groups[batch, depth] = chain[batch, last, 2], length + 2
-            support[batch, depth, :3] = dependencies[batch, last]
+            tokens[batch, depth], groups[batch, depth] = chain[batch, last_index, 2], length + 2
+            support[batch, depth, :3] = dependencies[batch, last_index]
             end, end_source = depth + 1, prompt_length + depth
         else:
             constants = np.where(chain[:, :, 2:] < self.num_names, 0, chain[:, :, 2:] - self.num_names)
-            tokens[:, steps + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
-            groups[:, steps + 1] = path + 1
-            support[:, steps + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
-            support[:, steps[1:] + 1, self.operands] = prompt_length + steps[:-1] + 1
-            end, end_source = 2 * depth, dependencies[batch, last, 2]
+            tokens[:, variable_indexes + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
+            groups[:, variable_indexes + 1] = path + 1
+            support[:, variable_indexes + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
+            support[:, variable_indexes[1:] + 1, self.operands] = prompt_length + variable_indexes[:-1] + 1
+            end, end_source = 2 * depth, dependencies[batch, last_index, 2]
         is_padding = np.arange(tokens.shape[1]) >= end[:, None]
         tokens[is_padding], groups[is_padding], support[is_padding] = len(self.vocabulary) - 1, length + 3, -1
         support[batch, end, 0] = end_source
@@ -208,7 +213,7 @@ class VariableAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Response:
-    """Tokens, groups, support and end token index of the responses; tokens after the end token are padding."""
+    """Tokens, groups, support and index of the end token of each response; padding follows the end token."""
 
     tokens: Int[np.ndarray, "batch response"]
     groups: Int[np.ndarray, "batch response"]

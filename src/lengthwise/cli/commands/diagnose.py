@@ -11,7 +11,7 @@ from lengthwise.evaluation.diagnosis.diagnosis import NUM_EXAMPLES
 from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import diagnose_run
-from lengthwise.tasks import task_facts
+from lengthwise.tasks import task_fields
 
 
 def diagnose(
@@ -25,15 +25,15 @@ def diagnose(
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for diagnosis.json and a figure.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the causes of failures at a length, from the first errors and from interventions that repair them.
+    """Find the causes of failures at a length, from the first errors of examples and the effects of interventions.
 
-    If the run was trained on a JSONL file, use --task FILE.jsonl to set a file with longer examples.
+    If the run was trained on a JSONL file, pass a file with longer examples as --task FILE.jsonl.
     """
     run = load_run(folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
     with show_status(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:
-        print_json({**task_facts(run.experiment.task), **to_json(diagnosis)})
+        print_json({**task_fields(run.experiment.task), **to_json(diagnosis)})
     else:
         if not diagnosis.fits:
             print_line("the run does not fit its training lengths; its failures do not show a limit of extrapolation")

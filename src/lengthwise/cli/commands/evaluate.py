@@ -17,7 +17,7 @@ from lengthwise.experiments.run import evaluate, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
 from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
 from lengthwise.tasks import Task
-from lengthwise.tasks.text_format import SHOTS
+from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
 # Default settings for language models. The lengths fit into any context window.
 MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
@@ -39,7 +39,8 @@ def evaluate_(
     corpus: options.Corpus = None,
     decode: Annotated[str, typer.Option(help="Mode: forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
-        int | None, options.integer("Number of examples in the prompt of a language model.", show_default=str(SHOTS))
+        int | None,
+        options.integer("Number of examples in the prompt of a language model.", show_default=str(DEFAULT_NUM_SHOTS)),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Data type of a model: float32, bfloat16 or float16.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for the results of a model.")] = None,
@@ -68,7 +69,7 @@ def evaluate_(
         settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
         settings = replace(settings, decode=decode, seed=seed)
         precision = {} if dtype is None else {"dtype": dtype}
-        prompting = PromptingConfig(shots=SHOTS if shots is None else shots, device=device, **precision)
+        prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **precision)
         with ProgressLine(err_console) as progress:
             rows = evaluate_language_model(
                 name, model_task, settings, prompting=prompting, out=out, report=progress.show_examples
@@ -80,7 +81,7 @@ def evaluate_(
 
 
 def _load_model_task(model: str, task: str | None) -> Task:
-    """Load the task for a language model; raise ``SettingError`` if the task is missing."""
+    """Load the task with this name for a language model; raise ``SettingError`` if the name is None."""
     if task is None:
         raise SettingError(
             f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
@@ -104,7 +105,7 @@ def generate_(
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
-        raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1")
+        raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1 token")
     run = load_run(
         folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
     )

@@ -11,7 +11,7 @@ from lengthwise.core.errors import unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import load_task
 from lengthwise.hf.export import export_hf, export_to_harness, import_hf
-from lengthwise.tasks.text_format import SHOTS
+from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
 # Default lengths of the examples, unless the task is a JSONL file.
 DEFAULT_LENGTHS = (5, 10, 20)
@@ -31,7 +31,7 @@ def export(
         str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
     num_examples: Annotated[str, typer.Option(help="Number of examples, or one number per length.")] = "64",
-    shots: Annotated[int, options.integer("Number of examples in the prompt.")] = SHOTS,
+    shots: Annotated[int, options.integer("Number of examples in the prompt.")] = DEFAULT_NUM_SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.Json = False,
 ) -> None:

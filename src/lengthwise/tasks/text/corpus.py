@@ -16,21 +16,21 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.tasks.text.tokenizer import END, BytePairTokenizer, ByteTokenizer, Tokenizer
 
-FACTS, TOKENIZER = "corpus.json", "tokenizer.json"
+METADATA_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"
 TRAIN, HELD_OUT = SPLITS = ("train", "held_out")
 
 Tokens = UInt[np.ndarray, " tokens"]
 # Allowed types of a token file. An object type would be unsafe, because it reads pointers from the file.
 TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
 # Key of the digest in corpus.json.
-DIGEST = "sha256"
-# Number of tokens per step of the content check.
-CHECK_BLOCK = 1 << 22
+DIGEST_KEY = "sha256"
+# Number of tokens that the content check reads at once.
+CHECK_BLOCK_SIZE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Name, kind and number of tokens of a document, without the end token."""
+    """Name and kind of a document, and its number of tokens without the end token."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Documents of each split, sorted by kind; ``tokens`` loads their tokens, with an end token after each document."""
+    """Documents of each split, sorted by kind; ``tokens[split]()`` loads the tokens, with an end token per document."""
 
     tokenizer: Tokenizer
     documents: Mapping[str, tuple[Entry, ...]]
@@ -51,7 +51,7 @@ class Corpus:
         return tuple(dict.fromkeys(entry.kind for split in SPLITS for entry in self.documents[split]))
 
     def stream(self, split: str, kind: str | None = None) -> Tokens:
-        """Return the tokens of a split, or only of one kind; raise ``UnknownNameError`` for an unknown kind."""
+        """Return the tokens of a split, or of one kind in it; raise ``UnknownNameError`` for an unknown kind."""
         tokens = self.tokens[split]()
         if kind is None:
             return tokens
@@ -62,7 +62,7 @@ class Corpus:
         return tokens[starts[indexes[0]] : ends[indexes[-1]]] if len(indexes) else tokens[:0]
 
     def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
-        """Return the names and tokens of the documents of a split, or only of one kind, without end tokens."""
+        """Return the name and the tokens, without end token, of each document of a split, or of one kind in it."""
         if kind is not None:
             self._check_kind(kind)
         tokens = self.tokens[split]()
@@ -83,78 +83,82 @@ class Corpus:
 def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
     """Return a byte-level corpus from ``texts[split][name]``; all texts have the kind ``text``."""
     tokenizer = ByteTokenizer()
-    encoded = {split: {name: tokenizer.encode(text) for name, text in texts[split].items()} for split in SPLITS}
+    token_ids = {split: {name: tokenizer.encode(text) for name, text in texts[split].items()} for split in SPLITS}
     streams = {
         split: np.array([token for tokens in documents.values() for token in (*tokens, END)], dtype=np.uint16)
-        for split, documents in encoded.items()
+        for split, documents in token_ids.items()
     }
     return Corpus(
         tokenizer=tokenizer,
         documents={
             split: tuple(Entry(name=name, kind="text", num_tokens=len(tokens)) for name, tokens in documents.items())
-            for split, documents in encoded.items()
+            for split, documents in token_ids.items()
         },
         tokens={split: partial(np.asarray, stream) for split, stream in streams.items()},
     )
 
 
 def open_corpus(folder: StrPath) -> Corpus:
-    """Open a prepared corpus, which reads tokens on access; raise ``TextError`` for a damaged corpus."""
+    """Open a prepared corpus, whose tokens are read on access; raise ``TextError`` for a damaged corpus."""
     folder = Path(folder)
-    facts = read_facts(folder)
+    metadata = read_metadata(folder)
     try:
         documents = {split: tuple(_read_entries(folder / f"{split}.jsonl")) for split in SPLITS}
-        dtype = TOKEN_TYPES[facts["token_type"]]
-        sizes = {split: int(facts["splits"][split]["tokens"]) for split in SPLITS}
-        digests = {split: str(facts["splits"][split]["sha256"]) for split in SPLITS}
+        dtype = TOKEN_TYPES[metadata["token_type"]]
+        sizes = {split: int(metadata["splits"][split]["tokens"]) for split in SPLITS}
+        digests = {split: str(metadata["splits"][split]["sha256"]) for split in SPLITS}
         file_digests = {
-            name: str(facts["files"][name]) for name in (TOKENIZER, *(f"{split}.jsonl" for split in SPLITS))
+            name: str(metadata["files"][name]) for name in (TOKENIZER_FILE, *(f"{split}.jsonl" for split in SPLITS))
         }
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
     for split, size in sizes.items():
-        path, expected = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
-        if expected != size or not path.is_file() or path.stat().st_size != size * dtype.itemsize:
-            raise TextError(f"{path} does not match {FACTS} and {split}.jsonl; prepare the corpus again")
+        path, num_tokens = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
+        if num_tokens != size or not path.is_file() or path.stat().st_size != size * dtype.itemsize:
+            raise TextError(f"{path} does not match {METADATA_FILE} and {split}.jsonl; prepare the corpus again")
     tokenizer = read_tokenizer(folder)
     for name, digest in file_digests.items():
         if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-            raise TextError(f"{folder / name} does not match {FACTS} (its digest differs); prepare the corpus again")
-    read = partial(_read_tokens, dtype=dtype, vocabulary_size=len(tokenizer.pieces))
+            raise TextError(
+                f"{folder / name} does not match {METADATA_FILE} (its digest differs); prepare the corpus again"
+            )
+    read_split = partial(_read_tokens, dtype=dtype, vocabulary_size=len(tokenizer.pieces))
     return Corpus(
         tokenizer=tokenizer,
         documents=documents,
-        tokens={split: partial(read, folder / f"{split}.tokens", digests[split]) for split in SPLITS},
+        tokens={split: partial(read_split, folder / f"{split}.tokens", digests[split]) for split in SPLITS},
     )
 
 
 def read_tokenizer(folder: Path) -> BytePairTokenizer:
     """Return the tokenizer of a prepared corpus, or of a run that was trained on a prepared corpus."""
-    path = folder / TOKENIZER
+    path = folder / TOKENIZER_FILE
     try:
         return BytePairTokenizer(path.read_bytes(), str(path))
     except OSError as error:
         raise TextError(f"{path} cannot be read ({error.strerror}); prepare the corpus again") from None
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def read_metadata(folder: Path) -> dict[str, Any]:
     """Return the content of ``corpus.json``; raise ``TextError`` if it is missing or modified."""
-    path = folder / FACTS
+    path = folder / METADATA_FILE
     if not path.is_file():
-        raise TextError(f"{folder} is not a corpus (it has no {FACTS}); run lengthwise prepare TEXT --out {folder}")
+        raise TextError(
+            f"{folder} is not a corpus (it has no {METADATA_FILE}); run lengthwise prepare TEXT --out {folder}"
+        )
     try:
-        facts: dict[str, Any] = parse_json(path.read_bytes())
+        metadata: dict[str, Any] = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    if facts.get(DIGEST) != with_digest(facts)[DIGEST]:
+    if metadata.get(DIGEST_KEY) != with_digest(metadata)[DIGEST_KEY]:
         raise TextError(f"{path} was modified (its digest differs); prepare the corpus again")
-    return facts
+    return metadata
 
 
-def with_digest(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a corpus together with their digest."""
-    content = {name: value for name, value in facts.items() if name != DIGEST}
-    return {**content, DIGEST: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
+def with_digest(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a corpus together with its digest."""
+    content = {name: value for name, value in metadata.items() if name != DIGEST_KEY}
+    return {**content, DIGEST_KEY: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
 def _read_entries(path: Path) -> list[Entry]:
@@ -169,12 +173,12 @@ def _read_entries(path: Path) -> list[Entry]:
 def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_size: int) -> Tokens:
     """Map the tokens of a file into memory; check them on the first read and after each change of the file."""
     try:
-        status = path.stat()
+        file_status = path.stat()
         # NumPy cannot map an empty file.
-        tokens = np.memmap(path, dtype=dtype, mode="r") if status.st_size else np.empty(0, dtype)
+        tokens = np.memmap(path, dtype=dtype, mode="r") if file_status.st_size else np.empty(0, dtype)
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    key = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, digest, vocabulary_size)
+    key = (str(path), file_status.st_ino, file_status.st_mtime_ns, file_status.st_size, digest, vocabulary_size)
     if key not in _VERIFIED_FILES:
         _verify_tokens(path, tokens, digest, vocabulary_size)
         _VERIFIED_FILES.add(key)
@@ -186,12 +190,14 @@ _VERIFIED_FILES: set[tuple[str, int, int, int, str, int]] = set()
 
 
 def _verify_tokens(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
-    actual, largest = hashlib.sha256(), -1
-    for first in range(0, len(tokens), CHECK_BLOCK):
-        block = tokens[first : first + CHECK_BLOCK]
-        actual.update(block.tobytes())
-        largest = max(largest, int(block.max()))
-    if actual.hexdigest() != digest:
-        raise TextError(f"{path} does not match {FACTS} (its digest differs); prepare the corpus again")
-    if largest >= vocabulary_size:
-        raise TextError(f"{path} has token {largest} but only {vocabulary_size} tokens exist; prepare the corpus again")
+    content_digest, largest_token = hashlib.sha256(), -1
+    for block_start in range(0, len(tokens), CHECK_BLOCK_SIZE):
+        block = tokens[block_start : block_start + CHECK_BLOCK_SIZE]
+        content_digest.update(block.tobytes())
+        largest_token = max(largest_token, int(block.max()))
+    if content_digest.hexdigest() != digest:
+        raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
+    if largest_token >= vocabulary_size:
+        raise TextError(
+            f"{path} has token {largest_token} but only {vocabulary_size} tokens exist; prepare the corpus again"
+        )

@@ -20,12 +20,12 @@ from lengthwise.tasks.text.text_records import (
 )
 
 # Suffixes of text files that are read from a folder. A file that is passed directly may have any suffix.
-SUFFIXES = (
+TEXT_SUFFIXES = (
     *(".txt", ".md", ".rst", ".tex", ".org", ".html", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs"),
     *(".go", ".java", ".js", ".ts", ".rb", ".sh", ".el", ".lua"),
 )
 # Suffixes of all files that are read from a folder. A .json file may contain other data, so it is excluded.
-FOLDER_SUFFIXES = (*SUFFIXES, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
+FOLDER_SUFFIXES = (*TEXT_SUFFIXES, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
 # Names of skipped folders, which contain installed packages.
 PACKAGE_FOLDERS = ("site-packages", "dist-packages", "node_modules")
 # Files that identify a data set saved by the datasets library; one of them is always present.
@@ -34,7 +34,7 @@ DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """Text with a name, which is the path of the file, or the data set, split and index of the record."""
+    """Text with a name: the path of its file, or the data set, split and index of its record."""
 
     name: str
     text: str
@@ -44,19 +44,21 @@ class Document:
 def read_documents(
     sources: Iterable[str | Path], *, max_documents: int | None = None, digests: dict[bytes, str] | None = None
 ) -> Iterator[Document]:
-    """Yield the texts of each source in order, at most ``max_documents`` per source.
+    """Yield the documents of each source in order, at most ``max_documents`` per source.
 
     A source is a UTF-8 file, a folder, a file of records (``.jsonl`` or ``.json``, also with ``.gz``), or a data set: a
     folder that the datasets library saved, or ``dataset:NAME:SPLIT:CONFIG:COLUMN``, where only the name is required.
     With ``max_documents``, data sets of the hub are streamed. Folders are read recursively, sorted by name; only files
-    with ``SUFFIXES`` and files of records are read. Hidden, empty and installed files are skipped silently. Files that
-    are not text and copies of earlier texts are skipped with a ``SkippedTextWarning``; a copy could add a test text to
-    the training texts. ``digests`` maps the digests of the texts of earlier calls to names, and is updated.
+    with ``TEXT_SUFFIXES`` and files of records are read. Hidden files, empty files and installed packages are skipped
+    silently. Files that are not text are skipped with a ``SkippedTextWarning``. So are copies of earlier texts, because
+    a copy of a held-out text could be in the training split. ``digests`` maps the digest of each text of earlier calls
+    to its name; this call adds its texts.
+
     Raises ``TextError`` for a source that is missing, cannot be read or has no new text.
     """
     names = [str(source) for source in sources]
     if not names:
-        raise TextError("no text source; use files, folders or dataset:NAME")
+        raise TextError("no text sources; pass at least one file, folder or dataset:NAME")
     if max_documents is not None and max_documents < 1:
         raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
     copy_filter = _CopyFilter({} if digests is None else digests)
@@ -74,7 +76,7 @@ class _CopyFilter:
 
     def remove_copies(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents of a source that are not copies; raise ``TextError`` if all documents are copies."""
-        num_new, num_copies = 0, len(self.copies)
+        num_new, num_earlier_copies = 0, len(self.copies)
         for document in documents:
             digest = hashlib.sha256(document.text.encode()).digest()
             if digest in self.names_by_digest:
@@ -85,16 +87,21 @@ class _CopyFilter:
             yield document
         if num_new:
             return
-        if len(self.copies) > num_copies:
-            raise TextError(f"{source} has only copies of other texts, such as {self.copies[-1][1]}; remove it")
-        raise TextError(f"{source} has no text; use a file with text, or a folder of {', '.join(SUFFIXES[:4])}...")
+        if len(self.copies) > num_earlier_copies:
+            raise TextError(
+                f"{source} has only copies of other texts, such as {self.copies[-1][1]}; remove this source"
+            )
+        raise TextError(
+            f"{source} has no text; use a file with text, or a folder with files such as *{TEXT_SUFFIXES[0]}"
+        )
 
     def warn_about_copies(self) -> None:
         if not self.copies:
             return
-        name, first = self.copies[0]
+        name, original_name = self.copies[0]
         warnings.warn(
-            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name} of {first}",
+            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name}, a copy of "
+            f"{original_name}",
             SkippedTextWarning,
             stacklevel=3,
         )
@@ -162,9 +169,9 @@ def _read_text(path: Path) -> str:
         raise TextError(f"{path} cannot be read ({error.strerror}); use a readable file, or remove it") from None
     except UnicodeDecodeError as error:
         raise TextError(
-            f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}); "
-            "convert it, for example with iconv -t utf-8, or remove it"
+            f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at index {error.start}); "
+            "convert the file, for example with iconv -t utf-8, or remove it"
         ) from None
     if "\0" in text:
-        raise TextError(f"{path} is not text (it has a zero byte at {text.index(chr(0))}); remove it")
+        raise TextError(f"{path} is not text (it has a zero byte at index {text.index(chr(0))}); remove the file")
     return text

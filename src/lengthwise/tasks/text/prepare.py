@@ -1,4 +1,4 @@
-"""Preparation of a corpus folder from texts: a tokenizer, the tokens of two splits, and facts about the corpus."""
+"""Preparation of a corpus folder from texts: a tokenizer, the tokens of two splits, and the metadata of the corpus."""
 
 import hashlib
 import json
@@ -15,17 +15,17 @@ from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
 from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.text.corpus import FACTS, HELD_OUT, SPLITS, TOKENIZER, TRAIN, Entry, with_digest
+from lengthwise.tasks.text.corpus import HELD_OUT, METADATA_FILE, SPLITS, TOKENIZER_FILE, TRAIN, Entry, with_digest
 from lengthwise.tasks.text.documents import Document, read_documents
 from lengthwise.tasks.text.text_records import DATASET_PREFIX
-from lengthwise.tasks.text.tokenizer import END, END_TEXT, BytePairTokenizer, tokenizers_library
+from lengthwise.tasks.text.tokenizer import END, END_TOKEN_TEXT, BytePairTokenizer, tokenizers_library
 
 # Minimum vocabulary: all bytes and the end token.
 MIN_VOCABULARY = 257
 # The tokenizers library allocates memory for the whole vocabulary, and ends the process if memory is insufficient.
 MAX_VOCABULARY = 1 << 20
 
-ReportFunction = Callable[[str, int, int | None], None]
+ProgressCallback = Callable[[str, int, int | None], None]
 CorpusPart = tuple[str, str, Document]
 
 
@@ -50,16 +50,16 @@ def prepare_corpus(
     vocabulary_size: int = 2048,
     held_out: float = 0.1,
     seed: int = 0,
-    report: ReportFunction = lambda stage, done, total: None,
+    report: ProgressCallback = lambda stage, num_finished, total: None,
 ) -> dict[str, Any]:
-    """Write a corpus into ``out`` and return its facts; write nothing after an error or an interruption.
+    """Write a corpus to the folder ``out`` and return its metadata; after an error, write nothing.
 
     Each source is a file, folder or data set (see ``read_documents``), with an optional prefix ``KIND=``. The default
     kind is the name of the folder or data set. ``held_out`` is the approximate share of the bytes of each kind to hold
     out: random complete documents, or the end of a single document. The tokenizer is a byte pair encoding with at
     most ``vocabulary_size`` tokens, trained only on the training split. Copies of a text are skipped, so that training
     does not include held-out texts. Sources are read three times. The same texts and settings give the same files.
-    ``report`` receives the stage, the number of finished documents, and the total number of documents if it is known.
+    ``report`` is called with the stage, the number of finished documents, and the total number of documents or None.
     """
     out = Path(out)
     if vocabulary_size < MIN_VOCABULARY:
@@ -75,8 +75,8 @@ def prepare_corpus(
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(_report_progress(_parts(kinds), "learning tokens", total, report), vocabulary_size)
-        write_atomically(folder / TOKENIZER, tokenizer.content)
-        facts = with_digest(
+        write_atomically(folder / TOKENIZER_FILE, tokenizer.content)
+        metadata = with_digest(
             {
                 "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
                 "sources": {name: list(kind.sources) for name, kind in kinds.items()},
@@ -85,23 +85,23 @@ def prepare_corpus(
                 **_write_tokens(_report_progress(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
             }
         )
-        write_atomically(folder / FACTS, json.dumps(facts, indent=2).encode() + b"\n")
-    return facts
+        write_atomically(folder / METADATA_FILE, json.dumps(metadata, indent=2).encode() + b"\n")
+    return metadata
 
 
-def corpus_table(facts: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the header and the body of a table with one row per kind of text."""
+def corpus_table(metadata: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the column names and the rows of a table with one row per kind of text."""
     return ["kind", "documents", "bytes", "bytes per token", "train tokens", "held-out documents", "held-out tokens"], [
         [
             kind,
-            f"{sum(parts[split]['documents'] for split in SPLITS):,}",
-            f"{sum(parts[split]['bytes'] for split in SPLITS):,}",
-            f"{parts[TRAIN]['bytes'] / max(1, parts[TRAIN]['tokens']):.2f}",
-            f"{parts[TRAIN]['tokens']:,}",
-            f"{parts[HELD_OUT]['documents']:,}",
-            f"{parts[HELD_OUT]['tokens']:,}",
+            f"{sum(counts[split]['documents'] for split in SPLITS):,}",
+            f"{sum(counts[split]['bytes'] for split in SPLITS):,}",
+            f"{counts[TRAIN]['bytes'] / max(1, counts[TRAIN]['tokens']):.2f}",
+            f"{counts[TRAIN]['tokens']:,}",
+            f"{counts[HELD_OUT]['documents']:,}",
+            f"{counts[HELD_OUT]['tokens']:,}",
         ]
-        for kind, parts in facts["kinds"].items()
+        for kind, counts in metadata["kinds"].items()
     ]
 
 
@@ -118,22 +118,22 @@ def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
             folder = path.absolute() if path.is_dir() else path.absolute().parent
             by_kind.setdefault(folder.resolve().name, []).append(source)
     if not by_kind:
-        raise TextError("no text source; use files, folders or dataset:NAME")
+        raise TextError("no text sources; pass at least one file, folder or dataset:NAME")
     return by_kind
 
 
 def _select_held_out(
-    by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: ReportFunction
+    by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: ProgressCallback
 ) -> dict[str, _Kind]:
     """Read all sources once and select the held-out documents."""
-    kinds, done = {}, 0
+    kinds, num_finished = {}, 0
     digests: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
         sizes: list[int] = []
         for document in read_documents(sources, digests=digests):
             sizes.append(len(document.text.encode()))
-            done += 1
-            report("reading", done, None)
+            num_finished += 1
+            report("reading", num_finished, None)
         is_single = len(sizes) == 1 and held_out > 0
         rng = stream(seed, "held out", kind)
         kinds[kind] = _Kind(
@@ -149,7 +149,7 @@ def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generato
     """Sample documents until they have this share of all bytes, but at least one document and never all documents."""
     held_out: list[int] = []
     for index in rng.permutation(len(sizes))[:-1].tolist():
-        if sum(sizes[other] for other in held_out) >= share * sum(sizes):
+        if sum(sizes[held_out_index] for held_out_index in held_out) >= share * sum(sizes):
             break
         held_out.append(index)
     return frozenset(held_out)
@@ -157,16 +157,16 @@ def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generato
 
 def _split_index(text: str, share: float) -> int:
     """Return the index of the first held-out character, at the start of a line if possible."""
-    target = max(1, round(len(text) * (1 - share)))
-    line_start = text.find("\n", target) + 1
-    index = line_start if 0 < line_start < len(text) else target
+    target_index = max(1, round(len(text) * (1 - share)))
+    line_start = text.find("\n", target_index) + 1
+    index = line_start if 0 < line_start < len(text) else target_index
     if index >= len(text):
         raise TextError(f"a text of {len(text)} characters is too short to split; use more text, or --held-out 0")
     return index
 
 
 def _parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
-    """Yield the split, kind and document of each part in source order; raise ``TextError`` if texts have changed."""
+    """Yield the split, kind and document of each corpus part in order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for name, kind in kinds.items():
         sizes = []
@@ -186,11 +186,11 @@ def _parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
 
 
 def _report_progress(
-    parts: Iterator[CorpusPart], stage: str, total: int, report: ReportFunction
+    parts: Iterator[CorpusPart], stage: str, total: int, report: ProgressCallback
 ) -> Iterator[CorpusPart]:
-    for done, part in enumerate(parts):
+    for num_finished, part in enumerate(parts):
         yield part
-        report(stage, min(done + 1, total), total)
+        report(stage, min(num_finished + 1, total), total)
 
 
 def _train_tokenizer(parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
@@ -200,13 +200,13 @@ def _train_tokenizer(parts: Iterator[CorpusPart], vocabulary_size: int) -> ByteP
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[END_TEXT],
+        special_tokens=[END_TOKEN_TEXT],
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     texts = (document.text for split, _, document in parts if split == TRAIN)
     tokenizer.train_from_iterator(texts, trainer=trainer)
-    return BytePairTokenizer(tokenizer.to_str().encode(), TOKENIZER)
+    return BytePairTokenizer(tokenizer.to_str().encode(), TOKENIZER_FILE)
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
@@ -215,7 +215,7 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
 
 
 def _write_tokens(parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
-    """Write the tokens and documents of both splits, and return their facts."""
+    """Write the tokens and documents of both splits, and return their metadata."""
     dtype = token_type(len(tokenizer.pieces))
     totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     by_kind: dict[str, dict[str, dict[str, int]]] = {}
@@ -242,7 +242,7 @@ def _write_tokens(parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, fol
         "splits": {split: {**totals[split], "sha256": digests[split].hexdigest()} for split in SPLITS},
         "kinds": by_kind,
         "files": {
-            TOKENIZER: hashlib.sha256(tokenizer.content).hexdigest(),
+            TOKENIZER_FILE: hashlib.sha256(tokenizer.content).hexdigest(),
             **{f"{split}.jsonl": list_digests[split].hexdigest() for split in SPLITS},
         },
     }

@@ -32,9 +32,7 @@ def parse_source(source: str) -> RecordSource:
         return RecordSource(name=source)
     name, *parts = source.split(":")
     if len(parts) > 3:
-        raise TextError(
-            f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use {SOURCE_FORMAT}, where parts may be empty"
-        )
+        raise TextError(f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}")
     split, config, column = parts + [""] * (3 - len(parts))
     return RecordSource(name=name, split=split, config=config, column=column if column else DEFAULT_COLUMN)
 
@@ -45,7 +43,7 @@ def has_records(path: Path) -> bool:
 
 
 def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the name and text of each record; null becomes "". ``is_streamed`` streams data sets from the hub."""
+    """Yield the name and text of each record, "" for null; ``is_streamed`` streams data sets from the hub."""
     path = Path(source.name)
     records = (
         _file_records(path)
@@ -54,14 +52,18 @@ def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[t
     )
     for name, record in records:
         if not isinstance(record, Mapping) or source.column not in record:
-            content = f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
+            description = (
+                f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
+            )
             raise TextError(
-                f"{name} has no column '{source.column}' (it has {content}); set the text column with {SOURCE_FORMAT}, "
-                f"such as {DATASET_PREFIX}{source.name}:{source.split}:{source.config}:content"
+                f"{name} has no column '{source.column}' (it has {description}); set the text column with "
+                f"{SOURCE_FORMAT}, such as {DATASET_PREFIX}{source.name}:{source.split}:{source.config}:content"
             )
         text = record[source.column]
         if not isinstance(text, str | None):
-            raise TextError(f"column '{source.column}' of {name} has type {type(text).__name__}; use a string column")
+            raise TextError(
+                f"column '{source.column}' of {name} has type {type(text).__name__}; use a column of strings"
+            )
         yield name, "" if text is None else text
 
 
@@ -81,7 +83,7 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
         raise TextError(f"{path} cannot be read ({error}); use a readable file, or remove it") from None
     except ValueError as error:
         raise TextError(
-            f"{path} has invalid JSON ({error}); write one object per line, or rename a plain text file to .txt"
+            f"{path} has invalid JSON ({error}); write one JSON object per line, or rename a plain text file to .txt"
         ) from None
 
 
@@ -110,7 +112,7 @@ def _splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:
         lines = str(error).splitlines()
         raise TextError(
             f"data set {name} cannot be loaded ({type(error).__name__}: {lines[0] if lines else 'no message'}); "
-            f"use the name of a data set on the hub ({SOURCE_FORMAT}), or a folder of save_to_disk"
+            f"use the name of a data set on the hub ({SOURCE_FORMAT}), or a folder written by save_to_disk"
         ) from None
     splits = dict(dataset) if isinstance(dataset, Mapping) else {str(dataset.split or "rows"): dataset}
     if split and split not in splits:

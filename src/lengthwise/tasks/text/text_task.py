@@ -17,10 +17,10 @@ from lengthwise.tasks.task import Task, TokenizedDocument
 from lengthwise.tasks.task_inputs import check_sizes
 from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
 from lengthwise.tasks.text.corpus import (
-    FACTS,
     HELD_OUT,
+    METADATA_FILE,
     SPLITS,
-    TOKENIZER,
+    TOKENIZER_FILE,
     TRAIN,
     Corpus,
     byte_corpus,
@@ -40,7 +40,7 @@ class Text:
     A sequence starts at a random token; end tokens separate documents. ``corpus`` is a folder from ``prepare_corpus``;
     the default is a few built-in pages with one token per byte. Sequences are sampled from ``split``, and only from
     ``kind`` if it is set. There are several valid answers, so evaluation measures the loss on held-out documents.
-    ``run_folder`` is a run with a tokenizer that the task uses; it is never saved.
+    ``run_folder`` is the folder of a run whose tokenizer the task uses; this field is never saved.
     """
 
     corpus: str | None = None
@@ -69,24 +69,28 @@ class Text:
         return ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample the first tokens uniformly."""
+        """Sample sequences of ``length + 1`` consecutive tokens from uniform start indexes."""
         check_sizes(self.name, length, size)
         stream = self._corpus.stream(self.split, self.kind)
         if len(stream) <= length:
             raise SettingError(
-                f"length {length} needs {length + 1} tokens, but this {self.split} text has {len(stream)} tokens; "
-                f"use at most {max(0, len(stream) - 1)}, or a larger corpus"
+                f"length {length} needs {length + 1} tokens, but this {self.split} text has {len(stream)}; "
+                f"use a length of at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
         starts = rng.integers(0, len(stream) - length, size=size)
         return self.lay_out(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Tokenize the beginning of a text and append room for a continuation, without a known answer."""
+        """Tokenize the start of a text and append placeholders for a continuation; the example has no answers."""
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
-        padded = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
-        return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
+        all_tokens = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
+        return Examples(
+            tokens=all_tokens,
+            prompt_length=np.array([len(tokens)]),
+            is_answer=np.zeros(all_tokens.shape, bool),
+        )
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per kind of text, if there are several kinds."""
@@ -105,7 +109,7 @@ class Text:
         return [TokenizedDocument(name=name, tokens=tokens) for name, tokens in texts]
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
-        """Return the number of bytes of text per token."""
+        """Return the number of text bytes of each token ID."""
         return np.array([len(piece) for piece in self.tokenizer.pieces])
 
     @cached_property
@@ -116,18 +120,18 @@ class Text:
         return read_tokenizer(Path(self.corpus if self.run_folder is None else self.run_folder))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """Return the tokenizer of the corpus, and the facts that identify the corpus."""
+        """Return the tokenizer and the metadata of the corpus, or an empty mapping for the built-in texts."""
         if self.corpus is None:
             return {}
         open_corpus(Path(self.corpus))
-        return {name: (Path(self.corpus) / name).read_bytes() for name in (TOKENIZER, FACTS)}
+        return {name: (Path(self.corpus) / name).read_bytes() for name in (TOKENIZER_FILE, METADATA_FILE)}
 
     def source(self) -> Mapping[str, str]:
-        """Return the folder of the corpus and the SHA-256 of its facts, which include the digests of its tokens."""
+        """Return the folder of the corpus and the SHA-256 of its metadata, which include the digests of its tokens."""
         if self.corpus is None:
             return {}
-        facts = _facts(self.corpus if self.run_folder is None else self.run_folder)
-        return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(facts).hexdigest()}
+        metadata = _metadata(self.corpus if self.run_folder is None else self.run_folder)
+        return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(metadata).hexdigest()}
 
     def from_run_folder(self, folder: Path) -> "Text":
         """Return a copy of the task with the tokenizer of a run."""
@@ -142,14 +146,14 @@ class Text:
         if self.corpus is None:
             return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
         corpus = open_corpus(Path(self.corpus))
-        if self.run_folder is not None and _facts(self.run_folder) != _facts(self.corpus):
+        if self.run_folder is not None and _metadata(self.run_folder) != _metadata(self.corpus):
             # Another corpus can have another tokenizer, or held-out documents from the training split of the run.
             raise TextError(
-                f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {FACTS} differs); "
-                "use the corpus of the run with --corpus"
+                f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {METADATA_FILE} differs); "
+                "set --corpus to the corpus of the run"
             )
         return corpus
 
 
-def _facts(folder: str) -> bytes:
-    return (Path(folder) / FACTS).read_bytes()
+def _metadata(folder: str) -> bytes:
+    return (Path(folder) / METADATA_FILE).read_bytes()

@@ -10,7 +10,7 @@ from lengthwise.core.json_parsing import parse_json
 # ID of the end token, which follows each document and is equal for all tokenizers.
 END = 0
 # Name of the end token in a tokenizer file. These characters are ordinary text within a document.
-END_TEXT = "<|end|>"
+END_TOKEN_TEXT = "<|end|>"
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class ByteTokenizer:
 
     @property
     def pieces(self) -> tuple[bytes, ...]:
-        """End token, then the bytes in order."""
+        """Empty bytes for the end token, then each of the 256 bytes in order."""
         return (b"", *(bytes([value]) for value in range(256)))
 
     def encode(self, text: str) -> Sequence[int]:
@@ -54,14 +54,16 @@ class BytePairTokenizer:
         self.name = name
         self.content = content
         try:
-            ids: dict[str, int] = parse_json(content)["model"]["vocab"]
-            token_texts = sorted(ids, key=ids.__getitem__)
-            self.pieces = tuple(b"" if text == END_TEXT else _piece_bytes(text) for text in token_texts)
-            is_valid = sorted(ids.values()) == list(range(len(ids))) and token_texts[END] == END_TEXT
+            token_ids: dict[str, int] = parse_json(content)["model"]["vocab"]
+            token_texts = sorted(token_ids, key=token_ids.__getitem__)
+            self.pieces = tuple(b"" if text == END_TOKEN_TEXT else _piece_bytes(text) for text in token_texts)
+            is_valid = sorted(token_ids.values()) == list(range(len(token_ids))) and token_texts[END] == END_TOKEN_TEXT
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
         if not is_valid:
-            raise TextError(f"{name} is not from a prepared corpus (token 0 is not {END_TEXT}); prepare a corpus")
+            raise TextError(
+                f"{name} is not from a prepared corpus (token 0 is not {END_TOKEN_TEXT}); run lengthwise prepare"
+            )
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the token IDs of a text; raise ``TextError`` if the tokenizers library is missing."""
@@ -89,7 +91,7 @@ def format_piece(piece: bytes) -> str:
 
 
 def _piece_bytes(text: str) -> bytes:
-    """Decode a token of the file, which has one printable character per byte (Radford et al. 2019, GPT-2)."""
+    """Return the bytes of a token in a tokenizer file, which writes each byte as one printable character (GPT-2)."""
     return bytes(_BYTE_OF_CHARACTER[character] for character in text)
 
 
