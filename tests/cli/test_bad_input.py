@@ -298,7 +298,7 @@ def test_a_row_after_an_incomplete_row_is_complete_and_reading_names_the_damaged
     path.write_bytes(path.read_bytes()[:-4])
     append_rows(path, [{"row": 3}])
     assert path.read_text().splitlines() == ['{"row": 1}', '{"row":', '{"row": 3}']
-    with pytest.raises(RunFolderError, match=r"results.jsonl line 2 is damaged .*delete that line, or the file$"):
+    with pytest.raises(RunFolderError, match=r"results.jsonl line 2 is damaged .*delete this line, or the whole file$"):
         read_rows(path)
 
 

@@ -227,9 +227,9 @@ def test_a_run_of_a_custom_task_needs_the_task_flag_in_every_command(runs, capsy
 
 def test_flags_for_runs_raise_an_error_without_a_run(runs, capsys):
     custom = ["--task", "test_cli:Uncoupled"]
-    message = "--task test_cli:Uncoupled needs a run folder; leave it out"
+    message = "--task test_cli:Uncoupled needs a run folder; leave out --task"
     assert message in error_of(["certify", "parity", *custom], capsys)
-    message = "--task test_cli:Uncoupled needs a run and --format hf; leave it out"
+    message = "--task test_cli:Uncoupled needs a run and --format hf; leave out --task"
     assert message in error_of(["export", "parity", *custom, "--format", "lm-eval", "--out", "new"], capsys)
 
 
@@ -392,7 +392,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
     (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
     (["train", "parity", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use"),
-    (["train"], "no experiment to train; name a recipe (parity"),
+    (["train"], "no experiment to train; add the name of a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' sets task, scheme and encoding; leave out"),
     ([*TRAIN, "--train-lengths", "0:4"], "training length 0 is too small; lengths start at 1"),
@@ -480,8 +480,8 @@ INVALID: list[tuple[list[str], str]] = [
         ["evaluate", "empty", "--task", "parity"],
         "empty contains no model (no config.json); use a folder written by save",
     ),
-    (["evaluate", "run", "--shots", "4"], "--shots 4 needs a model, not a run; leave it out"),
-    (["evaluate", "run", "--out", "new"], "--out new needs a model, not a run; leave it out"),
+    (["evaluate", "run", "--shots", "4"], "--shots 4 needs a model, not a run; leave out --shots"),
+    (["evaluate", "run", "--out", "new"], "--out new needs a model, not a run; leave out --out"),
     (["evaluate", "unfinished"], "because training is unfinished; run train --resume --out unfinished"),
     (["evaluate", "run", "--lengths", "0"], "invalid length 0; use at least 1"),
     (["evaluate", "run", "--lengths", "-4"], "invalid length -4; use at least 1"),
@@ -515,8 +515,8 @@ INVALID: list[tuple[list[str], str]] = [
     (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; parity needs bits such as 0110"),
     (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
-    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "invalid --max-new-tokens 0; use at least 1"),
-    (["compare"], "no experiments to compare; name recipes (parity"),
+    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "invalid --max-new-tokens 0; use at least 1 token"),
+    (["compare"], "no experiments to compare; add names of recipes (parity"),
     (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),
     (["compare", "demo", "parity"], "comparison 'demo'"),
     (
@@ -525,7 +525,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (["compare", "parity", "--rows", "predicted/rotary"], "recipes cannot be combined with --task and --rows; use"),
     (["compare", "parity", "--task", "parity"], "recipes cannot be combined with --task and --rows; use only"),
-    (["compare", "--task", "parity"], "no experiments to compare; name recipes (parity"),
+    (["compare", "--task", "parity"], "no experiments to compare; add names of recipes (parity"),
     (["compare", "--task", "parity", "--rows", "predicted"], "invalid row 'predicted'; use scheme/encoding, such as"),
     (
         ["compare", "--task", "parity", "--rows", "predictd/rotary"],

@@ -320,7 +320,7 @@ def test_another_comparison_in_the_same_folder_raises_an_error(tmp_path):
         ),
     }
     for names, other in others.items():
-        text = rf"contains another comparison: different {names}; choose another"
+        text = rf"contains another comparison \(different values: {names}\); choose another"
         with pytest.raises(RunFolderError, match=text):
             other()
     assert folder_contents(tmp_path) == before
@@ -424,7 +424,7 @@ def test_missing_or_duplicate_saved_rows_raise_an_error(num_rows, tmp_path):
     rows, seal = path.read_bytes().splitlines(keepends=True)[:-1], path.read_bytes().splitlines(keepends=True)[-1]
     path.write_bytes(b"".join((rows * 2)[:num_rows]) + seal)
     with pytest.raises(
-        RunFolderError, match=r"has changed since it was written \(digest differs\); delete it to measure"
+        RunFolderError, match=r"has changed since it was written \(its digest differs\); delete the file to measure"
     ):
         compare_two_seeds(tmp_path)
     path.unlink()

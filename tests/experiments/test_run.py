@@ -273,7 +273,7 @@ def test_a_scaled_rotary_override_changes_nothing_within_training_lengths(name, 
 
 def test_an_encoding_override_with_other_weights_raises_an_error(tmp_path):
     trained(tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"do not fit the new encoding; use parts with the same weights"):
+    with pytest.raises(RunFolderError, match=r"do not fit the new encoding; the weights of each replacement need"):
         load_run(tmp_path / "run", overrides={"encoding": ENCODINGS["t5"]})
 
 
@@ -303,7 +303,7 @@ def test_training_into_the_folder_of_another_run_raises_an_error(tmp_path):
     before = folder_contents(tmp_path)
     with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
-    with pytest.raises(RunFolderError, match=r"contains another run: different training.steps; choose"):
+    with pytest.raises(RunFolderError, match=r"contains another run \(different values: training.steps\); choose"):
         train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
     assert folder_contents(tmp_path) == before
 
@@ -535,7 +535,7 @@ def test_rows_are_appended_after_an_incomplete_line_and_reading_names_that_line(
     path.write_bytes(path.read_bytes()[:-20])
     rows = evaluate(run, SETTINGS)
     assert [json.loads(line) for line in path.read_text().splitlines()[2:]] == rows
-    with pytest.raises(RunFolderError, match=r"results.jsonl line 2 is damaged .*; delete that line, or the file"):
+    with pytest.raises(RunFolderError, match=r"results.jsonl line 2 is damaged .*; delete this line, or the whole"):
         read_rows(path)
 
 

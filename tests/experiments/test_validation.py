@@ -106,8 +106,9 @@ CUSTOM_SCHEMES: dict[str, tuple[PositionScheme, type[LengthwiseError], str]] = {
     "no level axis": (
         with_ids(lambda e, t: index(e)[0]),
         PositionIDError,
-        r"^scheme custom returns IDs of shape \(2, 11\) for tokens of shape \(2, 11\); return \(level, batch, seq\), "
-        r"which is \(1, 2, 11\) for one level$",
+        r"^scheme custom returns IDs of shape \(2, 11\) for tokens of shape \(2, 11\); return an array with axes "
+        r"\(level, batch, seq\), "
+        r"here \(1, 2, 11\) for one level$",
     ),
     "IDs of one example": (
         with_ids(lambda e, t: index(e)[0, 0]),
@@ -240,69 +241,73 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     ),
     "embeds into nothing": (
         with_hook("embed", lambda x, ids: None),
-        r"^Mine.embed returns None for \(3, 6, 16\) and \(3, 6\); return a tensor \(batch, seq, d_model\), "
+        r"^Mine.embed returns None for inputs of shape \(3, 6, 16\) and \(3, 6\); return a tensor "
+        r"with axes \(batch, seq, d_model\), "
         r"here \(3, 6, 16\)$",
     ),
     "embeds into another shape": (
         with_hook("embed", lambda x, ids: x[:, :1]),
-        r"^Mine.embed returns shape \(3, 1, 16\) for \(3, 6, 16\) and \(3, 6\); return \(batch, seq, "
+        r"^Mine.embed returns a tensor of shape \(3, 1, 16\) for inputs of shape \(3, 6, 16\) and \(3, 6\); return "
+        r"axes \(batch, seq, "
         r"d_model\), here \(3, 6, 16\)$",
     ),
     "embeds into other numbers": (
         with_hook("embed", lambda x, ids: x + ids[:, :, None].double()),
-        r"^Mine.embed returns torch.float64 numbers; return torch.float32$",
+        r"^Mine.embed returns a tensor of dtype torch.float64; return torch.float32$",
     ),
     "rotates half": (
         with_hook("rotate", lambda x, ids: x[..., ::2]),
-        r"^Mine.rotate returns shape \(3, 2, 6, 4\) for .*; return \(batch, heads, "
+        r"^Mine.rotate returns a tensor of shape \(3, 2, 6, 4\) for .*; return axes \(batch, heads, "
         r"seq, d_head\), here \(3, 2, 6, 8\)$",
     ),
     "rotates into complex numbers": (
         with_hook("rotate", lambda x, ids: x * 1j),
-        r"returns torch.complex64 numbers; return floats",
+        r"returns a tensor of dtype torch.complex64; return a floating-point tensor",
     ),
     "rotates heads apart": (
         with_hook("rotate", lambda x, ids: x * torch.ones(2, 1, 1)),
-        r"^Mine.rotate fails on \(3, 4, 6, 8\) and \(3, 6\) \(RuntimeError: The size .*, "
-        r"test_validation.py line \d+\); fix the hook$",
+        r"^Mine.rotate fails on inputs of shape \(3, 4, 6, 8\) and \(3, 6\) \(RuntimeError: The size .*, "
+        r"test_validation.py line \d+\); fix this hook$",
     ),
     "a bias without heads": (
         with_hook("bias", distances),
-        r"^Mine.bias returns shape \(3, 5, 6\) for \(3, 5\) and \(3, 6\); return \(batch, heads, "
+        r"^Mine.bias returns a tensor of shape \(3, 5, 6\) for inputs of shape \(3, 5\) and \(3, 6\); return "
+        r"axes \(batch, heads, "
         r"query, key\), here \(3, 2, 5, 6\), or size 1 to broadcast over batch or heads$",
     ),
     "a bias for other heads": (
         with_hook("bias", lambda q, k: distances(q, k)[:, None].expand(-1, 3, -1, -1)),
-        r"returns shape \(3, 3, 5, 6\) for .*; return \(batch, heads, query, key\), here \(3, 2, 5, 6\), or size 1",
+        r"shape \(3, 3, 5, 6\) for .*; return axes \(batch, heads, query, key\), here \(3, 2, 5, 6\), or size 1",
     ),
     "a transposed bias": (
         with_hook("bias", lambda q, k: distances(k, q)[:, None]),
-        r"returns shape \(3, 1, 6, 5\) for",
+        r"returns a tensor of shape \(3, 1, 6, 5\) for",
     ),
     "a bias of one key": (
         with_hook("bias", lambda q, k: distances(q, k)[:, None, :, :1]),
-        r"returns shape \(3, 1, 5, 1\) for",
+        r"returns a tensor of shape \(3, 1, 5, 1\) for",
     ),
     "a boolean bias": (
         with_hook("bias", lambda q, k: distances(q, k)[:, None] > 0),
-        r"^Mine.bias returns torch.bool numbers; return floats$",
+        r"^Mine.bias returns a tensor of dtype torch.bool; return a floating-point tensor$",
     ),
     "a declared bias without the hook": (
         building(lambda size: type("Mine", (Encoding,), {"has_bias": True})()),
-        r"^Mine.bias fails on \(3, 5\) and \(3, 6\) \(NotImplementedError: Mine does not implement bias, ",
+        r"^Mine.bias fails on inputs of shape \(3, 5\) and \(3, 6\) "
+        r"\(NotImplementedError: Mine does not implement bias, ",
     ),
     "a hook with too few arguments": (
         with_hook("bias", lambda q: q),
-        r"^Mine.bias fails on .* \(TypeError: .* takes 1 positional argument but 2 were given, ",
+        r"^Mine.bias fails on inputs of shape .* \(TypeError: .* takes 1 positional argument but 2 were given, ",
     ),
     "scores of one head": (
         with_hook("scores", lambda q, k, q_ids, k_ids: (q @ k.mT)[:, :1]),
-        r"^Mine.scores returns shape \(3, 1, 5, 6\) for .*; return \(batch, heads, "
+        r"^Mine.scores returns a tensor of shape \(3, 1, 5, 6\) for .*; return axes \(batch, heads, "
         r"query, key\), here \(3, 2, 5, 6\)$",
     ),
     "adjusted scores of too many keys": (
         with_hook("adjust", lambda scores, q_ids, k_ids, visible: torch.cat([scores, scores], dim=-1)),
-        r"^Mine.adjust returns shape \(3, 2, 5, 12\) for .*; return \(batch, heads, "
+        r"^Mine.adjust returns a tensor of shape \(3, 2, 5, 12\) for .*; return axes \(batch, heads, "
         r"query, key\), here \(3, 2, 5, 6\)$",
     ),
 }

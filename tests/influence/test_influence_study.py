@@ -390,7 +390,7 @@ INVALID = {
     "no near tokens": (lambda: replace(SMALL, near=0), "invalid near 0; use at least 1"),
     "fraction above one": (
         lambda: replace(SMALL, background_fraction=1.5),
-        "invalid background_fraction 1.5; use 0 to 1",
+        "invalid background_fraction 1.5; use a number from 0 to 1",
     ),
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
     "unknown objective": (lambda: replace(SMALL, objectives=("all",)), "unknown objective 'all'"),
@@ -480,7 +480,7 @@ def test_contexts_beyond_the_training_distances_warn():
 
 
 def test_tokenizer_with_a_larger_vocabulary_raises():
-    with pytest.raises(ModelError, match=r"tokenizer letters produces token 100, but the model has 97 tokens; use"):
+    with pytest.raises(ModelError, match=r"tokenizer letters produces token ID 100, but the model has 97 tokens; use"):
         list(tokenize_documents(OutOfVocabulary(), [Document(name="a", text="abc")], VOCABULARY_SIZE))
 
 
@@ -500,7 +500,9 @@ def test_study_of_an_older_version_is_not_resumed(model, whole, tmp_path):
     facts = json.loads((whole / "influence.json").read_text())
     del facts["study"]["version"]
     (tmp_path / "old" / "influence.json").write_text(json.dumps(facts))
-    with pytest.raises(RunFolderError, match=r"old contains rows of version 1, but this release writes version 2; cho"):
+    with pytest.raises(
+        RunFolderError, match=r"contains rows of format version 1, but this release writes version 2; cho"
+    ):
         measure_influence(study_of(model), tmp_path / "old", resume=True)
 
 

@@ -30,7 +30,7 @@ def test_prefilter_wraps_exact_measures(name, prefilter, expected):
 
 
 def test_prefilter_rejects_measures_that_are_not_exact():
-    with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores, .*leave --prefilter out"):
+    with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores, .*leave out --prefilter"):
         influence._influence_measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
         influence._influence_measure("gredy", None)
@@ -40,7 +40,7 @@ def test_rules_by_name():
     assert influence._gap_rule("gap", 0.3) == GapRule(gap=0.3)
     assert influence._gap_rule("gap", None) == GapRule()
     assert influence._gap_rule("longppl", None) == LONGPPL
-    with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave --gap 0.3 out"):
+    with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave out --gap 0.3"):
         influence._gap_rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
         influence._gap_rule("longpl", 0.3)
@@ -54,8 +54,8 @@ def test_rules_by_name():
         (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 4 far tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
-        (["model", "--controls", "none,random"], "--controls none,random combines controls with none; use only"),
-        (["model", "--targets", "10,20"], "invalid --targets 10,20; use one number, or all"),
+        (["model", "--controls", "none,random"], "--controls none,random combines none with other controls; use"),
+        (["model", "--targets", "10,20"], "invalid --targets 10,20; use one whole number, or all"),
         (["./model", "--compare-model", "other"], "./model does not exist; use a folder written by save_pretrained"),
     ],
 )
@@ -119,7 +119,7 @@ def test_last_process_joins_the_parts_and_reports(tmp_path, monkeypatch, capsys)
     assert "part 2/2 is complete; missing parts: 1/2" in output.err
     with pytest.raises(SystemExit):
         cli.main(["influence", "run", *sizes, "--seed", "1", "--out", "parts", "--part", "1/2"])
-    assert "part-2-of-2 contains another study: different settings.seed" in capsys.readouterr().err
+    assert "part-2-of-2 contains another study (different values: settings.seed" in capsys.readouterr().err
     assert not Path("parts/part-1-of-2").exists()
     cli.main(["influence", "run", *sizes, "--out", "parts", "--part", "1/2"])
     assert "page: parts" in capsys.readouterr().out

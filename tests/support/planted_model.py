@@ -66,16 +66,16 @@ class PlantedModel:
         ids = torch.cat([states.expand(len(tokens), -1), position_ids], dim=1)
         return self.log_probs(torch.zeros_like(ids), ids)
 
-    def log_probs_with_mask(self, states: Tensor, near: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+    def log_probs_with_mask(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Return the log-probabilities, with hidden tokens treated as absent."""
         return self._log_probs(visible.float())
 
-    def gate_gradient(self, states, near, position_ids, log_gates, objective) -> Tensor:
+    def gate_gradient(self, states, near_tokens, position_ids, log_gates, objective) -> Tensor:
         """Return the gradient of the objective by the gates, where a gate is a partial visibility."""
         gates = log_gates.clone().requires_grad_()
         return torch.autograd.grad(objective(self._log_probs(gates.exp())), gates)[0]
 
-    def attention_weights(self, states: Tensor, near: Tensor, position_ids: Tensor) -> Tensor:
+    def attention_weights(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Return uniform weights over all far tokens."""
         return torch.full((self.num_far,), 1 / self.num_far)
 

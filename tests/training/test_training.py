@@ -615,7 +615,7 @@ def test_settings_out_of_range_raise_an_error(setting, values, error):
 
 def test_stage_loss_needs_a_task_with_stages_and_a_positive_value(tmp_path):
     with pytest.raises(
-        SettingError, match="stage_loss needs a task with stages, but parity has no stages; leave it out"
+        SettingError, match="stage_loss needs a task with stages, but parity has no stages; leave out stage_loss"
     ):
         train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

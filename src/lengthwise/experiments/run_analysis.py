@@ -16,14 +16,15 @@ from lengthwise.experiments.validation import check_evaluation
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
 
-    Raises ``SettingError`` for a task without support, and for a decoder whose attention does not allow subsampling.
+    Raises ``SettingError`` for a task whose examples have no support, and for a decoder whose attention does not allow
+    subsampling.
     """
     return certify_decoder(probed_model_of(run, seed=seed), lengths)
 
 
 @check_arguments
 def diagnose_run(run: Run, length: int, *, num_examples: int = NUM_EXAMPLES, seed: int = 0) -> Diagnosis:
-    """Find the causes of failures of a run at a length, on the examples of ``evaluate`` with the same seed.
+    """Find the causes of the failures of a run at ``length``, on the examples that ``evaluate`` uses with this seed.
 
     Raises ``SettingError`` for a length within the training lengths, and for a task graded by loss.
     """
@@ -34,7 +35,7 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = NUM_EXAMPLES, see
 
 
 def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
-    """Return the decoder of a run on the CPU, which is faster for many small forward passes."""
+    """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
     experiment = run.experiment
     first, last = run.facts["id_range"]
     on_cpu = run.decoder.embedding.device.type == "cpu"

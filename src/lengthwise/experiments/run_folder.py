@@ -48,10 +48,11 @@ def claim_folder(
     normalize: Callable[[Any], Any] = lambda tree: tree,
     files: Callable[[], Mapping[str, bytes]] = dict,
 ) -> None:
-    """Write the description of a folder, or compare it with the saved description on ``resume``.
+    """Write a description file into a folder; with ``resume``, check that the existing description is equal instead.
 
-    ``normalize`` removes differences to ignore. ``files`` returns the files to write before the description. Raises
-    ``RunFolderError`` for a file, for another kind or description, and for an existing description without ``resume``.
+    ``normalize`` is applied to both descriptions before the comparison. ``files`` returns the contents of more files to
+    write, by name. Raises ``RunFolderError`` if the path is a file, or if the folder has a description of another kind,
+    a different description, or any description without ``resume``.
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
@@ -83,7 +84,7 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> None:
-    """Claim the folder of a run and copy the files of its task into it."""
+    """Write the experiment of a run and the files of its task into a folder, or compare them; see `claim_folder`."""
     task = experiment.task
     files = task.run_files if isinstance(task, HasRunFiles) else dict
     claim_folder(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
@@ -98,7 +99,7 @@ def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
 def experiment_digest(folder: Path) -> str:
     """Return the SHA-256 digest of a run's experiment and of the files of its task.
 
-    Raises ``RunFolderError`` if such a file has changed.
+    Raises ``RunFolderError`` if one of these files is missing or has changed.
     """
     tree = _read_description_file(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
@@ -115,12 +116,12 @@ def experiment_digest(folder: Path) -> str:
 
 
 def _read_description_file(folder: Path, kind: FolderKind) -> dict[str, Any]:
-    """Read and check a description file."""
+    """Read a description file; raise ``RunFolderError`` if it is missing or damaged."""
     try:
         tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
         for key, value in {kind.key: tree.get(kind.key), "files": tree.get("files", {})}.items():
             if not isinstance(value, dict):
-                raise ValueError(f"it has no {key}")
+                raise ValueError(f"it has no object {key}")
         return tree
     except (OSError, ValueError) as error:
         raise RunFolderError(
@@ -131,11 +132,13 @@ def _read_description_file(folder: Path, kind: FolderKind) -> dict[str, Any]:
 def _check_equal(folder: Path, kind: FolderKind, saved_tree: Any, requested_tree: Any) -> None:
     if names := sorted(_differences(saved_tree, requested_tree)):
         differences = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        raise RunFolderError(f"{folder} contains another {kind.name}: different {differences}; choose another --out")
+        raise RunFolderError(
+            f"{folder} contains another {kind.name} (different values: {differences}); choose another --out"
+        )
 
 
 def _differences(saved_tree: Any, requested_tree: Any, name: str = "") -> Iterator[str]:
-    """Yield the dotted names of the values that differ between two trees."""
+    """Yield the names of the values that differ between two nested mappings, such as ``training.steps``."""
     if isinstance(saved_tree, dict) and isinstance(requested_tree, dict):
         for key in {**saved_tree, **requested_tree}:
             yield from _differences(saved_tree.get(key), requested_tree.get(key), f"{name}.{key}" if name else key)
@@ -146,9 +149,11 @@ def _differences(saved_tree: Any, requested_tree: Any, name: str = "") -> Iterat
 def read_experiment(folder: Path, *, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Read the experiment of a run folder; raise ``RunFolderError`` if it is missing or damaged."""
     if not folder.exists():
-        raise RunFolderError(f"{folder} does not exist; give the folder of a run, as written by train --out")
+        raise RunFolderError(f"{folder} does not exist; pass a run folder that train --out has written")
     if not (folder / EXPERIMENT).is_file():
-        raise RunFolderError(f"{folder} is not a run folder (it has no {EXPERIMENT}); give one written by train --out")
+        raise RunFolderError(
+            f"{folder} is not a run folder (it has no {EXPERIMENT}); pass a run folder that train --out has written"
+        )
     return from_dict(read_description(folder, RUN_FOLDER), overrides=overrides, folder=folder)
 
 
@@ -168,14 +173,15 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
-    """Save weights and training facts of a complete run with the digest of its experiment."""
+    """Save the weights and the training facts of a finished run, with the digest of its experiment."""
     save_tensors(folder / MODEL, tensors, {**facts, EXPERIMENT_DIGEST_KEY: experiment_digest(folder)})
 
 
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing: bool = False) -> None:
     """Append result rows to a JSON-lines file; several processes may append to the same file.
 
-    ``skip_existing`` skips rows that the file already contains. An incomplete last line remains as a separate line.
+    ``skip_existing`` skips rows that the file already contains. If the last line in the file is
+    incomplete, the new rows start on a new line.
     """
     with exclusive_lock(path.parent, wait=True):
         content = path.read_bytes() if path.exists() else b""
@@ -192,7 +198,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_rows_with_digest(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write result rows and their SHA-256 digest as the last line, so that damage is detected."""
+    """Write result rows to a JSON-lines file, with their SHA-256 digest as the last line, which reveals damage."""
     content = b"".join(_encode_rows(rows))
     write_atomically(path, content + b"".join(_encode_rows([{ROWS_DIGEST_KEY: hashlib.sha256(content).hexdigest()}])))
 
@@ -203,7 +209,9 @@ def read_rows_with_digest(path: Path) -> list[dict[str, Any]]:
     digest_row = rows.pop() if rows else {}
     digest = hashlib.sha256(b"".join(_encode_rows(rows))).hexdigest()
     if (rows or digest_row) and digest_row != {ROWS_DIGEST_KEY: digest}:
-        raise RunFolderError(f"{path} has changed since it was written (digest differs); delete it to measure again")
+        raise RunFolderError(
+            f"{path} has changed since it was written (its digest differs); delete the file to measure its rows again"
+        )
     return rows
 
 
@@ -220,16 +228,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             rows.append(parse_json(line))
     except ValueError as error:
         raise RunFolderError(
-            f"{path} line {len(rows) + 1} is damaged ({error}); delete that line, or the file"
+            f"{path} line {len(rows) + 1} is damaged ({error}); delete this line, or the whole file"
         ) from None
     return rows
 
 
 def run_folder(out: Path, label: str, seed: int) -> Path:
-    """Return the folder of one run of a comparison."""
+    """Return the folder of the run with this label and seed in a comparison."""
     return out / slug(label) / f"seed-{seed}"
 
 
 def slug(label: str) -> str:
-    """Convert a label to a folder name."""
+    """Convert a label to a folder name of lower-case letters, digits and hyphens."""
     return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

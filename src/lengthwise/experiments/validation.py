@@ -1,4 +1,4 @@
-"""Checks of an experiment before training, and of the contracts of schemes and encodings on a tiny example."""
+"""Checks of an experiment before training, including test calls of its position scheme and its encoding."""
 
 import json
 import traceback
@@ -38,7 +38,7 @@ class PreparedTraining:
 
 
 def prepare_training(experiment: Experiment) -> PreparedTraining:
-    """Build decoder and sampler, and raise every error in the settings before the first training step."""
+    """Build the untrained decoder and the batch sampler; raise every error in the settings before training starts."""
     longest = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
@@ -62,7 +62,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
 
 
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
-    """Raise an error for lengths and variants that cannot be evaluated."""
+    """Raise an error for lengths or variants in ``settings`` that the task, scheme or encoding does not support."""
     for task in select_variants(experiment.task, settings).values():
         check_evaluation_settings(task, experiment.scheme, experiment.encoding, settings)
 
@@ -88,9 +88,9 @@ def check_settings(experiment: Experiment) -> None:
         ) from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):
-        raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave it out")
+        raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
     if training.fit_every is not None and select_evaluator(task).uses_loss:
-        raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave it out")
+        raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(
             f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme predicted"
@@ -98,9 +98,10 @@ def check_settings(experiment: Experiment) -> None:
 
 
 def check_scheme(experiment: Experiment) -> list[Batch]:
-    """Return two examples of the longest training length as two batches, with training IDs and with evaluation IDs.
+    """Check the IDs that the scheme assigns to two examples of the longest training length.
 
-    Raises ``PositionIDError`` or ``PositionRangeError`` if the scheme returns an invalid assignment.
+    Returns two batches of these examples: with training IDs, and with evaluation IDs. Raises ``PositionIDError`` or
+    ``PositionRangeError`` if the scheme returns an invalid assignment.
     """
     rng = stream(experiment.seed, "conformance")
     length, scheme = nearest_length(experiment.task, experiment.train_lengths[1]), experiment.scheme
@@ -129,7 +130,7 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
     if ids.ndim != 3 or ids.shape[1:] != (size, seq) or not len(ids):
         raise PositionIDError(
             f"scheme {scheme.name} returns IDs of shape {ids.shape} for tokens of shape {(size, seq)}; "
-            f"return {ID_AXES}, which is {(1, size, seq)} for one level"
+            f"return an array with axes {ID_AXES}, here {(1, size, seq)} for one level"
         )
     if ids.dtype.kind not in ("if" if scheme.real_valued else "i") or ids.dtype.itemsize > 8:
         types = "signed integers or floats" if scheme.real_valued else "signed integers, or set real_valued = True"
@@ -156,7 +157,7 @@ def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq
 
 
 def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
-    """Call every hook of the encoding once; raise ``SettingError`` with the name of an invalid hook."""
+    """Call every hook of the encoding on small inputs; the ``SettingError`` for an invalid hook contains its name."""
     for batch in batches:
         decoder.check_ids(batch.tokens, batch.position_ids)
     ids = decoder.check_ids(batches[0].tokens, batches[0].position_ids)
@@ -203,9 +204,11 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], sha
         frame = traceback.extract_tb(error.__traceback__)[:2][-1]
         cause = str(error).split("\n")[0]
         location = f"{type(error).__name__}: {cause}, {Path(frame.filename).name} line {frame.lineno}"
-        raise SettingError(f"{label} fails on {shapes} ({location}); fix the hook") from error
+        raise SettingError(f"{label} fails on inputs of shape {shapes} ({location}); fix this hook") from error
     if not isinstance(result, Tensor):
-        raise SettingError(f"{label} returns {_type_name(result)} for {shapes}; return a tensor {expected}")
+        raise SettingError(
+            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with axes {expected}"
+        )
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
     axis_matches = [
@@ -214,10 +217,13 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], sha
     ]
     if result.dim() != len(shape) or not all(axis_matches):
         broadcast = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
-        raise SettingError(f"{label} returns shape {tuple(result.shape)} for {shapes}; return {expected}{broadcast}")
+        raise SettingError(
+            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}; "
+            f"return axes {expected}{broadcast}"
+        )
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
-        dtype = arguments[0].dtype if hook == "embed" else "floats"
-        raise SettingError(f"{label} returns {result.dtype} numbers; return {dtype}")
+        dtype = arguments[0].dtype if hook == "embed" else "a floating-point tensor"
+        raise SettingError(f"{label} returns a tensor of dtype {result.dtype}; return {dtype}")
 
 
 def _type_name(value: object) -> str:

@@ -26,10 +26,10 @@ MAIN_GUARD_ADVICE = 'put the call under `if __name__ == "__main__":` in your scr
 def run_in_processes(
     run_job: Callable[[Job], Result | None], jobs: Sequence[Job], workers: int, on_result: Callable[[Job, Result], None]
 ) -> bool:
-    """Run each job in one of ``workers`` processes, and pass results to ``on_result``; return False after a signal.
+    """Run jobs in ``workers`` processes and pass each result to ``on_result``; return False if a signal stopped them.
 
-    ``run_job`` returns None after a signal. Raises ``WorkerError`` if a process dies. Workers always end with this
-    process.
+    ``run_job`` must return None if a signal stopped it. Raises ``WorkerError`` if a worker process dies. The workers
+    end when this process ends.
     """
     # torch needs a fresh interpreter per worker.
     spawn = multiprocessing.get_context("spawn")
@@ -80,7 +80,7 @@ def _report_lost_worker() -> Iterator[None]:
 
 @contextmanager
 def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
-    """Start processes that do not import the user's script, unless a job uses a class from that script.
+    """Start worker processes without importing the user's script, unless a job uses a class from that script.
 
     A spawned process imports the script of its parent; without a main guard, it would run the script again.
     """
@@ -96,14 +96,14 @@ def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
 
 
 def _initialize_worker() -> None:
-    """Ignore signals between jobs: a worker that dies while holding the queue lock blocks the others."""
+    """Ignore SIGINT and SIGTERM between jobs, because a worker that dies with the queue lock would block the others."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:
-    """Exit immediately when the parent process ends; saved results remain."""
+    """Wait for the parent process to end, then exit at once; results that are saved already remain."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

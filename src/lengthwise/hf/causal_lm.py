@@ -137,7 +137,7 @@ class CausalLM:
     def log_probs_with_mask(
         self,
         states: DynamicCache,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
@@ -146,14 +146,14 @@ class CausalLM:
         The near tokens attend to the states where ``visible`` is True. One sequence packs several copies of the near
         tokens, which share the keys of the states and do not attend to each other.
         """
-        seq, num_packs = len(near), -(-len(visible) // self.pack_size)
+        seq, num_packs = len(near_tokens), -(-len(visible) // self.pack_size)
         num_copies = -(-len(visible) // num_packs)
         # Repeat the last row to fill the last pack.
         rows = visible[torch.arange(num_packs * num_copies).clamp(max=len(visible) - 1)].view(num_packs, num_copies, -1)
         near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
         mask = torch.cat([rows.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
         logits = self._logits(
-            near.repeat(num_copies).expand(num_packs, -1),
+            near_tokens.repeat(num_copies).expand(num_packs, -1),
             position_ids.repeat(num_copies).expand(num_packs, -1),
             additive_mask(mask[:, None], self.model.dtype).to(device_of(self.model)),
             logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
@@ -164,31 +164,36 @@ class CausalLM:
     def gate_gradient(
         self,
         states: DynamicCache,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " states"]:
         """Return the gradient of ``objective`` with respect to ``log_gates``, a bias on the scores of every layer."""
         gates = log_gates.to(device_of(self.model)).requires_grad_()
-        last_index = torch.tensor([len(near) - 1])
+        last_index = torch.tensor([len(near_tokens) - 1])
         with torch.enable_grad():
-            mask = self._build_causal_mask(len(log_gates), len(near))
-            mask = mask + torch.nn.functional.pad(gates, (0, len(near))).to(mask.dtype)
-            logits = self._logits(near[None], position_ids[None], mask, logit_indexes=last_index, cache=states)
+            mask = self._build_causal_mask(len(log_gates), len(near_tokens))
+            mask = mask + torch.nn.functional.pad(gates, (0, len(near_tokens))).to(mask.dtype)
+            logits = self._logits(near_tokens[None], position_ids[None], mask, logit_indexes=last_index, cache=states)
             value = objective(logits[0, 0].float().log_softmax(dim=-1))
             return torch.autograd.grad(value, gates)[0]
 
     @torch.no_grad()
     def attention_weights(
-        self, states: DynamicCache, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+        self, states: DynamicCache, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
         """Return the attention weight of the last near token on each state, averaged over layers and heads."""
-        num_states, last_index = states.get_seq_length(), torch.tensor([len(near) - 1])
-        mask = self._build_causal_mask(num_states, len(near))
+        num_states, last_index = states.get_seq_length(), torch.tensor([len(near_tokens) - 1])
+        mask = self._build_causal_mask(num_states, len(near_tokens))
         with self._eager_attention():
             output = self._forward(
-                near[None], position_ids[None], mask, logit_indexes=last_index, cache=states, output_attentions=True
+                near_tokens[None],
+                position_ids[None],
+                mask,
+                logit_indexes=last_index,
+                cache=states,
+                output_attentions=True,
             )
         weights = torch.stack([layer[0, :, -1, :num_states].float().mean(dim=0) for layer in output.attentions])
         return weights.mean(dim=0)

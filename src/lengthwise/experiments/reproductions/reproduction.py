@@ -1,4 +1,4 @@
-"""Claims and their reproduction: the experiments that test a claim, run at a chosen size, with tables and a figure."""
+"""Reproduction of a claim: experiments that test it, run at one of four sizes, with tables and a figure."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,11 @@ READING_FILE, READINGS_FILE = "reading.jsonl", "readings.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizePreset:
-    """Part of a claim to run: number of seeds, row labels (None: all), and limits on test length and steps."""
+    """Part of a claim that one size runs.
+
+    ``labels`` contains the labels of the experiments (None: all). ``max_length`` limits the test lengths, and
+    ``max_steps`` the training steps (None: no limit).
+    """
 
     num_seeds: int
     labels: tuple[str, ...] | None = None
@@ -38,9 +42,10 @@ class SizePreset:
 class Claim:
     """Statement from the paper or an extension of it, with the experiments that test it.
 
-    ``experiments`` returns the full-size experiments by label. ``read`` extracts values from a trained run and its
-    result rows; they are saved as a reading, with ``row`` and ``seed``. ``tables`` builds tables from result rows and
-    readings, in addition to exact match by length. ``draw`` writes a figure of both and returns its path.
+    ``experiments`` returns the full-size experiments by label. ``read`` computes more values from a trained run and its
+    result rows, for example the training FLOPs. With the label (``row``) and the ``seed`` of the run, they form a
+    reading. ``tables`` builds tables from the result rows and readings of all runs, in addition to exact match by
+    length. ``draw`` writes a figure of the rows and readings into a folder and returns its path.
     """
 
     name: str
@@ -54,9 +59,9 @@ class Claim:
     draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
 
     def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
-        """Return the experiments of a size and the number of seeds for each, starting at ``first_seed``.
+        """Return the experiments of a size by label, with the seed ``first_seed``, and the number of seeds of each.
 
-        ``quick`` has all experiments at a tiny size; ``gpu`` equals ``full``.
+        ``quick`` has a tiny version of every experiment; ``gpu`` has the same experiments as ``full``.
         """
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
@@ -68,13 +73,13 @@ class Claim:
         return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds
 
     def default_labels(self, size: str) -> tuple[str, ...] | None:
-        """Return the labels that run by default, None for all; ``quick`` runs the labels of ``laptop``."""
+        """Return the labels of the experiments that run by default; None for all experiments of the size."""
         return self.laptop.labels if size == "quick" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """Result rows, readings, tables and figure of a claim; no tables and no figure while a run is unfinished."""
+    """Comparison of a claim's runs, with readings, tables and figure; these are empty while a run is unfinished."""
 
     comparison: Comparison
     readings: list[dict[str, Any]]
@@ -97,8 +102,8 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
     """Train and evaluate the experiments of a claim at one of ``SIZES``; repeat the call to continue after a stop.
 
     ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds start at ``first_seed``; their
-    default number depends on the size. ``only`` restricts this call to some labels; results of earlier calls are
-    included. Raises ``UnknownNameError`` for an unknown size or label.
+    default number depends on the size. ``only`` contains the labels to run in this call (default: the labels of the
+    size). The result also includes the runs of earlier calls. Raises ``UnknownNameError`` for an unknown size or label.
     """
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)
@@ -125,7 +130,7 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
 
 
 def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
-    """Return one table of exact match by length per task, followed by the tables of the claim."""
+    """Return one table of exact match by length for each task, followed by the tables that ``claim.tables`` builds."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         task_rows = [row for row in rows if row["task"] == task]
@@ -137,7 +142,7 @@ def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> 
 def _collect_readings(
     claim: Claim, experiments: Mapping[str, Experiment], rows: Rows, out: Path, device: str
 ) -> list[dict[str, Any]]:
-    """Return the reading of every run with results; readings of earlier calls are loaded from the run folders."""
+    """Return the reading of every run that has result rows; a saved reading is loaded instead of computed again."""
     if claim.read is None:
         return []
     seeds, readings = sorted({row["seed"] for row in rows}), []

@@ -1,4 +1,4 @@
-"""Claim on model scale (a question of two reviewers): extrapolation by depth, width and training budget."""
+"""Claim on model scale, a question of two reviewers: extrapolation by depth, width and number of training steps."""
 
 import math
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 
-# Numbers of layers and widths; each head has 32 dimensions.
+# Pairs of number of layers and width; each head has 32 dimensions.
 MODEL_SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
 # Fractions of the recipe's training steps.
 STEP_FRACTIONS = (0.25, 0.5, 1.0)
-# Minimum exact match at a length that counts as reached.
+# Minimum exact match at which a test length counts toward the reach of a run.
 THRESHOLD = 0.9
 # Task, size and budget by label.
 SETTINGS = {
@@ -57,10 +57,10 @@ def _resize(base: Experiment, layers: int, width: int, budget: float) -> Experim
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the number of weights, the training FLOPs, the fit and the reach of a run.
+    """Return the number of weights, the training FLOPs, whether the run fits its training lengths, and its reach.
 
-    Training uses six FLOPs per weight and token, without attention. The reach is the longest length up to which every
-    exact match is at least ``THRESHOLD``, divided by the longest training length.
+    Training uses six FLOPs per weight and token, without attention. The reach is a test length divided by the longest
+    training length: the longest one up to which exact match is at least ``REACH_THRESHOLD`` on every task variant.
     """
     experiment = run.experiment
     first, last = experiment.train_lengths
@@ -95,7 +95,7 @@ def _settings_of(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], floa
 
 
 def _size_table(task: str, readings: Rows) -> Table:
-    """Return a table of the reach of every seed, by model size and training budget."""
+    """Return a table of the reach of every seed, with a row per model size and a column per training budget."""
     body = []
     for layers, width in MODEL_SIZES:
         row_cells = [f"{layers} x {width}", "-"]
@@ -115,7 +115,10 @@ def _reach_text(reading: Mapping[str, Any]) -> str:
 
 
 def _flops_table(task: str, readings: Rows) -> Table:
-    """Return a table of the model sizes with the largest reach, by training FLOPs in bins of a factor of four."""
+    """Return a table of the model sizes with the largest mean reach in each bin of training FLOPs.
+
+    The upper end of a bin is four times its lower end.
+    """
     task_readings = [reading for reading in readings if _settings_of(reading)[0] == task]
     body = []
     for power in sorted({_flops_bin(reading) for reading in task_readings}):
@@ -136,12 +139,12 @@ def _flops_bin(reading: Mapping[str, Any]) -> int:
 
 
 def _mean_reach(readings: Rows) -> float:
-    """Return the geometric mean of the reach; a run that fails within the training length counts as 0.1."""
+    """Return the geometric mean of the reach over runs; a reach of 0 counts as 0.1 to avoid the logarithm of 0."""
     return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw reach against training FLOPs, with one panel per task."""
+    """Draw the reach of every run against its training FLOPs, with one panel per task."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
     from matplotlib.ticker import NullFormatter  # noqa: PLC0415

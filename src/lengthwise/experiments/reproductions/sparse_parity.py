@@ -28,7 +28,7 @@ COLORS = ("#2471a3", "#c0392b", "#1e8449", "#b9770e", "#7d3c98")
 
 @dataclass(frozen=True, slots=True)
 class _Variation:
-    """Runs that differ only in the maximum number of bits in training."""
+    """Experiments that differ only in the maximum number of flagged bits in training; ``name`` ends their labels."""
 
     name: str
     train_bits: tuple[int, ...]
@@ -74,7 +74,7 @@ def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
 
 
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    """Return tables of exact match by bits in training and in the test, and of the growth of the loss."""
+    """Return tables of exact match by number of flagged bits, and of the growth of the loss with length."""
     longest = max(int(row["train_lengths"][1]) for row in rows)
     near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
     heat_map_tables = [_exact_match_table(rows, length, longest) for length in (near, *far_lengths)]
@@ -93,7 +93,10 @@ def _exact_match_table(rows: Rows, length: int, longest: int) -> Table:
 
 
 def _growth_table(rows: Rows, near: int, far: int) -> Table:
-    """Return the growth of the loss at length ``far``, for runs and numbers of bits that fit at length ``near``."""
+    """Return a table of the growth of the loss from length ``near_length`` to ``far_length``.
+
+    It includes the runs and numbers of bits that fit at ``near_length``.
+    """
     body = []
     for variation in VARIATIONS:
         labels = list(map(variation.label, variation.train_bits))
@@ -135,7 +138,7 @@ def _factor_text(factor: Factor) -> str:
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw two panels per variation: exact match by length on training bits, and by number of bits at a long length."""
+    """Draw two panels per variation: exact match by test length, and by number of flagged bits at one long length."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -186,7 +189,7 @@ def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any
 
 
 def _train_bits(row: Mapping[str, Any]) -> int:
-    """Return the maximum number of bits in training."""
+    """Return the maximum number of flagged bits in the training examples of the run that a row belongs to."""
     return MAX_BITS[label_of(row)]
 
 

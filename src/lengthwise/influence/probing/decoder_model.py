@@ -22,8 +22,8 @@ ROUNDING = 1e-3
 class DecoderModel:
     """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
 
-    Hidden tokens have an effect if an encoding reads neighboring scores (DAPE V2), or if embeddings depend on earlier
-    tokens. Options that depend on the number of tokens, such as length scaling, count visible tokens only.
+    Hidden tokens have an effect if an encoding mixes the scores of neighboring keys (DAPE V2), or if embeddings depend
+    on earlier tokens. Options that depend on the number of tokens, such as length scaling, count visible tokens only.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DecoderModel:
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the next tokens after the last ``t`` tokens."""
+        """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
         first = tokens.shape[1] - targets.shape[1]
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first)
         logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)
@@ -74,7 +74,7 @@ class DecoderModel:
     def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Return the log-probabilities after the last token, from one pass with an optional attention mask."""
+        """Return the log-probabilities of the token after the sequence, from one pass with an optional attention mask."""
         hooks = NO_HOOKS if mask is None else AttentionHooks(score_bias=_score_bias(mask[None].to(self.device)))
         ids = torch.arange(len(tokens), device=self.device)
         hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], hooks=hooks)
@@ -105,17 +105,17 @@ class DecoderModel:
     def log_probs_with_mask(
         self,
         states: Cache | None,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after ``near``; near tokens attend only to ``visible`` states."""
-        return self._log_probs_with_bias(states, near, position_ids, _score_bias(visible.to(self.device)))
+        """Return the log-probabilities of the token after ``near_tokens``, which attend only to ``visible`` states."""
+        return self._log_probs_with_bias(states, near_tokens, position_ids, _score_bias(visible.to(self.device)))
 
     def gate_gradient(
         self,
         states: Cache | None,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
@@ -123,35 +123,35 @@ class DecoderModel:
         """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
         gates = log_gates.to(self.device).requires_grad_()
         with torch.enable_grad():
-            log_probs = self._log_probs_with_bias(states, near, position_ids, gates[None])
+            log_probs = self._log_probs_with_bias(states, near_tokens, position_ids, gates[None])
             return torch.autograd.grad(objective(log_probs[0]), gates)[0]
 
     @torch.no_grad()
     def attention_weights(
-        self, states: Cache | None, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+        self, states: Cache | None, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         layers: list[Tensor] = []
 
         def record(weights: Float[Tensor, "batch heads query key"]) -> None:
-            layers.append(weights[0, :, -1, : -len(near)].mean(dim=0))
+            layers.append(weights[0, :, -1, : -len(near_tokens)].mean(dim=0))
 
         hooks = AttentionHooks(on_weights=record)
-        self.decoder(near[None].to(self.device), position_ids[None].to(self.device), states, hooks=hooks)
+        self.decoder(near_tokens[None].to(self.device), position_ids[None].to(self.device), states, hooks=hooks)
         return torch.stack(layers).mean(dim=0)
 
     def _log_probs_with_bias(
         self,
         states: Cache | None,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         state_bias: Float[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
         """Return the log-probabilities after the near tokens, with a bias on the attention scores of each state."""
         batch = len(state_bias)
-        bias = torch.nn.functional.pad(state_bias, (0, len(near)))[:, None].expand(-1, len(near), -1)
+        bias = torch.nn.functional.pad(state_bias, (0, len(near_tokens)))[:, None].expand(-1, len(near_tokens), -1)
         hidden, _ = self.decoder(
-            near.to(self.device).expand(batch, -1),
+            near_tokens.to(self.device).expand(batch, -1),
             position_ids.to(self.device).expand(batch, -1),
             None if states is None else _expand(states, batch),
             hooks=AttentionHooks(score_bias=bias),
@@ -168,7 +168,7 @@ def _score_bias(visible: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def _expand(states: Cache, batch: int) -> Cache:
-    """Expand the states to a batch without copies of the data."""
+    """Repeat the states of one sequence ``batch`` times, without a copy of the data."""
     return replace(
         states,
         position_ids=states.position_ids.expand(-1, batch, -1),

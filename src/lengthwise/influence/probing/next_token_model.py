@@ -35,16 +35,16 @@ class NextTokenModel(Protocol):
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the next tokens after the last ``t`` tokens."""
+        """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
         ...
 
     def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Return the log-probabilities after the last token from one forward pass over all tokens, without a cache.
+        """Return the log-probabilities of the token after the sequence, from one forward pass without a cache.
 
-        ``mask`` (query, key) is True if the query attends to the key; IDs then count from 0. Without it, the model gets
-        neither IDs nor a mask. Checks compare the results of all other methods with this method.
+        ``mask`` (query, key) is True if the query attends to the key. With a mask, the model also gets position IDs
+        that count from 0. Without a mask, it gets no IDs. Checks compare all other methods with this method.
         """
         ...
 
@@ -68,17 +68,17 @@ class NextTokenModel(Protocol):
     def log_probs_with_mask(
         self,
         states: Any,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after ``near``; near tokens attend only to ``visible`` states."""
+        """Return the log-probabilities of the token after ``near_tokens``, which attend only to ``visible`` states."""
         ...
 
     def gate_gradient(
         self,
         states: Any,
-        near: Int[Tensor, " near"],
+        near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
         log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
@@ -90,7 +90,7 @@ class NextTokenModel(Protocol):
         ...
 
     def attention_weights(
-        self, states: Any, near: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
+        self, states: Any, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         ...
