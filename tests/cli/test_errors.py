@@ -297,7 +297,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
         SettingError,
-        r"shape \(0, 4\) spans 5 tokens but widest is 4; increase widest",
+        r"shape \(0, 4\) spans 5 tokens but widest is 4; set widest to at least 5",
     ),
     (
         lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
@@ -316,7 +316,7 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Subsets(num_planted=9).law(40),
         SettingError,
-        r"length 40 has 61,523,748 shapes, more than 200,000; reduce it, or use sampling",
+        r"length 40 has 61,523,748 shapes, more than 200,000; use a smaller length, span or",
     ),
     (
         lambda: UniformShapes(num_planted=4, widest=3),
@@ -332,17 +332,17 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
         SettingError,
-        r"the laws plant \[1, 2\] tokens; use the same k for all",
+        r"the laws have different numbers of planted tokens \[1, 2\]; use the same number in all laws",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
         SettingError,
-        r"the first law needs length 7; increase until\[0\] 4 to this length",
+        r"the first law needs at least length 7 but applies up to length 4; set until\[0\] to at least 7",
     ),
     (
         lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
         SettingError,
-        r"the law for length 5 and longer needs length 7; use a narrower shape or start it at 7",
+        r"laws\[1\] applies from length 5 on but needs at least length 7; use a narrower shape, or set until\[0\] to",
     ),
 ]
 
@@ -483,9 +483,13 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: MultiAddition(operands=(3, 2)),
         SettingError,
-        r"invalid operands \(3, 2\); use increasing numbers of at least 2",
+        r"invalid range of operands \(3, 2\); use a minimum of at least 2 and a maximum not below it",
     ),
-    (lambda: Multiplication(digits=0), SettingError, r"digits 0 is too small; use at least 1, or None for the length"),
+    (
+        lambda: Multiplication(digits=0),
+        SettingError,
+        r"digits 0 is too small; use at least 1, or None for the length of the first factor",
+    ),
     *(
         (
             lambda p=p: Multiplication().from_prompt(p),
@@ -549,33 +553,33 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         for s in (RandomStart, Skipwise, Randomized, RandomFloats, Abacus, Coupled, MultiLevel, Predicted, Learned)
     ),
     *(
-        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 for no gaps")
+        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 \(no gaps\) or more")
         for s in (Skipwise, Coupled, MultiLevel, Predicted)
     ),
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1 and"),
-    (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1"),
+    (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1 head"),
     *(
         (
             lambda masked_heads=masked_heads, heads=heads: HardALiBi(num_masked_heads=masked_heads).build(
                 EncodingSize(d_model=8, num_heads=heads, d_head=8 // heads)
             ),
             SettingError,
-            rf"cannot mask {masked} of {heads} heads; .*, and set num_masked_heads to at most num_heads",
+            rf"cannot mask {masked} of {heads} heads; set num_masked_heads to at least 1 and at most {heads}",
         )
         for masked_heads, masked, heads in ((None, 0, 1), (3, 3, 2))
     ),
-    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 is too small; use at least 2"),
+    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 is too small; use at least 2 buckets"),
     (
         lambda: T5Bias(num_buckets=9, max_distance=4),
         SettingError,
-        r"max_distance 4 is too small for 9 buckets; set it to at least 5",
+        r"max_distance 4 is too small for 9 buckets; set max_distance to at least 5",
     ),
     (lambda: FIRE(threshold=0.0), SettingError, r"threshold 0.0 is not positive; use a number above 0"),
     (
         lambda: Rotary().build(EncodingSize(d_model=6, num_heads=2, d_head=3)),
         SettingError,
-        r"d_head 3 is odd .* make d_model / num_heads even",
+        r"d_head 3 is odd.* so that d_model / num_heads is even",
     ),
     *(
         (lambda s=s: s(factor=0.5), SettingError, r"factor 0.5 is below 1; use 1 for plain rotary, or more for longer")
@@ -601,7 +605,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s: s().build(EncodingSize(d_model=10, num_heads=2, d_head=5)),
             SettingError,
-            r"d_head 5 is odd .* make d_model / num_heads even",
+            r"d_head 5 is odd.* so that d_model / num_heads is even",
         )
         for s in (LinearInterpolation, YaRN, Weave)
     ),
@@ -627,23 +631,26 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda share=share: PartialRotary(share=share).build(EncodingSize(d_model=16, num_heads=2, d_head=8)),
             SettingError,
-            rf"share {share} of d_head 8 is {turning} components .* so that share \* d_head is even and at least 2",
+            rf"share {share} of d_head 8 is {turning} components, .* so that share \* d_head is even and at least 2",
         )
         for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
     ),
-    *((lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 is too small; use at least 1") for s in (DAPE, DAPEv2)),
+    *(
+        (lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 is too small; use at least 1 hidden unit")
+        for s in (DAPE, DAPEv2)
+    ),
     *(
         (
             lambda size=size: DAPEv2(kernel_size=size),
             SettingError,
-            rf"kernel_size {size} is not a positive odd number; use a number such as 3",
+            rf"kernel_size {size} is not positive and odd; use an odd number such as 3",
         )
         for size in (-1, 0, 2)
     ),
     (
         lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
         SettingError,
-        r"d_head 8 is not a multiple of 3 levels; change d_model",
+        r"d_head 8 is not a multiple of the 3 coupling levels; choose d_model and num_heads so",
     ),
     (
         build_no_encoding,
@@ -719,7 +726,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         use_entmax_without_the_library,
         SettingError,
-        r"weights 'entmax' need the entmax library; pip install 'lengthwise\[entmax\]'",
+        r"weights 'entmax' need the entmax library; run pip install 'lengthwise\[entmax\]'",
     ),
     (
         lambda: forward(torch.zeros(1, 3, dtype=torch.int64)),
@@ -729,7 +736,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: forward(torch.zeros(3, 1, 2, dtype=torch.int64)),
         PositionIDError,
-        r"IDs have 3 level\(s\) but this decoder was built for 1; pass 1, or build it with num_levels=3",
+        r"IDs have 3 level\(s\) but this decoder was built for 1; pass IDs with 1 level\(s\), or build the decoder",
     ),
     (
         lambda: forward(torch.zeros(1, 2, dtype=torch.bool)),
@@ -748,7 +755,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"ID 5 is beyond the 5 IDs of the encoding learned; set its num_position_ids to at least 6",
     ),
     (lambda: generate_with_ids(1), SettingError, r"1 IDs for 2 prompt tokens; pass one ID per token"),
-    (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass all IDs, or train with"),
+    (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass the IDs of all new"),
     (
         require_missing_places,
         UnsupportedTaskError,
@@ -763,12 +770,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: IndexHints(num_hints=5).from_prompt("010101"),
         SettingError,
-        r"num_hints 5 is too small for a sequence of 6 places; use at least 6, or a shorter length",
+        r"num_hints 5 is too small for a sequence with 6 places; set num_hints to at least 6, or use a shorter",
     ),
     (
         lambda: IndexHints(task=IndexHints()).from_prompt("01"),
         UnsupportedTaskError,
-        r"task index_hints declares no places; use a task such as parity",
+        r"task index_hints declares no places for hints; use a task such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"unknown split 'test' of text; use one of train, held_out"),
     (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; write some words to continue"),
@@ -790,12 +797,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: JSONLTask(file="nowhere.jsonl"),
         TaskFileError,
-        r"nowhere.jsonl cannot be read \(No such file or directory\); use a readable --task FILE.jsonl$",
+        r"nowhere.jsonl cannot be read \(No such file or directory\); pass the path of a readable file to --task$",
     ),
     (
         lambda: JSONLTask().from_run_folder(Path("nowhere")),
         TaskFileError,
-        r"^nowhere was not trained on a task file \(it has no rows.json\); use the run's task$",
+        r"^nowhere was not trained on a task file \(it has no rows.json\); use the task of the run$",
     ),
     (
         lambda: read_damaged_tokens("[]"),
@@ -805,9 +812,13 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: read_damaged_tokens('{"symbols": [1, 2], "coupled": true, "falls": false}'),
         TaskFileError,
-        r"rows.json cannot be read \(its token names are invalid\); train the run again$",
+        r"rows.json cannot be read \(it has invalid token names or .* entry\); train the run again$",
     ),
-    (read_changed_file, TaskFileError, r"has changed; pass the file again with --task, or restore it$"),
+    (
+        read_changed_file,
+        TaskFileError,
+        r"has changed since the task was created; restore the file, or pass it to --task again$",
+    ),
     (
         train_on_another_corpus,
         TextError,

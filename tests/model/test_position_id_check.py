@@ -61,21 +61,23 @@ INVALID: dict[str, tuple[EncodingSettings, int, torch.Tensor, type[LengthwiseErr
         1,
         IDS,
         PositionIDError,
-        r"have 2 level\(s\) but this decoder was built for 1; pass 1, or build it with num_levels=2$",
+        r"have 2 level\(s\) but this decoder was built for 1; "
+        r"pass IDs with 1 level\(s\), or build the decoder with num_levels=2$",
     ),
     "too few levels": (
         Rotary(),
         2,
         IDS[:1],
         PositionIDError,
-        r"have 1 level\(s\) but this decoder was built for 2; pass 2, or build it with num_levels=1$",
+        r"have 1 level\(s\) but this decoder was built for 2; "
+        r"pass IDs with 2 level\(s\), or build the decoder with num_levels=1$",
     ),
     "too few levels without their axis": (
         Rotary(),
         2,
         IDS[0],
         PositionIDError,
-        r"have 1 level\(s\) but this decoder was built for 2; pass 2, or",
+        r"have 1 level\(s\) but this decoder was built for 2; pass IDs with 2 level",
     ),
     "negative": (Rotary(), 2, with_value(-3), PositionIDError, r"position ID -3 is negative.*; IDs start at 0$"),
     "negative on the second level": (Rotary(), 2, with_value(-3, level=1), PositionIDError, r"ID -3 is negative"),

@@ -262,14 +262,14 @@ MALFORMED = {
     '{"prompt": "a", "response": "b", "coupling": [1, 2, 3]}': (
         r"the coupling has 3 numbers; write 2, one for each token of the prompt \(1\) and of the response \(1\)"
     ),
-    '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"invalid coupling number 1.0; use integers from 0 on",
+    '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"invalid coupling number 1.0; use an integer from 0 to",
     '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"invalid coupling number true; use integers",
     '{"prompt": "a", "response": "b", "coupling": [-1, 1]}': r"invalid coupling number -1; use integers",
     '{"prompt": "a", "response": "b", "coupling": [1, 9999999999]}': r"invalid coupling number 9999999999; use",
     '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"invalid length 0; use a positive integer",
     '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": "1"}': r'invalid length "1"; use',
     '{"prompt": "a end", "response": "b", "coupling": [1, 1, 1]}': (
-        r"the task adds the token 'end' to every response; remove it or rename it"
+        r"the task adds the token 'end' to every response; remove or rename this token"
     ),
     '{"prompt": "a <mark>", "response": "b", "coupling": [1, 1, 1]}': r"the task adds the token '<mark>' to every",
 }
@@ -329,7 +329,7 @@ def test_pickling_the_task_does_not_include_the_parsed_records(file, rng):
 
 def test_creating_a_task_from_a_missing_file_raises_an_error(tmp_path):
     with pytest.raises(
-        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); use a readable --task"
+        TaskFileError, match=r"none\.jsonl cannot be read \(No such file or directory\); pass the path of a readable"
     ):
         JSONLTask(file=str(tmp_path / "none.jsonl"))
     (tmp_path / "folder.jsonl").mkdir()
@@ -418,7 +418,7 @@ def test_a_file_that_changed_after_training_raises_an_error(file, tmp_path):
     train(experiment, tmp_path / "run", device="cpu")
     content = file.read_text()
     write_records(file, reversals(range(1, 5), seed=1))
-    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed; pass the file again with --task"):
+    with pytest.raises(TaskFileError, match=r"rows\.jsonl has changed since the task was created; restore"):
         evaluate(load_run(tmp_path / "run", device="cpu"), experiment.evaluation)
     # Passed again, it is another file for evaluation.
     changed_run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
@@ -440,7 +440,7 @@ def test_a_stopped_run_on_a_task_file_resumes_to_the_same_weights(file, tmp_path
 def test_a_run_of_another_task_does_not_load_with_a_task_file(file, tmp_path):
     train(small_experiment(steps=1), tmp_path / "run", device="cpu")
     with pytest.raises(
-        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use the run's task"
+        TaskFileError, match=r"run was not trained on a task file \(it has no rows\.json\); use the task of"
     ):
         load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(file))}, device="cpu")
 
@@ -519,7 +519,7 @@ def test_invalid_task_files_exit_with_status_2_and_write_nothing(tmp_path, capsy
     before = folder_contents(tmp_path)
     for task, flags, text in (
         ("bad.jsonl", [], 'bad.jsonl line 2: the record has no "prompt"; write one object such as'),
-        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); use a readable --task"),
+        ("none.jsonl", [], "none.jsonl cannot be read (No such file or directory); pass the path of a readable"),
         (
             "short.jsonl",
             ["--train-lengths", "1:20"],

@@ -18,7 +18,7 @@ from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.validation import select_variants
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.text_codec import PieceCodec, TextCodec
+from lengthwise.influence.text_codec import BytePairCodec, TextCodec
 from lengthwise.tasks import Task, Text, TokenizedDocument, task_fields
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
@@ -39,7 +39,9 @@ class LanguageModel:
             return self.task.held_out()
         kinds = self.task.variants()
         if kind not in kinds:
-            raise ModelError(f"{self.model.name} has no kind of text '{kind}'; known: {', '.join(kinds) or 'none'}")
+            raise ModelError(
+                f"{self.model.name} has no held-out texts of kind '{kind}'; known kinds: {', '.join(kinds) or 'none'}"
+            )
         variant = kinds[kind]
         assert isinstance(variant, Text)
         return variant.held_out()
@@ -84,7 +86,7 @@ def evaluate_language_model(
     out: StrPath | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the exact match by length of a `transformers` model, evaluated in plain text.
+    """Return result rows with the exact match by length of a `transformers` model, evaluated in plain text.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
     evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
@@ -139,4 +141,4 @@ def _load_run(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
     trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
     model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance)
-    return LanguageModel(model=model, codec=PieceCodec(task.tokenizer), task=task)
+    return LanguageModel(model=model, codec=BytePairCodec(task.tokenizer), task=task)

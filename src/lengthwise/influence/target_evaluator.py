@@ -85,9 +85,9 @@ class TargetEvaluator:
         """Sampler of far tokens from another document, or from another part of the same document."""
         return PlaceboSampler(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
-    def rows(self, targets: Sequence[Target], first: int) -> list[dict[str, Any]]:
+    def rows(self, targets: Sequence[Target], first_target_index: int) -> list[dict[str, Any]]:
         """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
-        contexts = self._full_contexts(targets, first)
+        contexts = self._full_contexts(targets, first_target_index)
         rows = [self._row_without_selections(target, each) for target, each in zip(targets, contexts, strict=True)]
         pairs = zip(contexts, rows, strict=True)
         selections = [self._select_tokens(each) if row["weight"] else [] for each, row in pairs]
@@ -105,8 +105,8 @@ class TargetEvaluator:
             pass
         return num_full - start, counter.tokens - num_full
 
-    def _full_contexts(self, targets: Sequence[Target], first: int) -> list[FullContexts]:
-        windows = [self._windows_by_source(target, first + index) for index, target in enumerate(targets)]
+    def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
+        windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
         own_windows = [each["own"] for each in windows]
         log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
         log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
@@ -119,7 +119,7 @@ class TargetEvaluator:
             losses[index][source] = _loss(log_probs, own_windows[index])
         return [
             FullContexts(
-                target_index=first + n,
+                target_index=first_target_index + n,
                 windows=windows[n],
                 losses=losses[n],
                 log_probs_long=log_probs_long[n],

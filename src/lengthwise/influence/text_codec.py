@@ -19,7 +19,7 @@ class TextCodec(Protocol):
     start: tuple[int, ...]
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a text, without ``start``."""
+        """Return the token IDs of a text, without the start token."""
         ...
 
     def token_text(self, token: int) -> str:
@@ -27,7 +27,7 @@ class TextCodec(Protocol):
         ...
 
 
-class PieceCodec:
+class BytePairCodec:
     """Adapter for the byte-pair tokenizer of this package, which has no start token."""
 
     start: tuple[int, ...] = ()
@@ -36,23 +36,23 @@ class PieceCodec:
         self.tokenizer, self.name = tokenizer, tokenizer.name
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the tokens of a text."""
+        """Return the token IDs of a text."""
         return self.tokenizer.encode(text)
 
     def token_text(self, token: int) -> str:
-        """Return the text of a single token, which is empty for the end token."""
+        """Return the text of a single token; the end token has an empty text."""
         return self.tokenizer.pieces[token].decode("utf-8", "replace")
 
 
 def tokenize_documents(
     codec: TextCodec, documents: Iterable[Document], vocabulary_size: int
 ) -> Iterator[TokenizedDocument]:
-    """Tokenize documents. Raises ``ModelError`` if a token is outside the vocabulary of the model."""
+    """Yield each document as token IDs. Raises ``ModelError`` if an ID is outside the vocabulary of the model."""
     for document in documents:
         tokens = np.asarray(codec.encode(document.text), dtype=np.int32)
         if len(tokens) and tokens.max() >= vocabulary_size:
             raise ModelError(
-                f"tokenizer {codec.name} produces token {tokens.max()}, but the model has {vocabulary_size} tokens; "
+                f"tokenizer {codec.name} produces token ID {tokens.max()}, but the model has {vocabulary_size} tokens; "
                 "use the tokenizer that the model was trained with"
             )
         yield TokenizedDocument(name=document.name, tokens=tokens)

@@ -1,4 +1,4 @@
-"""Kinds of target tokens by their spelling and by repetition of n-grams in the near and far context."""
+"""Classification of target tokens by spelling and by repeated n-grams in the near and far context."""
 
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -33,10 +33,12 @@ def token_kinds(
 
     ``texts`` contains the decoded tokens of the context (the last ``near`` are near), then the decoded target.
     ``next_texts`` contains the decoded next tokens. ``tokens`` contains the IDs of context and target, because several
-    tokens may have the same text. With ``tokens``, the last ``NUM_NEIGHBORS`` texts and the target suffice.
+    tokens may have the same text. If ``tokens`` is set, ``texts`` needs only the last ``NUM_NEIGHBORS`` context tokens
+    and the target.
 
-    The n-gram kinds describe the n-gram that ends with the target. For example, a bigram is ``repeated_near_2`` if it
-    also ends in the near context, ``repeated_far_2`` if it occurs in the far context only, and ``new_2`` otherwise.
+    The n-gram kinds describe the n-gram that ends with the target. For example, a bigram is ``repeated_near_2`` if
+    another occurrence ends in the near context, ``repeated_far_2`` if the others are all in the far context, and
+    ``new_2`` if there are no others.
     """
     if tokens is None:
         vocabulary: dict[str, int] = {}
@@ -111,7 +113,7 @@ def _is_identifier(word: str) -> bool:
 
 
 def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, near: int) -> str:
-    """Return where the context repeats the n-gram that ends with the last token: near, far, or nowhere (new)."""
+    """Return ``repeated_near``, ``repeated_far`` or ``new`` for the n-gram that ends with the last token."""
     first = len(tokens) - n
     if first < 1:
         return "new"

@@ -34,7 +34,7 @@ def attend(
     value: Float[Tensor, "batch heads key d_head"],
     bias: Bias | None = None,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Return causal softmax attention; the queries belong to the last tokens.
+    """Return the output of causal softmax attention; ``query`` has the queries of the last tokens of the sequence.
 
     Scores are divided by ``sqrt(d_head)``; ``bias(start, stop, num_keys)`` returns additive scores. The causal mask
     depends only on the token index. Coupled IDs can repeat or decrease, so a mask from IDs would leak answers.
@@ -80,7 +80,7 @@ def _chunks(value: Float[Tensor, "batch heads key d_head"], num_queries: int) ->
 
 
 def _causal_scores(num_queries: int, num_keys: int, device: torch.device) -> Float[Tensor, "query key"]:
-    """Return 0 for visible keys and minus infinity for future keys."""
+    """Return additive scores: 0 for visible keys and minus infinity for future keys."""
     scores = torch.zeros(num_queries, num_keys, device=device)
     return scores if num_queries == 1 else scores.masked_fill_(future_mask(num_queries, num_keys, device), -math.inf)
 
@@ -105,7 +105,7 @@ class _ChunkedAttention(torch.autograd.Function):
     """Attention in chunks of queries that accumulates the gradients of keys and values in place.
 
     With plain autograd operations, the backward pass of each chunk would allocate gradients for all keys and values.
-    The fused kernel does not compute the gradient of a bias.
+    The fused kernel of PyTorch cannot be used, because it does not compute the gradient of a bias.
     """
 
     @staticmethod
@@ -158,7 +158,7 @@ class _ChunkedAttention(torch.autograd.Function):
 def attend_with_scores(
     scores: Scores, value: Float[Tensor, "batch heads key d_head"], num_queries: int, weight_function: WeightFunction
 ) -> Float[Tensor, "batch heads query d_head"]:
-    """Return causal attention from explicit scores; the function processes one chunk of queries at a time."""
+    """Return the output of causal attention with these scores and weights, one chunk of queries at a time."""
     parts = []
     for start, stop, num_keys in _chunks(value, num_queries):
         future = future_mask(stop - start, num_keys, value.device)
@@ -175,7 +175,7 @@ def dilute_attention(
     """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
-    The queries belong to the last tokens.
+    ``attended`` is the attention output of the last tokens of each sequence.
     """
     batch, heads, num_queries, _ = attended.shape
     sequence, head = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)

@@ -1,4 +1,4 @@
-"""Attention scores of one block, with the encoding, additive biases and length scaling."""
+"""Attention scores of one decoder layer, with the position encoding, additive biases and length scaling."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ NO_HOOKS = AttentionHooks()
 
 @dataclass(frozen=True, slots=True)
 class ScoreChunks:
-    """Biases and scores of one chunk of queries at a time, to limit the memory for long sequences."""
+    """Attention scores and biases, computed for one chunk of queries at a time to save memory."""
 
     encoding: LevelEncoding
     query: Float[Tensor, "batch heads query d_head"]
@@ -56,7 +56,7 @@ class ScoreChunks:
     def scores(
         self, start: int, stop: int, num_keys: int, visible: Tensor
     ) -> Float[Tensor, "batch heads chunk num_keys"]:
-        """Return the scaled scores of the same queries and keys as ``bias``, including the bias."""
+        """Return the scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys, including the bias."""
         ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *ids, visible)
         return scores + self.bias(start, stop, num_keys) if self.has_bias else scores

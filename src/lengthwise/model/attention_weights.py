@@ -53,7 +53,9 @@ def make_weight_function(name: str, *, k: int, alpha: float) -> WeightFunction |
         try:
             import entmax as _  # noqa: F401, PLC0415
         except ImportError:
-            raise SettingError("weights 'entmax' need the entmax library; pip install 'lengthwise[entmax]'") from None
+            raise SettingError(
+                "weights 'entmax' need the entmax library; run pip install 'lengthwise[entmax]'"
+            ) from None
         return partial(entmax, alpha=alpha)
     if name == "count":
         return scaled_sigmoid

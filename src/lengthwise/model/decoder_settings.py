@@ -22,10 +22,11 @@ class DecoderSettings:
     for ``"learned"`` (after Vasylenko et al. 2025, arXiv 2506.16640), and 1 for ``"none"``. ``previous_token_mix`` adds
     a learned multiple of the previous token's embedding. ``segments`` adds a vector for the number of separators.
 
-    ``weights`` replaces the softmax. ``"entmax"`` (with ``entmax_alpha``; Peters et al. 2019) sets most weights to 0,
-    ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and ``"count"`` (Ramapuram et al.
-    2024) uses sigmoids that do not sum to 1, so a head can count. In training, ``dilution`` spreads up to this share
-    of attention evenly over all visible keys. ``head`` is the name of the position head for PPC.
+    ``weights`` is the function from scores to attention weights. ``"entmax"`` (with ``entmax_alpha``; Peters et al.
+    2019) sets most weights to 0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and
+    ``"count"`` (Ramapuram et al. 2024) uses sigmoids that do not sum to 1, so a head can count. In training, a share of
+    attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` is the name of the position
+    head for PPC.
     """
 
     num_layers: int = 1

@@ -12,7 +12,7 @@ from lengthwise.model.decoder import Decoder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """New tokens after each prompt, with their IDs; ``is_written`` is False after the end token."""
+    """New tokens after each prompt, with their position IDs; ``is_written`` is False after the end token."""
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
@@ -37,7 +37,7 @@ def generate(
     if num_new_ids < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
             f"got IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
-            f"pass all IDs, or train with the scheme predicted"
+            "pass the IDs of all new tokens, or train with the scheme predicted"
         )
     lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
     prompt_ids = position_ids[:, :, :prompt_length]

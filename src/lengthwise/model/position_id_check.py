@@ -30,7 +30,7 @@ class IDCheck:
         if len(ids) != self.num_levels:
             raise PositionIDError(
                 f"position IDs have {len(ids)} level(s) but this decoder was built for {self.num_levels}; "
-                f"pass {self.num_levels}, or build it with num_levels={len(ids)}"
+                f"pass IDs with {self.num_levels} level(s), or build the decoder with num_levels={len(ids)}"
             )
         if ids.is_complex() or ids.dtype == torch.bool:
             raise PositionIDError(f"position IDs have the invalid type {ids.dtype}; pass whole or real numbers")

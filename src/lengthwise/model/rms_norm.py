@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class _RMSNorm(torch.autograd.Function):
-    """Normalization ``y = x * r * w`` with ``r = 1 / sqrt(mean(x^2) + eps)``."""
+    """Normalization ``y = x * r * weight`` with ``r = 1 / sqrt(mean(x^2) + eps)`` over the last axis."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -22,7 +22,7 @@ class GappedScheme(RangedScheme):
     def __post_init__(self) -> None:
         RangedScheme.__post_init__(self)
         if self.max_gaps < 0:
-            raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 for no gaps")
+            raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 (no gaps) or more")
 
     def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the IDs without gaps: by default, all levels of the task's coupling."""

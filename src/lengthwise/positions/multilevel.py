@@ -10,7 +10,8 @@ from lengthwise.positions.gaps import GappedScheme
 class MultiLevel(GappedScheme):
     """Position coupling with one ID per token and level; training adds independent gaps and shifts to each level.
 
-    The decoder receives all IDs at evaluation. On a task with one level, the IDs equal those of ``coupled``.
+    At evaluation, the decoder receives the IDs of prompt and response. On a task with one level, the IDs equal those of
+    ``coupled``.
     """
 
     name: ClassVar[str] = "multilevel"

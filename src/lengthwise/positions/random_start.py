@@ -13,7 +13,7 @@ from lengthwise.tasks.examples import Examples
 class RandomStart(RangedScheme):
     """Consecutive IDs that start at a random ID per sequence in training, and at 0 at evaluation.
 
-    Training covers every ID below ``num_position_ids``, but no distance larger than the training sequences.
+    Training covers every ID below ``num_position_ids``, but no distance between IDs longer than the training sequences.
     """
 
     name: ClassVar[str] = "random_start"

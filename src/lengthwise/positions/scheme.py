@@ -87,7 +87,7 @@ def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 
 
 def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """Return each token's index within its number or string; raise ``UnsupportedTaskError`` for other tasks."""
+    """Return the task's places; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.places is None:
         alternative = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
         raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEMES}{alternative}")

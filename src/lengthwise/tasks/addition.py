@@ -28,7 +28,7 @@ class Addition:
     ``scratchpad="carry"`` writes each digit and its carry as one symbol, such as ``3c``. Each answer then depends on
     k = 3 tokens, or on k = 5 without a scratchpad. For ``order="most"``, the support is unbounded.
     ``long_carry_share`` is the share of examples with a carry chain of random length. ``long_carry_from`` is the
-    minimum length of the chain as a share of the digits. ``unequal`` samples the length of the shorter operand.
+    minimum length of the chain as a share of the digits. ``unequal=True`` samples the number of digits of ``b``.
 
     Coupling (after Cho et al. 2024): the ID of a digit is its significance. A token of the sum has the ID of the digits
     that the next token depends on. The last digit of the sum has the ID of the ``+``.
@@ -66,11 +66,11 @@ class Addition:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs that end the first and the second operand."""
+        """Signs ``+`` and ``=``, which follow the first and the second operand."""
         return ("+", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample digits uniformly, and long carry chains in a share of the examples."""
+        """Sample digits uniformly; the share ``long_carry_share`` of the examples has a carry chain."""
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
         shorter_length = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
@@ -140,7 +140,10 @@ class Addition:
 def _add_digits(
     digits: Int[np.ndarray, "2 batch length"],
 ) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
-    """Return the operands and the sum with an extra digit, and the carries; the least significant digit is first."""
+    """Return the digits of the operands and the sum, each with ``length + 1`` digits, and the carries.
+
+    The least significant digit is first.
+    """
     _, size, length = digits.shape
     numbers = np.zeros((3, size, length + 1), dtype=np.int64)
     numbers[:2, :, :length] = digits
@@ -175,7 +178,7 @@ class _Layout:
         self.shape = (len(self.plus), self.index.shape[1])
 
     def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Return the significance of each token, from 1, and a mask of the digits of the number."""
+        """Return the significance of each digit of one of the three numbers, from 1, and a mask of these digits."""
         place = self.index - self.starts[number]
         count = self.num_digits[number]
         is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)

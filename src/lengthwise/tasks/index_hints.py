@@ -21,9 +21,10 @@ class IndexHints:
 
     Prompt and response share ``start``. It is uniform over all values for which ``num_hints`` suffices, so training on
     short sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt
-    has no hints and ``start`` is 0. Hints follow the order of the tokens, so they match if prompt and response have the
-    same order. A hint depends on the previous hint. The first hint of the response depends on the first hint of the
-    prompt and on the preceding token. Other tokens have the support of ``task``, so k is at least 2.
+    has no hints and ``start`` is 0. Hints count in token order, so related symbols of prompt and response have equal
+    hints only if both have the same order. A hint depends on the previous hint. The first hint of the response depends
+    on the first hint of the prompt and on the preceding token. Other tokens have the support of ``task``, so k is at
+    least 2.
     """
 
     task: Task = field(default_factory=Parity)
@@ -50,7 +51,7 @@ class IndexHints:
         return self.task.separators
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample examples of ``task``, then ``start``."""
+        """Sample examples of ``task``, then the number of the first hint of each example."""
         check_sizes(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
         places = self._places(examples)
@@ -63,17 +64,17 @@ class IndexHints:
         return self._with_hints(examples, self._places(examples), np.zeros(1, dtype=np.int64))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return the variants of ``task`` with hints."""
+        """Return the variants of ``task``, each with hints."""
         return {name: replace(self, task=variant) for name, variant in self.task.variants().items()}
 
     def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
         if examples.places is None:
-            raise UnsupportedTaskError(f"task {self.task.name} declares no places; use a task such as parity")
+            raise UnsupportedTaskError(f"task {self.task.name} declares no places for hints; use a task such as parity")
         largest = int(examples.places.max())
         if largest > self.num_hints:
             raise SettingError(
-                f"num_hints {self.num_hints} is too small for a sequence of {largest} places; "
-                f"use at least {largest}, or a shorter length"
+                f"num_hints {self.num_hints} is too small for a sequence with {largest} places; "
+                f"set num_hints to at least {largest}, or use a shorter length"
             )
         return examples.places
 

@@ -56,7 +56,7 @@ class JSONLTable:
 
     @cached_property
     def is_descending(self) -> bool:
-        """True if the last response token of every record has the smallest coupling number of the record."""
+        """True if the smallest coupling number of every record is the last, and not all numbers are equal."""
         if self.coupling is None:
             return False
         last, first = self.coupling[self.starts[1:] - 1], self.starts[:-1]
@@ -72,8 +72,8 @@ class JSONLTable:
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Token IDs follow the order of appearance, or the order of ``symbols``, which are the tokens of a run. A token that
-    is not in ``symbols`` raises an error.
+    Token IDs follow the order of appearance, or the order of ``symbols``, the token names of a trained run. In the
+    second case, a token that is not in ``symbols`` raises an error.
     """
     builder = _TableBuilder(symbols)
     for number, line in enumerate(lines, start=1):
@@ -122,7 +122,7 @@ class _TableBuilder:
             raise _RecordError(f"{problem}; add a coupling to all records or remove it from all")
         length = record.get("length", len(prompt))
         if type(length) is not int or not 1 <= length < NUMBER_LIMIT:
-            raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave it out")
+            raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave the length out")
         self.tokens.extend([self._token_id(word) for word in (*prompt, *response)])
         self.coupling.extend(coupling or ())
         self.starts.append(len(self.tokens))
@@ -134,7 +134,9 @@ class _TableBuilder:
         if token is None:
             if word in RESERVED_TOKENS:
                 part = "response" if word == END else "prompt"
-                raise _RecordError(f"the task adds the token '{word}' to every {part}; remove it or rename it")
+                raise _RecordError(
+                    f"the task adds the token '{word}' to every {part}; remove or rename this token in the record"
+                )
             if self.has_fixed_symbols:
                 raise _RecordError(
                     f"the token '{word}' is not one of the {len(self.token_ids)} tokens of the run; "
@@ -161,7 +163,7 @@ def _parse_record(line: bytes) -> dict[str, Any]:
         raise _RecordError(f"invalid record ({error}); write one JSON object such as {EXAMPLE_RECORD}") from None
     for key in record:
         if key not in RECORD_KEYS:
-            raise _RecordError(f"{unknown_name('key', key, RECORD_KEYS)}; remove it")
+            raise _RecordError(f"{unknown_name('key', key, RECORD_KEYS)}; rename or remove the key")
     return record
 
 
@@ -189,7 +191,9 @@ def _parse_coupling(record: Mapping[str, Any], num_prompt: int, num_response: in
         raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
     for number in coupling:
         if type(number) is not int or not 0 <= number < NUMBER_LIMIT:
-            raise _RecordError(f"invalid coupling number {_excerpt(number)}; use integers from 0 on")
+            raise _RecordError(
+                f"invalid coupling number {_excerpt(number)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
+            )
     if len(coupling) != num_prompt + num_response:
         raise _RecordError(
             f"the coupling has {len(coupling)} numbers; write {num_prompt + num_response}, one for each token of the "

@@ -42,8 +42,8 @@ class JSONLTask:
     """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a record of ``file``.
 
     All records of a length have equal probability. The length is the number of prompt tokens, unless the record sets a
-    ``length``. Without a file, the task has built-in records with letters to reverse. ``digest`` is the SHA-256 of the
-    file at the creation of the task. ``run_folder`` is a run with token names that the task uses; it is never saved.
+    ``length``. Without a file, the task reverses built-in strings of letters. ``digest`` is the SHA-256 of the file
+    when the task was created. ``run_folder`` is the folder of a run whose token IDs the task uses; it is never saved.
 
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
@@ -75,12 +75,12 @@ class JSONLTask:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Tokens of all records in order of appearance, then the added tokens."""
+        """Tokens of all records in order of appearance, then ``<mark>``, ``<start>`` and ``end``."""
         return (*self._symbols, *RESERVED_TOKENS)
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Mark and start token between prompt and response."""
+        """Tokens ``<mark>`` and ``<start>``, which separate prompt and response."""
         return (MARK, START)
 
     @property
@@ -140,7 +140,7 @@ class JSONLTask:
         return self._lay_out(table, np.array([0]))
 
     def run_files(self) -> Mapping[str, bytes]:
-        """Return a file with the token names, the presence of a coupling and the direction of the coupling."""
+        """Return the name and content of a file with the token names, and the presence and direction of a coupling."""
         return {RUN_FILE: json.dumps(self._facts).encode() + b"\n"}
 
     def source(self) -> Mapping[str, str]:
@@ -150,7 +150,9 @@ class JSONLTask:
     def from_run_folder(self, folder: Path) -> "JSONLTask":
         """Return a copy of the task with the token IDs of a run."""
         if not (folder / RUN_FILE).is_file():
-            raise TaskFileError(f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the run's task")
+            raise TaskFileError(
+                f"{folder} was not trained on a task file (it has no {RUN_FILE}); use the task of the run"
+            )
         task = replace(self, run_folder=str(folder))
         # Raises an error if the stored file is damaged.
         _ = task._facts
@@ -173,7 +175,9 @@ class JSONLTask:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
         if not all(isinstance(symbol, str) for symbol in symbols) or {type(is_coupled), type(is_descending)} != {bool}:
-            raise TaskFileError(f"{path} cannot be read (its token names are invalid); train the run again")
+            raise TaskFileError(
+                f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"
+            )
         return {"symbols": symbols, "coupled": is_coupled, "falls": is_descending}
 
     @property
@@ -187,7 +191,9 @@ class JSONLTask:
         if self.file is None:
             return read_table(_built_in_lines(), self._label, symbols)
         if _digest(self.file) != self.digest:
-            raise TaskFileError(f"{self._label} has changed; pass the file again with --task, or restore it")
+            raise TaskFileError(
+                f"{self._label} has changed since the task was created; restore the file, or pass it to --task again"
+            )
         with open(self.file, "rb") as lines:
             return read_table(lines, self._label, symbols)
 
@@ -257,7 +263,9 @@ def _digest(file: str) -> str:
         with open(file, "rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except OSError as error:
-        raise TaskFileError(f"{file} cannot be read ({error.strerror}); use a readable --task FILE{SUFFIX}") from None
+        raise TaskFileError(
+            f"{file} cannot be read ({error.strerror}); pass the path of a readable file to --task"
+        ) from None
 
 
 def _built_in_lines() -> Iterator[bytes]:

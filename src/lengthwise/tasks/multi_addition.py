@@ -26,9 +26,10 @@ class MultiAddition:
     the carry again (``.`` or ``c``). Numbers have the least significant digit first and the width of the longest
     possible sum. The number of operands is sampled from the range ``operands``, once per batch.
 
-    The two coupling levels (after Cho et al. 2025) are digit and row. A digit has the IDs of the step that adds it. A
-    carry and a ``>`` have the IDs of the digits of the next step. Both digits of a step are at ID distance 0 on both
-    levels, for all gaps between IDs. An answer depends on at most two digits and the preceding token: k = 3.
+    The two coupling levels (after Cho et al. 2025) are the place of a digit and the row. A digit has the IDs of the
+    step that adds it. A carry and a ``>`` have the IDs of the digits that the next step adds. These two digits are at
+    ID distance 0 on both levels, for all gaps between IDs. An answer depends on at most two digits and the preceding
+    token: k = 3.
     """
 
     operands: tuple[int, int] = (2, 5)
@@ -42,17 +43,19 @@ class MultiAddition:
         check_types(self)
         fewest, most = self.operands
         if not 2 <= fewest <= most:
-            raise SettingError(f"invalid operands ({fewest}, {most}); use increasing numbers of at least 2")
+            raise SettingError(
+                f"invalid range of operands ({fewest}, {most}); use a minimum of at least 2 and a maximum not below it"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Digits, signs, digits with a carry, and the carry."""
+        """Digits, signs, digits with a carry, and the symbols ``.`` (no carry) and ``c`` (carry)."""
         digits = tuple(str(digit) for digit in range(10))
         return (*digits, "+", "=", ">", "end", *(f"{digit}c" for digit in digits), ".", "c")
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Separator between the operands and the response."""
+        """Sign ``=``, which separates the operands from the response."""
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -110,7 +113,7 @@ def _steps(padded: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "b
 
 
 def _coupling(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
-    """Return the digit and the row of each token, from 1; the first two operands belong to the first row."""
+    """Return the place and the row of each token, both from 1; the first two operands belong to row 1."""
     digit = range(1, width + 1)
     pairs = []
     for operand in range(count):

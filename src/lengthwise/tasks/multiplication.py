@@ -51,7 +51,9 @@ class Multiplication:
     def __post_init__(self) -> None:
         check_types(self)
         if self.digits is not None and self.digits < 1:
-            raise SettingError(f"digits {self.digits} is too small; use at least 1, or None for the length")
+            raise SettingError(
+                f"digits {self.digits} is too small; use at least 1, or None for the length of the first factor"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ class Multiplication:
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Signs that end the first and the second factor."""
+        """Signs ``x`` and ``=``, which follow the first and the second factor."""
         return ("x", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:

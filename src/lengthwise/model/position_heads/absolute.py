@@ -8,7 +8,7 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
 
 
 class Absolute(PositionHead):
-    """Baseline classifier. It needs an encoding of absolute IDs and cannot predict IDs absent from training."""
+    """Baseline: classifier over all IDs, for encodings of absolute IDs. It cannot predict IDs unseen in training."""
 
     def __init__(self, d_model: int, num_position_ids: int) -> None:
         super().__init__()

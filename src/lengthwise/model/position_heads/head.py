@@ -1,4 +1,4 @@
-"""Interface of position heads (PPC), which predict the ID of the next token from the token and its context."""
+"""Interface of position heads (PPC), which predict the next token's position ID from that token and its context."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -41,7 +41,7 @@ def read_prompt(
     position_ids: Int[Tensor, "batch seq"],
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
-    """Return the prompts of a batch as the input of ``head``; ``prompt_length`` counts the tokens from index 0 on."""
+    """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens."""
     max_length = int(prompt_length.max())
     is_prompt = torch.arange(max_length, device=position_ids.device) < prompt_length[:, None]
     # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
@@ -65,7 +65,7 @@ def read_prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextIDs:
-    """Distribution over distinct candidate IDs for each query; a candidate of -1 is padding."""
+    """Distribution over candidates for the next token's ID, one per query; a candidate of -1 is padding."""
 
     log_probs: Float[Tensor, "batch query candidate"]
     candidates: Int[Tensor, "#batch #query candidate"]
@@ -78,7 +78,7 @@ class NextIDs:
     def log_probability(
         self, ids: Int[Tensor, "batch query"]
     ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
-        """Return the log-probability of each ID, or 0 if the ID is not a candidate, and a mask of the candidates."""
+        """Return the log-probability of each ID (0 if it is no candidate), and a mask of the candidates."""
         is_match = self.candidates == ids[..., None]
         is_candidate = is_match.any(dim=-1)
         return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_candidate

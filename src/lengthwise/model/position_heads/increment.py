@@ -11,7 +11,7 @@ from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Increment(OffsetHead):
-    """Classifier over offsets from the current ID. The loss ignores a target ID if no offset reaches it."""
+    """Classifier over offsets from the current ID. The loss ignores target IDs at any other offset."""
 
     def forward(
         self,
@@ -20,7 +20,7 @@ class Increment(OffsetHead):
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Return a distribution over the current ID plus each of ``OFFSETS``."""
+        """Return a distribution over the IDs ``current_ids + offset`` for all ``OFFSETS``."""
         candidates = current_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
         scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)
         return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

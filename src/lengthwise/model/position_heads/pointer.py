@@ -14,7 +14,7 @@ SHIFT_SCALE = 10.0
 
 
 class Pointer(PositionHead):
-    """Softmax over prompt tokens; the head sums the mass of equal IDs and shifts it by -1, 0 or +1 ranks.
+    """Softmax over prompt tokens; the head sums the probabilities of equal IDs and shifts them by -1, 0 or +1 ranks.
 
     The score of prompt token j is a rotary term between the current ID and the ID of j, plus a content term between
     the next token and token j with its predecessor. The shift depends on the next token. Therefore, the predicted ID
@@ -67,7 +67,7 @@ class Pointer(PositionHead):
     def _shift(
         self, rank_mass: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
     ) -> Float[Tensor, "batch query rank"]:
-        """Shift mass by -1, 0 or +1 ranks; mass shifted out of the range of ranks is lost."""
+        """Shift the probabilities by -1, 0 or +1 ranks; a shift past the first or last rank loses the probability."""
         down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
         padded = nn.functional.pad(rank_mass, (1, 1))
         return stay * rank_mass + up * padded[..., :-2] + down * padded[..., 2:]

@@ -20,7 +20,7 @@ class Rank(OffsetHead):
         next_embeddings: Float[Tensor, "batch query d_model"],
         prompt: Prompt,
     ) -> NextIDs:
-        """Return a distribution over the prompt IDs at the current rank plus each of ``OFFSETS``."""
+        """Return a distribution over the prompt's IDs at rank ``current rank + offset`` for all ``OFFSETS``."""
         offsets = torch.tensor(self.OFFSETS, device=hidden.device)
         ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + offsets
         max_rank = (prompt.distinct_ids != Prompt.PADDING_ID).sum(dim=1)[:, None, None] - 1

@@ -10,7 +10,7 @@ from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, 
 
 
 class Search(PositionHead):
-    """Softmax over prompt tokens that depends only on their content; the head sums the mass of equal IDs.
+    """Softmax over prompt tokens that depends only on their content; the head sums the probabilities of equal IDs.
 
     The next token and the prompt tokens have different projections, so scores are asymmetric. Therefore, the head can
     learn an order of tokens. The content term of the pointer head can only learn similarity. Equal tokens have equal

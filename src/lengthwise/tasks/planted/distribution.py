@@ -16,7 +16,7 @@ TOLERANCE = 1e-9
 
 
 def check_distribution(values: Sequence[float], entries: Sequence[str], description: str) -> None:
-    """Raise ``SettingError`` unless the values are a probability distribution; ``entries`` names each value."""
+    """Raise ``SettingError`` unless the values are a distribution; ``entries`` has the name of each value."""
     for value, entry in zip(values, entries, strict=True):
         if not 0 <= value <= 1 + TOLERANCE:
             raise SettingError(f"{entry} has probability {value}; use a probability between 0 and 1")
@@ -40,7 +40,8 @@ def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
             )
         if max_span is not None and shape[-1] + 1 > max_span:
             raise SettingError(
-                f"shape {tuple(shape)} spans {shape[-1] + 1} tokens but widest is {max_span}; increase widest"
+                f"shape {tuple(shape)} spans {shape[-1] + 1} tokens but widest is {max_span}; "
+                f"set widest to at least {shape[-1] + 1}"
             )
     if len({tuple(shape) for shape in shapes}) < len(shapes):
         raise SettingError(f"shapes {shapes} contain a shape twice; use each shape once with its total weight")
@@ -56,7 +57,8 @@ def check_num_shapes(num_shapes: int, description: str) -> None:
     """Raise ``SettingError`` if there are too many shapes to enumerate."""
     if num_shapes > MAX_SHAPES:
         raise SettingError(
-            f"{description} has {num_shapes:,} shapes, more than {MAX_SHAPES:,}; reduce it, or use sampling"
+            f"{description} has {num_shapes:,} shapes, more than {MAX_SHAPES:,}; "
+            "use a smaller length, span or number of planted tokens"
         )
 
 

@@ -16,7 +16,7 @@ from lengthwise.tasks.planted.distribution import check_distribution, check_num_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeLaw:
-    """Distribution over sets ``c + shapes[o]`` at one length, with probabilities ``probability[o, c]``.
+    """Distribution over sets of token indexes at one length; ``c + shapes[o]`` has probability ``probability[o, c]``.
 
     A shape is a tuple of distances from its first token, starting with 0. Shapes that do not fit have probability 0.
     """
@@ -68,9 +68,10 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
-    """Random shape at a uniform place; the probability of a shape is its weight, normalized over the shapes that fit.
+    """Random shape whose first token has a uniform random index.
 
-    This placement is regular with constant 1 (``docs/theory.md``). ``widest`` is an optional upper bound of the span.
+    The probability of a shape is its weight, normalized over the shapes that fit into the sequence. This placement is
+    regular with constant 1 (``docs/theory.md``). ``widest`` is the maximum span, or None for no maximum.
     """
 
     shapes: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2))
@@ -123,7 +124,7 @@ class Local:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformShapes:
-    """Uniform distribution over the shapes of k tokens that fit into a span, at a uniform place."""
+    """Random shape of ``num_planted`` tokens with a span of at most ``widest``; shape and first token are uniform."""
 
     num_planted: int = 2
     widest: int = 3
@@ -147,12 +148,12 @@ class UniformShapes:
 
     @property
     def span(self) -> int:
-        """Largest span of a shape, which is 1 for single tokens."""
+        """Largest span of a shape: ``widest``, or 1 if only one token is planted."""
         return self.widest if self.num_planted > 1 else 1
 
     @property
     def min_length(self) -> int:
-        """Number of planted tokens, which is the shortest span."""
+        """Span of the narrowest shape, which equals the number of planted tokens."""
         return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
@@ -188,7 +189,7 @@ class Subsets:
 
     @property
     def span(self) -> int | None:
-        """Span of a single token, or None for several tokens, because their span is unbounded."""
+        """1 if only one token is planted; otherwise None, because the span has no upper bound."""
         return 1 if self.num_planted == 1 else None
 
     @property
@@ -205,7 +206,7 @@ class Subsets:
         return ShapeLaw(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Sample the indexes of the k smallest of ``length`` uniform numbers."""
+        """Sample each set as the indexes of the k smallest of ``length`` uniform random numbers."""
         check_length(self, length)
         return np.sort(np.argpartition(rng.random((size, length)), self.k - 1, axis=1)[:, : self.k], axis=1)
 
@@ -229,17 +230,21 @@ class ByLength:
                 f"until has {len(self.until)} lengths but laws has {len(self.laws)}; use {len(self.until) + 1} laws"
             )
         if len({law.k for law in self.laws}) > 1:
-            raise SettingError(f"the laws plant {sorted({law.k for law in self.laws})} tokens; use the same k for all")
+            raise SettingError(
+                f"the laws have different numbers of planted tokens {sorted({law.k for law in self.laws})}; "
+                "use the same number in all laws"
+            )
         first_law, *later_laws = self.laws
         if self.until and first_law.min_length > self.until[0]:
             raise SettingError(
-                f"the first law needs length {first_law.min_length}; increase until[0] {self.until[0]} to this length"
+                f"the first law needs at least length {first_law.min_length} but applies up to length {self.until[0]}; "
+                f"set until[0] to at least {first_law.min_length}"
             )
-        for last, law in zip(self.until, later_laws, strict=True):
-            if law.min_length > last + 1:
+        for index, (last_length, law) in enumerate(zip(self.until, later_laws, strict=True)):
+            if law.min_length > last_length + 1:
                 raise SettingError(
-                    f"the law for length {last + 1} and longer needs length {law.min_length}; "
-                    f"use a narrower shape or start it at {law.min_length}"
+                    f"laws[{index + 1}] applies from length {last_length + 1} on but needs at least length "
+                    f"{law.min_length}; use a narrower shape, or set until[{index}] to at least {law.min_length - 1}"
                 )
 
     @property
@@ -262,7 +267,7 @@ class ByLength:
         return self._law_at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Sample from the law for this length."""
+        """Sample sets from the distribution at this length."""
         return self._law_at(length).sample(length, size, rng)
 
     def _law_at(self, length: int) -> Local:
