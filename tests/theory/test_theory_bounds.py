@@ -490,17 +490,17 @@ VIOLATIONS = {
     "law not local": (
         NEED_LOCAL,
         lambda: good_case(law=replace(good_case().law, placement=Subsets(num_planted=2))),
-        r"planted sets of 'subsets' are not local.*'growing gap'",
+        r"planted sets of placement 'subsets' are not local.*'growing gap'",
     ),
     "class not local": (
         NEED_LOCAL,
         lambda: good_case(predictor=position_free_head()),
-        r"class is not local.*'unbounded reach'",
+        r"PositionFreeAttention is not local.*'unbounded reach'",
     ),
     "not relative": (
         tuple(BOUNDS.values()),
         lambda: good_case(predictor=Opaque()),
-        r"Opaque is not relative.*'absolute positions'",
+        r"Opaque may depend on absolute positions.*'absolute positions'",
     ),
     "no room": (
         NEED_ROOM,
@@ -563,7 +563,7 @@ def test_a_shape_that_training_lacks_leaves_the_worst_risks_finite():
 
 
 def test_a_predictor_with_another_k_than_the_law_raises():
-    with pytest.raises(SettingError, match=r"sets of 3 out of 2 tokens, but the law plants 2 out of 2"):
+    with pytest.raises(SettingError, match=r"reads 3 of 2 token IDs per set, but the law plants 2 of 2"):
         WindowCover().value(good_case(predictor=position_free_head(k=3)))
 
 

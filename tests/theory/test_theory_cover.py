@@ -122,7 +122,9 @@ def test_differences_of_pieces_add_up_to_the_error_of_the_whole(rng):
     for seed in range(20):
         sizes = Sizes(num_tokens=3, k=2, span=3, train_length=12, test_length=20)
         instance = random_instance("mixed", sizes, seed)
-        cover = DifferenceCover(test_length=20, window=int(rng.integers(3, 7)), chunk=int(rng.integers(2, 5)), span=3)
+        cover = DifferenceCover(
+            test_length=20, window_length=int(rng.integers(3, 7)), chunk_length=int(rng.integers(2, 5)), span=3
+        )
         tokens, target = rng.integers(3, size=20), rng.random(2)
         pieces = cover.pieces(int(rng.integers(18)))
         total = np.zeros(2)
@@ -206,12 +208,12 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
 
 
 def test_covers_without_room_raise():
-    with pytest.raises(BoundError, match=r"training length 7 .* windows .* train at 8 or longer"):
+    with pytest.raises(BoundError, match=r"training length 7 .* windows .* train at 8 tokens or longer"):
         GridCover(test_length=20, train_length=7, span=4)
-    with pytest.raises(BoundError, match=r"training length 8 .* proportional .* train at 9 or longer"):
+    with pytest.raises(BoundError, match=r"training length 8 .* proportional .* train at 9 tokens or longer"):
         ProportionalCover(test_length=20, train_length=8, span=3)
-    with pytest.raises(BoundError, match=r"window 3 and chunk 2 .* at least 4 and a chunk of at least 3"):
-        DifferenceCover(test_length=20, window=3, chunk=2, span=4)
+    with pytest.raises(BoundError, match=r"window 3 and chunk 2 .* window of 4 to 20 tokens and a chunk of at least 3"):
+        DifferenceCover(test_length=20, window_length=3, chunk_length=2, span=4)
 
 
 def test_adjacent_intervals_merge_into_one_run():

@@ -133,8 +133,8 @@ def test_the_shape_distribution_and_its_constants_bound_every_probability(placem
         for length in lengths
         for (shape, _), probability in table_of(placement, length).items()
     ]
-    assert min(relative) >= constants.low * (1 - 1e-12)
-    assert max(relative) <= constants.high * (1 + 1e-12)
+    assert min(relative) >= constants.lower_factor * (1 - 1e-12)
+    assert max(relative) <= constants.upper_factor * (1 + 1e-12)
     for train_length in range(5, 9):
         assert regularity_ratio(placement, 13, train_length) <= constants.rho0 * train_length / 13 * (1 + 1e-12)
 

@@ -131,7 +131,7 @@ class Differences:
                 f"window {window} and chunk {chunk} with span {span} make pieces of {num_tokens} tokens, more than the "
                 f"training length {case.train_length}; lower window or chunk (see counterexample 'unbounded reach')"
             )
-        cover = DifferenceCover(test_length=case.test_length, window=window, chunk=chunk, span=span)
+        cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
         factor = {
             joints: kappa * case.tuple_probabilities for joints, kappa in case.joint_weight.kappa_by_joints().items()
         }

@@ -1,4 +1,4 @@
-"""Conditions of the bounds: regularity of the placement and the factor kappa, with their errors."""
+"""Conditions of the risk bounds: regularity of the placement, and the factor kappa for sets that cross a joint."""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class BoundError(LengthwiseError):
 
 
 def require_finite(value: float, condition: str, counterexample: str) -> float:
-    """Return ``value``, or raise ``BoundError`` with the text ``condition`` if the value is infinite."""
+    """Return ``value``, or raise ``BoundError`` with the message ``condition`` if it is infinite or NaN."""
     if not math.isfinite(value):
         raise BoundError(f"{condition} (value {value}; see counterexample '{counterexample}')")
     return value
@@ -33,13 +33,13 @@ def check_train_length(train_length: int, test_length: int, span: int, min_spans
         raise BoundError(f"test length {test_length} is below training length {train_length}; use a longer test length")
     if train_length < min_spans * span:
         raise BoundError(
-            f"training length {train_length} is below {min_spans} times the span of {span}; train at "
-            f"{min_spans * span} or longer (see counterexample 'unbounded reach')"
+            f"training length {train_length} is below {min_spans} times the span of {span} tokens; train at "
+            f"length {min_spans * span} or above (see counterexample 'unbounded reach')"
         )
 
 
 def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarray, "shapes k"]:
-    """Return the shapes with positive probability at one of the lengths, in lexicographic order."""
+    """Return the shapes with positive probability at one or more of the lengths, in lexicographic order."""
     shapes: set[tuple[int, ...]] = set()
     for length in lengths:
         law = placement.law(length)
@@ -50,17 +50,21 @@ def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarr
 def shape_probabilities(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> Float[np.ndarray, "shapes length"]:
-    """Return the probability of each shape at each start; it is 0 for shapes that the placement does not have."""
+    """Return the probability that a sequence of ``length`` tokens has its planted set in each shape at each start.
+
+    Shapes that the placement does not have at this length have probability 0.
+    """
     law = placement.law(length)
-    by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
-    return np.array([by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
+    probability_by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
+    return np.array([probability_by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
 
 
 def regularity_ratio(placement: Placement, test_length: int, train_length: int) -> float:
-    """Return ``max Q_test(o, c) / Q_train(o, c')`` over shapes o and all starts c, c' that fit. Reconstructed.
+    """Return ``max Q_test(o, c) / Q_train(o, c')`` over all shapes o and all starts c and c' that fit.
 
-    This is one side of the regularity assumption of Golowich et al. 2025 (arXiv 2502.16792, section 4). The value is
-    infinite if a shape of the test length has probability 0 at some start of the training length.
+    ``Q(o, c)`` is the probability of a planted set of shape o at start c. This is one side of the regularity assumption
+    of Golowich et al. 2025 (arXiv 2502.16792, section 4), as reconstructed here. The value is infinite if a shape of
+    the test length has probability 0 at some start of the training length.
     """
     shapes = planted_shapes(placement, [test_length])
     _, high = _probability_range(placement, shapes, test_length)
@@ -71,73 +75,86 @@ def regularity_ratio(placement: Placement, test_length: int, train_length: int) 
 def regularity_constant(placement: Placement, length: int, span: int) -> float:
     """Return the smallest eta with ``1 / eta <= Q_length(o, c) / Q_l(o, c') <= eta`` for ``span <= l <= length``.
 
-    The inequality covers all shapes o of both lengths and all starts c, c' that fit. It is the regularity of Golowich
-    et al. 2025 (arXiv 2502.16792), section 4; the independence of c and c' is reconstructed. The value is infinite if
-    only one of two probabilities is 0. Raises ``SettingError`` for a length below the span.
+    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens. The inequality covers all
+    shapes o of both lengths and all starts c and c' that fit. It is the regularity assumption of Golowich et al. 2025
+    (arXiv 2502.16792), section 4; the independence of c and c' is reconstructed. The value is infinite if only one of
+    two probabilities is 0. Raises ``SettingError`` for a length below the span.
     """
     if length < span:
-        raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span}")
+        raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span} tokens")
     lengths = range(span, length + 1)
     shapes = planted_shapes(placement, lengths)
     low, high = _probability_range(placement, shapes, length)
-    largest = 1.0
-    for other in lengths:
-        other_low, other_high = _probability_range(placement, shapes, other)
-        largest = max(largest, safe_ratio(high, other_low).max(), safe_ratio(other_high, low).max())
-    return float(largest)
+    max_ratio = 1.0
+    for other_length in lengths:
+        other_low, other_high = _probability_range(placement, shapes, other_length)
+        max_ratio = max(max_ratio, safe_ratio(high, other_low).max(), safe_ratio(other_high, low).max())
+    return float(max_ratio)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUniformity:
-    """Constants of nearly uniform starts: ``low q(o) / (l - o_k) <= Q_l(o, c) <= high q(o) / (l - o_k)``."""
+    """Factors with ``lower_factor q(o) / (l - o_k) <= Q_l(o, c) <= upper_factor q(o) / (l - o_k)`` at all lengths l.
+
+    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens, and ``l - o_k`` is the number
+    of starts. The distribution q over shapes is ``shape_law``.
+    """
 
     shapes: Int[np.ndarray, "shapes k"]
     shape_law: Float[np.ndarray, " shapes"]
-    low: float
-    high: float
+    lower_factor: float
+    upper_factor: float
 
     @property
     def rho0(self) -> float:
-        """The ratio ``high / low``: 1 for uniform starts, infinite if a set that fits has probability 0."""
-        return self.high / self.low if self.low > 0 else float("inf")
+        """Ratio ``upper_factor / lower_factor``: 1 for uniform starts, infinite if a fitting set has probability 0."""
+        return self.upper_factor / self.lower_factor if self.lower_factor > 0 else float("inf")
 
 
 def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUniformity:
-    """Find the shape distribution q with the smallest ratio of the constants over all lengths. Reconstructed."""
+    """Return the ``StartUniformity`` with the smallest ``rho0`` that holds at all ``lengths``. Reconstructed."""
     lengths = list(lengths)
     shapes = planted_shapes(placement, lengths)
-    low, high = np.full(len(shapes), np.inf), np.zeros(len(shapes))
+    lower_factors, upper_factors = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for length in lengths:
-        lowest, highest = _probability_range(placement, shapes, length)
+        min_probability, max_probability = _probability_range(placement, shapes, length)
         num_starts = np.maximum(length - shapes[:, -1], 0)
-        low, high = np.minimum(low, lowest * num_starts), np.maximum(high, highest * num_starts)
-    ratio = float(safe_ratio(high, low).max())
-    total = float(high.sum())
-    return StartUniformity(shapes=shapes, shape_law=high / total, low=total / ratio, high=total)
+        lower_factors, upper_factors = (
+            np.minimum(lower_factors, min_probability * num_starts),
+            np.maximum(upper_factors, max_probability * num_starts),
+        )
+    ratio = float(safe_ratio(upper_factors, lower_factors).max())
+    total = float(upper_factors.sum())
+    return StartUniformity(
+        shapes=shapes, shape_law=upper_factors / total, lower_factor=total / ratio, upper_factor=total
+    )
 
 
 def _probability_range(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> tuple[Float[np.ndarray, " shapes"], Float[np.ndarray, " shapes"]]:
-    """Return the smallest and largest probability of each shape over the starts that fit, or 0 if no start fits."""
+    """Return the smallest and the largest probability of each shape over the starts that fit, or 0 if none fits."""
     probability = shape_probabilities(placement, shapes, length)
-    fits = np.arange(length) < length - shapes[:, -1:]
-    lowest = np.where(fits, probability, np.inf).min(axis=1)
-    return np.where(fits.any(axis=1), lowest, 0.0), probability.max(axis=1)
+    start_fits = np.arange(length) < length - shapes[:, -1:]
+    min_probability = np.where(start_fits, probability, np.inf).min(axis=1)
+    return np.where(start_fits.any(axis=1), min_probability, 0.0), probability.max(axis=1)
 
 
-def safe_ratio(above: Float[np.ndarray, " size"], below: Float[np.ndarray, " size"]) -> Float[np.ndarray, " size"]:
-    """Return ``above / below``: infinity if only ``below`` is 0, and 0 if both are 0."""
-    return np.divide(above, below, out=np.where(above > 0, np.inf, 0.0), where=below > 0)
+def safe_ratio(
+    numerator: Float[np.ndarray, " size"], denominator: Float[np.ndarray, " size"]
+) -> Float[np.ndarray, " size"]:
+    """Return ``numerator / denominator``: infinity if only the denominator is 0, and 0 if both are 0."""
+    return np.divide(numerator, denominator, out=np.where(numerator > 0, np.inf, 0.0), where=denominator > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointWeight:
-    """Bounds on the weight of sets that cross a joint, relative to the weight before the deletion of tokens.
+    """Bounds on the scores of sets that cross a joint, which is a place where tokens between two runs were deleted.
 
-    The last axis of two is the side of the joint: left or right of the planted run. ``swap_ratio`` is the largest ratio
-    of two scores that differ only in tokens beyond the joint. ``log_crossing`` is the log of the largest weight that
-    can cross the joint, and ``log_planted`` is the log score of the planted set. Derived here.
+    The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a joint on the left of the run with the
+    planted set, and a joint on its right. ``swap_ratio`` is the largest ratio of the scores of two sets that differ
+    only in tokens beyond the joint. ``log_crossing`` is the log of the largest total score of the sets that cross the
+    joint. ``log_planted`` is the log score of the planted set. Derived here.
     """
 
     swap_ratio: Float[np.ndarray, "tuples 2"]
@@ -145,68 +162,72 @@ class JointWeight:
     log_planted: Float[np.ndarray, "shapes tuples"]
 
     def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
-        """Return kappa from ``swap_ratio``: each crossing set has a partner among the sets of the full sequence."""
+        """Return kappa from ``swap_ratio``: each set that crosses a joint has a partner set in the full sequence."""
         return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
 
     def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return kappa from the planted score: 1 plus the crossing weight relative to that score."""
+        """Return kappa from the planted score: 1 plus the total score across the joints relative to that score."""
         with np.errstate(over="ignore", invalid="ignore"):
-            relative = np.exp(self.log_crossing[None] - self.log_planted[:, :, None])  # shapes tuples 2
+            relative_weight = np.exp(self.log_crossing[None] - self.log_planted[:, :, None])  # shapes tuples 2
         # If no set crosses, the weight is 0, even relative to a planted score of 0.
-        relative = np.where(self.log_crossing == -np.inf, 0.0, relative)
-        return np.asarray(1 + np.where(joints, relative, 0.0).sum(axis=2))
+        relative_weight = np.where(self.log_crossing == -np.inf, 0.0, relative_weight)
+        return np.asarray(1 + np.where(joints, relative_weight, 0.0).sum(axis=2))
 
     def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return the smaller of both kappas by planted shape and tuple; it is 1 without joints or for single tokens."""
+        """Return the minimum of ``kappa_from_swaps`` and ``kappa_from_planted_score``; it is 1 without joints."""
         return np.minimum(self.kappa_from_swaps(joints)[None], self.kappa_from_planted_score(joints))
 
     def kappa_by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
-        """Return kappa for every combination of joints: on no side, on one side, and on both sides."""
+        """Return kappa for every combination of joints: on no side of the planted run, on one side, and on both."""
         return {joints: self.kappa(joints) for joints in ((False, False), (True, False), (False, True), (True, True))}
 
 
 def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
-    """Compute the bounds of every planted tuple; all tokens beyond a joint are background tokens. Derived here."""
-    sides = [
-        [_compute_side_weight(law, predictor, planted, planted_on_right) for planted_on_right in (True, False)]
-        for planted in law.tuples
+    """Compute ``JointWeight`` for all planted tuples; tokens beyond a joint are background tokens. Derived here."""
+    side_weights = [
+        [_compute_side_weight(law, predictor, planted_tuple, planted_on_right) for planted_on_right in (True, False)]
+        for planted_tuple in law.tuples
     ]
-    by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
-    no_score = np.full(predictor.log_scores.shape[1], -np.inf)
+    log_scores_by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
+    zero_log_scores = np.full(predictor.log_scores.shape[1], -np.inf)
     codes = law.tuple_codes(np.array(law.tuples))
     return JointWeight(
-        swap_ratio=np.array(sides)[:, :, 0],
-        log_crossing=np.array(sides)[:, :, 1],
-        log_planted=np.array([by_shape.get(tuple(shape), no_score)[codes] for shape in shapes.tolist()]),
+        swap_ratio=np.array(side_weights)[:, :, 0],
+        log_crossing=np.array(side_weights)[:, :, 1],
+        log_planted=np.array(
+            [log_scores_by_shape.get(tuple(shape), zero_log_scores)[codes] for shape in shapes.tolist()]
+        ),
     )
 
 
 def _compute_side_weight(
-    law: Planted, predictor: TabularAttention, planted: tuple[int, ...], planted_on_right: bool
+    law: Planted, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
-    """Return the swap ratio and the log crossing weight of a joint on one side of the planted run."""
+    """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a joint on one side of the planted run."""
     background = np.flatnonzero(np.array(law.background) > 0)
-    near_tokens = np.union1d(background, planted)
+    near_tokens = np.union1d(background, planted_tuple)
     swap_ratio, log_crossing = 1.0, -np.inf
     for shape, scores in zip(predictor.shapes, predictor.log_scores, strict=True):
-        table = scores.reshape((predictor.num_tokens,) * predictor.k)
-        for cut in range(1, predictor.k):
+        score_table = scores.reshape((predictor.num_tokens,) * predictor.k)
+        for num_before_joint in range(1, predictor.k):
             first_tokens, last_tokens = (background, near_tokens) if planted_on_right else (near_tokens, background)
-            tokens = [first_tokens] * cut + [last_tokens] * (predictor.k - cut)
-            log_scores = table[np.ix_(*tokens)].reshape(len(first_tokens) ** cut, -1)
-            swap_ratio = max(swap_ratio, _swap_ratio(log_scores if planted_on_right else log_scores.T))
-            # The number of sets of this shape whose joint is at this cut.
-            num_sets = shape[cut] - shape[cut - 1]
-            log_crossing = np.logaddexp(log_crossing, np.log(num_sets) + log_scores.max())
+            tokens = [first_tokens] * num_before_joint + [last_tokens] * (predictor.k - num_before_joint)
+            log_scores = score_table[np.ix_(*tokens)].reshape(len(first_tokens) ** num_before_joint, -1)
+            swap_ratio = max(swap_ratio, _compute_swap_ratio(log_scores if planted_on_right else log_scores.T))
+            # The number of sets of this shape with ``num_before_joint`` tokens before the joint.
+            num_crossing_sets = shape[num_before_joint] - shape[num_before_joint - 1]
+            log_crossing = np.logaddexp(log_crossing, np.log(num_crossing_sets) + log_scores.max())
     return swap_ratio, float(log_crossing)
 
 
-def _swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
-    """Return the largest ratio of two scores with the same near tokens, or 1 if both scores are 0."""
-    largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
+def _compute_swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
+    """Return the largest ratio of two scores that differ only in tokens beyond the joint, or 1 if both are 0."""
+    max_log_scores, min_log_scores = log_scores.max(axis=0), log_scores.min(axis=0)
     with np.errstate(over="ignore"):
         return float(
             np.exp(
-                largest - np.where(largest > -np.inf, smallest, 0.0), where=largest > -np.inf, out=np.ones_like(largest)
+                max_log_scores - np.where(max_log_scores > -np.inf, min_log_scores, 0.0),
+                where=max_log_scores > -np.inf,
+                out=np.ones_like(max_log_scores),
             ).max()
         )

@@ -32,9 +32,9 @@ from lengthwise.theory.risk.exact_risk import (
 from lengthwise.theory.risk.growth_curves import FAR_LENGTH, fit_odds, limit_risk, secant
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 
-MIN_LIMIT = 1e-12
+MIN_LIMIT_RISK = 1e-12
 # Tolerance for the constant rho0, which is 1 for uniform starts.
-ROUNDING = 1e-9
+RHO0_TOLERANCE = 1e-9
 
 ConditionalRiskFunction = Callable[[Planted, Predictor, int, Loss], ConditionalRisk]
 MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
@@ -42,8 +42,9 @@ MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extrapolation:
-    """Inputs of the bounds, computed on first use; ``conditional_risk`` returns exact risks by planted set.
+    """Inputs of the bounds: a law, a predictor, a training length, a test length, and quantities derived from them.
 
+    Derived quantities are computed on first use. ``conditional_risk`` returns the exact risk given each planted set.
     ``mean_risk``, if set, computes the mean of these risks at lower cost. The risk at ``test_length`` is never used.
     """
 
@@ -61,45 +62,48 @@ class Extrapolation:
 
     @property
     def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
-        """The predictor; raises ``BoundError`` if it is not relative by construction.
+        """The predictor; raises ``BoundError`` if its class may depend on absolute positions.
 
         Raises ``SettingError`` if the number of tokens or the set size differs from the law.
         """
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
-                f"{type(self.predictor).__name__} is not relative by construction; use a TabularAttention (see "
+                f"{type(self.predictor).__name__} may depend on absolute positions; use a TabularAttention (see "
                 "counterexample 'absolute positions')"
             )
-        sizes = self.predictor.num_tokens, self.predictor.k
-        if sizes != (self.law.num_tokens, self.law.k):
+        predictor_sizes = self.predictor.num_tokens, self.predictor.k
+        if predictor_sizes != (self.law.num_tokens, self.law.k):
             raise SettingError(
-                f"the predictor reads sets of {sizes[1]} out of {sizes[0]} tokens, but the law plants {self.law.k} out "
-                f"of {self.law.num_tokens}; use the same numbers for both"
+                f"the predictor reads {predictor_sizes[1]} of {predictor_sizes[0]} token IDs per set, but the law "
+                f"plants {self.law.k} of {self.law.num_tokens}; use the same set size and vocabulary size for both"
             )
         return self.predictor
 
     @property
     def attention(self) -> TabularAttention:
-        """The predictor; raises ``BoundError`` if it is not relative and local by construction."""
+        """The predictor; raises ``BoundError`` unless its class is relative and local.
+
+        A relative class ignores absolute positions; a local class reads only sets of a limited span.
+        """
         if isinstance(self.relative_predictor, PositionFreeAttention):
             raise BoundError(
-                "the class is not local: it reads sets at any distance; use a TabularAttention, or the bound 'no "
-                "locality' (see counterexample 'unbounded reach')"
+                "a PositionFreeAttention is not local, because it reads sets of any span; use a TabularAttention, "
+                "or the bound 'no locality' (see counterexample 'unbounded reach')"
             )
         return self.relative_predictor
 
     @cached_property
     def span(self) -> int:
-        """The largest span of planted and scored sets in tokens; raises ``BoundError`` if it is unlimited."""
+        """The largest span in tokens of planted or scored sets; raises ``BoundError`` if it is unlimited."""
         self.check_sparsity()
         if self.law.placement.span is None:
             raise BoundError(
-                f"planted sets of '{self.law.placement.name}' are not local; use a placement with a span (see "
-                "counterexample 'growing gap')"
+                f"planted sets of placement '{self.law.placement.name}' are not local; use a placement with a span "
+                "(see counterexample 'growing gap')"
             )
         has_score = (self.attention.log_scores > -np.inf).any(axis=1)
-        reach = self.attention.shapes[has_score, -1].max(initial=0)
-        return max(self.law.placement.span, int(reach) + 1)
+        max_distance = self.attention.shapes[has_score, -1].max(initial=0)
+        return max(self.law.placement.span, int(max_distance) + 1)
 
     def check_sparsity(self) -> None:
         """Raise ``BoundError`` if the number of planted tokens depends on the length."""
@@ -107,32 +111,32 @@ class Extrapolation:
             k = self.law.placement.law(length).shapes.shape[1]
             if k != self.law.k:
                 raise BoundError(
-                    f"length {length} plants {k} tokens instead of {self.law.k}; plant the same number at all lengths "
-                    "(see counterexample 'growing k')"
+                    f"length {length} plants {k} tokens instead of {self.law.k}; use a placement with the same number "
+                    "at all lengths (see counterexample 'growing k')"
                 )
 
     def check_linear(self) -> None:
-        """Raise ``BoundError`` if the errors of the loss may cancel, or if outputs are not probabilities."""
+        """Raise ``BoundError`` if the loss is not linear, so errors may cancel, or if outputs are not probabilities."""
         if not isinstance(self.loss, (TotalVariation, Leakage)):
             raise BoundError(
-                f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use 'tv' or "
-                "'leakage', or a bound for the norm loss (see counterexample 'canceling errors')"
+                f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use loss "
+                "'tv' or 'leakage', or a bound of theorem 4.3 for loss 'norm' (see counterexample 'canceling errors')"
             )
         if isinstance(self.loss, TotalVariation):
             self.check_probabilities()
 
     def check_loss(self) -> None:
-        """Raise ``BoundError`` for a loss that is neither linear nor a distance."""
+        """Raise ``BoundError`` for a loss that is neither linear nor the norm loss (``Distance``)."""
         if not isinstance(self.loss, Distance):
             self.check_linear()
 
     def check_probabilities(self) -> None:
-        """Raise ``BoundError`` for values outside [0, 1], which can make a loss negative."""
+        """Raise ``BoundError`` if a predictor value or its default is outside [0, 1], so a loss may be negative."""
         predictor = self.relative_predictor
-        for name, values in (("value", predictor.values), ("default", predictor.default)):
+        for kind, values in (("value", predictor.values), ("default", predictor.default)):
             if not ((values >= 0) & (values <= 1)).all():
                 raise BoundError(
-                    f"a {name} of the predictor lies outside 0 to 1, so losses may cancel; use values from 0 to 1 (see "
+                    f"a {kind} of the predictor lies outside 0 to 1, so losses may cancel; use values from 0 to 1 (see "
                     "counterexample 'canceling errors')"
                 )
 
@@ -143,7 +147,7 @@ class Extrapolation:
 
     @property
     def train_lengths(self) -> range:
-        """The training lengths, from half the longest length (rounded up) to the longest length."""
+        """The training lengths: from half of ``train_length`` (rounded up) to ``train_length``."""
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @cached_property
@@ -157,12 +161,12 @@ class Extrapolation:
         return np.array(self.law.probabilities)
 
     def probability(self, length: int) -> Float[np.ndarray, "shapes length tuples"]:
-        """Return the probability of each shape, start and planted tuple."""
+        """Return the probability of each planted tuple by shape and start, in a sequence of ``length`` tokens."""
         return shape_probabilities(self.law.placement, self.shapes, length)[:, :, None] * self.tuple_probabilities
 
     @cached_property
     def joint_weight(self) -> JointWeight:
-        """Bounds on the weight across joints, for the shapes at the test length."""
+        """Bounds on the scores of sets that cross a joint, for the planted shapes at the test length."""
         return joint_weight(self.law, self.attention, self.shapes)
 
     @cached_property
@@ -178,39 +182,40 @@ class Extrapolation:
 
     @cached_property
     def average_risk(self) -> float:
-        """The mean risk over the training lengths, which is the training objective of the paper."""
+        """The mean risk over ``train_lengths``, which is the training objective of Golowich et al. 2025."""
         return float(np.mean([self.risk(length) for length in self.train_lengths]))
 
     @cached_property
     def largest_risk(self) -> float:
-        """The largest risk over the training lengths."""
+        """The largest risk at one of the ``train_lengths``."""
         return max(self.risk(length) for length in self.train_lengths)
 
     @cached_property
     def risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
-        """Cached function from a length and a loss to the risks of all sets that fit, by shape, start and tuple."""
+        """Cached function from a length and a loss to the risk given each planted set, by shape, start and tuple."""
         return cache(self._risk_table)
 
     def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
         shapes = tuple(map(tuple, self.shapes.tolist()))
         uniform_placement = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
-        table = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
+        risks_by_set = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
         set_fits = shape_probabilities(uniform_placement, self.shapes, length) > 0
-        for index, (each, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
+        for index, (planted_tuple, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
             single_tuple_law = replace(
-                self.law, tuples=(each,), probabilities=(1.0,), labels=(labels,), placement=uniform_placement
+                self.law, tuples=(planted_tuple,), probabilities=(1.0,), labels=(labels,), placement=uniform_placement
             )
             risks = self.conditional_risk(single_tuple_law, self.predictor, length, loss)
             # Sets are sorted by shape, then by start.
-            table[set_fits, index] = np.maximum(risks.risk, 0.0)
-        return table
+            risks_by_set[set_fits, index] = np.maximum(risks.risk, 0.0)
+        return risks_by_set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The predicted risk at a length, or the reason for the missing prediction in ``refused``.
+    """Risk at one length as predicted by an odds law (``odds``) and by a secant; ``refused`` explains its absence.
 
-    ``low`` and ``high`` come from the residuals of the fit; the interval is too narrow if no odds law fits the risk.
+    ``low`` and ``high`` are the ends of the 95% interval of ``odds`` from the residuals of the fit. The interval is too
+    narrow if no odds law fits the risk.
     """
 
     length: int
@@ -222,7 +227,7 @@ class Prediction:
 
 
 def predict(law: Planted, predictor: Predictor, train_length: int, length: int, loss: Loss) -> Prediction:
-    """Extrapolate the exact risks at the training lengths with the same shapes and starts as ``length``."""
+    """Predict the risk at ``length`` from the exact risks at the training lengths with the same shapes and starts."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None:
         return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
     train_lengths = range((train_length + 1) // 2, train_length + 1)
@@ -240,13 +245,13 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     except SettingError as error:
         return Prediction(length=length, refused=str(error))
     # An odds law needs a positive limit, but a head without risk has limit 0.
-    odds = fit_odds(matching_lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT))
-    low, high = odds.interval(length)
+    odds_law = fit_odds(matching_lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
+    low, high = odds_law.interval(length)
     return Prediction(
-        length=length, odds=odds.risk_at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
+        length=length, odds=odds_law.risk_at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
     )
 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
-    """Return True if both lengths and ``FAR_LENGTH`` have the same shape distribution and uniform starts."""
-    return fit_uniform_starts(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + ROUNDING
+    """Return True if starts are uniform and shapes equally distributed at both lengths and at ``FAR_LENGTH``."""
+    return fit_uniform_starts(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE

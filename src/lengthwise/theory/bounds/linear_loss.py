@@ -1,7 +1,8 @@
 """Bounds for linear losses (total variation and leakage), which need only one training length. Derived here.
 
 For every sequence, the error is at most a sum over the pieces of a cover: the error of each piece times the kappa of
-its joints. Errors are added, never subtracted.
+its joints. Errors are added, never subtracted. In formulas, N is the test length, L the training length, R_L the risk
+at the training length, and w the span.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, Proportion
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
 INFINITE_KAPPA_MESSAGE = (
-    "no finite kappa: a set across a joint can outweigh a planted set; score all planted tuples above 0"
+    "no finite kappa: a set across a joint can outweigh a planted set; give all planted tuples a score above 0"
 )
 IRREGULARITY_MESSAGE = "the training length lacks a set that the test length plants; use a placement with the same sets"
 
@@ -49,14 +50,14 @@ class Bound(Protocol):
 
 
 def largest_kappa(case: Extrapolation) -> float:
-    """Return the largest kappa of a single joint, or raise ``BoundError`` if it is infinite."""
+    """Return the largest kappa of a piece with one joint, or raise ``BoundError`` if it is infinite."""
     kappas = case.joint_weight.kappa_by_joints()
-    largest = float(max(kappas[True, False].max(), kappas[False, True].max()))
-    return require_finite(largest, INFINITE_KAPPA_MESSAGE, "heavy joints")
+    max_kappa = float(max(kappas[True, False].max(), kappas[False, True].max()))
+    return require_finite(max_kappa, INFINITE_KAPPA_MESSAGE, "heavy joints")
 
 
 def start_ratio(case: Extrapolation, lengths: range) -> float:
-    """Return rho0 over these lengths and the test length, or raise ``BoundError`` if it is infinite."""
+    """Return rho0 of ``StartUniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
     rho0 = fit_uniform_starts(case.law.placement, [*lengths, case.test_length]).rho0
     return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
 
@@ -64,13 +65,13 @@ def start_ratio(case: Extrapolation, lengths: range) -> float:
 def training_piece_mass(
     case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
 ) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return the mass of each planted set and tuple in the pieces, which all have the training length."""
-    weighted = {joints: each * case.tuple_probabilities for joints, each in factor.items()}
-    return compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, weighted)[case.train_length]
+    """Return ``compute_piece_mass`` with weights ``factor`` by joints, for a cover by pieces of the training length."""
+    weighted_factor = {joints: weights * case.tuple_probabilities for joints, weights in factor.items()}
+    return compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, weighted_factor)[case.train_length]
 
 
 def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return ``training_piece_mass`` with the factor kappa, or raise ``BoundError`` if a condition fails."""
+    """Return ``training_piece_mass`` with kappa as ``factor``, or raise ``BoundError`` if a condition fails."""
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
     kappas = case.joint_weight.kappa_by_joints()
@@ -80,7 +81,11 @@ def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowCover:
-    """Bound ``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the pieces J of a ``GridCover``."""
+    """Bound ``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the planted sets S and the pieces J of a ``GridCover``.
+
+    ``Q_N(S)`` is the probability of S at the test length N. ``r_L(S in J)`` is the risk at the training length L, given
+    that the planted set has the token indexes of S in J.
+    """
 
     name: ClassVar[str] = "window cover"
     provenance: ClassVar[str] = "derived here"
@@ -92,7 +97,7 @@ class WindowCover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalWindowCover:
-    """Variant of ``WindowCover`` with a ``ProportionalCover``: fewer pieces, but most of them have two joints."""
+    """Variant of ``WindowCover`` with a ``ProportionalCover``: fewer pieces, but most pieces have two joints."""
 
     name: ClassVar[str] = "proportional cover"
     provenance: ClassVar[str] = "derived here"
@@ -105,7 +110,7 @@ class ProportionalWindowCover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstRisks:
-    """Variant of ``WindowCover`` with the worst risks by planted set whose mean is the training risk."""
+    """Variant of ``WindowCover`` that uses only the mean training risk, with the worst risks by set for this mean."""
 
     cover: CoverType = GridCover
 
@@ -113,14 +118,14 @@ class WorstRisks:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is finite even if training lacks a set; a missing set has loss 1."""
+        """Return the bound, which is finite even if training lacks a planted set; such a set has loss 1."""
         mass = kappa_weighted_mass(case, self.cover)
         return worst_case(case.risk(case.train_length), mass.ravel(), case.probability(case.train_length).ravel()).value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRatio:
-    """Bound ``R_L`` times the largest ratio of the kappa-weighted mass in the pieces to the training probability."""
+    """Bound ``R_L`` times the largest ratio of kappa-weighted piece mass to training probability, over planted sets."""
 
     cover: CoverType = GridCover
 
@@ -130,8 +135,8 @@ class LargestRatio:
     def value(self, case: Extrapolation) -> float:
         """Return the bound, which is never below ``WorstRisks``."""
         mass, probability = kappa_weighted_mass(case, self.cover), case.probability(case.train_length)
-        ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
-        return require_finite(ratio, IRREGULARITY_MESSAGE, "rare shape") * case.risk(case.train_length)
+        mass_ratio = float(safe_ratio(mass.ravel(), probability.ravel()).max())
+        return require_finite(mass_ratio, IRREGULARITY_MESSAGE, "rare shape") * case.risk(case.train_length)
 
 
 def _check_single_token_case(case: Extrapolation) -> None:
@@ -139,12 +144,12 @@ def _check_single_token_case(case: Extrapolation) -> None:
     case.check_sparsity()
     check_train_length(case.train_length, case.test_length, 1, 2)
     if case.law.k != 1:
-        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use a bound that works for every k")
+        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use the bound '{WindowCover.name}'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokens:
-    """Bound ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement; on average, each other token is in one piece."""
+    """Bound ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement, with test length N and training length L."""
 
     name: ClassVar[str] = "single tokens"
     provenance: ClassVar[str] = "derived here"
@@ -157,7 +162,7 @@ class SingleTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SingleTokenGroups:
-    """Bound ``1 - (1 - R_L)^T`` for k = 1 with an integer ``T = (N - 1) / (L - 1)``; never above ``T R_L``."""
+    """Bound ``1 - (1 - R_L)^T`` for k = 1, if ``T = (N - 1) / (L - 1)`` is an integer; it is at most ``T R_L``."""
 
     name: ClassVar[str] = "single tokens, independent groups"
     provenance: ClassVar[str] = "derived here"
@@ -176,24 +181,24 @@ class SingleTokenGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowth:
-    """Bound ``16 kappa rho0 (N / L) R_L`` for L of at least 4 spans; for odd L, the factor is 20."""
+    """Bound ``16 kappa rho0 (N / L) R_L`` for a training length L of at least 4 spans; 20 replaces 16 for odd L."""
 
     name: ClassVar[str] = "linear in N / L"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, from ``4 N / L`` windows with ``4 N / L`` pieces each and the ratio ``rho0 L / N``."""
+        """Return the bound: ``4 N / L`` windows times ``4 N / L`` pieces per window times the ratio ``rho0 L / N``."""
         case.check_linear()
         case.check_train_length(4)
-        constant = 20 if case.train_length % 2 else 16
+        constant_factor = 20 if case.train_length % 2 else 16
         rho0 = start_ratio(case, range(case.train_length, case.train_length + 1))
-        factor = constant * largest_kappa(case) * rho0 * case.test_length / case.train_length
+        factor = constant_factor * largest_kappa(case) * rho0 * case.test_length / case.train_length
         return factor * case.risk(case.train_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGrowthOfMean:
-    """Bound ``40 kappa rho0 (N / L) delta`` with the average risk delta over L/2 .. L, for L of at least 8 spans."""
+    """Bound ``40 kappa rho0 (N / L) delta`` with the mean risk delta at the lengths L/2 .. L, for L >= 8 spans."""
 
     name: ClassVar[str] = "linear in N / L, mean over training lengths"
     provenance: ClassVar[str] = "derived here"
@@ -208,9 +213,10 @@ class LinearGrowthOfMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorCorrected:
-    """Bound ``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``, which counts the error e_z of the planted set once.
+    """Variant of ``WindowCover`` that counts the error e_z of the planted set once instead of once per piece.
 
-    ``A_L`` is the mean attention on the planted set. The loss must be total variation.
+    The bound is ``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``, where ``A_L`` is the mean attention weight of
+    the planted set. The loss must be total variation.
     """
 
     name: ClassVar[str] = "window cover, label noise counted once"
@@ -221,25 +227,26 @@ class FloorCorrected:
         mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
             raise BoundError(
-                f"loss '{case.loss.name}' has no floor, because the planted set has no error; use loss 'tv'"
+                f"loss '{case.loss.name}' has no floor to correct, because the planted set has no error; use loss 'tv'"
             )
         index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
-        floor = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
+        planted_error = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
         for index, shape in enumerate(case.shapes.tolist()):
             if tuple(shape) in index_of:
                 values = case.attention.values[index_of[tuple(shape)], case.law.tuple_codes(np.array(case.law.tuples))]
-                floor[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
+                planted_error[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
         attention_mass = 1 - case.risk_table(case.train_length, Leakage())
-        excess_risk = case.risk_table(case.train_length, case.loss) - floor[:, None] * attention_mass
-        planted = case.probability(case.test_length).sum(axis=1)
-        return float((planted * floor).sum() + (mass * excess_risk).sum())
+        excess_risk = case.risk_table(case.train_length, case.loss) - planted_error[:, None] * attention_mass
+        planted_probability = case.probability(case.test_length).sum(axis=1)
+        return float((planted_probability * planted_error).sum() + (mass * excess_risk).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoLocality:
-    """Bound ``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and no positions.
+    """Bound ``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and no position input.
 
-    The factor is about ``(N / L)^k`` for k planted tokens; some laws attain the bound in the limit.
+    The placement is ``Subsets``, and the predictor is a ``PositionFreeAttention``. The factor is about ``(N / L)^k``
+    for k planted tokens; some laws attain the bound in the limit.
     """
 
     name: ClassVar[str] = "no locality"
@@ -250,11 +257,11 @@ class NoLocality:
         case.check_linear()
         k = case.law.k
         if not isinstance(case.relative_predictor, PositionFreeAttention):
-            kind = type(case.predictor).__name__
-            raise BoundError(f"{kind} reads distances; this bound needs a PositionFreeAttention")
+            predictor_name = type(case.predictor).__name__
+            raise BoundError(f"{predictor_name} reads distances between tokens; use a PositionFreeAttention")
         if not isinstance(case.law.placement, Subsets):
             raise BoundError(
-                f"the sets of placement '{case.law.placement.name}' are not equally likely; use Subsets (see "
+                f"the sets of placement '{case.law.placement.name}' are not equally likely; use placement Subsets (see "
                 "counterexample 'rare shape')"
             )
         check_train_length(case.train_length, case.test_length, k, 2)
@@ -263,26 +270,27 @@ class NoLocality:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortenedGaps:
-    """Bound ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, even L.
+    """Bound ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, for even L.
 
-    The proof shortens gaps instead of deleting them, so there is no joint and no kappa. The second term is necessary.
+    The maximum is over the training lengths l, and w is the span. The proof shortens gaps instead of deleting them, so
+    there is no joint and no kappa. No such bound holds without the second term.
     """
 
     name: ClassVar[str] = "shortened gaps"
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which needs a training length of at least 48 times the span minus one."""
+        """Return the bound, which needs an even training length of at least ``48 * (span - 1)`` tokens."""
         case.check_linear()
         span = case.check_train_length(4)
         if span < 2:
-            raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use a bound with kappa")
+            raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use the bound '{LinearGrowth.name}'")
         num_blocks = case.train_length // (16 * (span - 1)) - 2
         if num_blocks < 1 or case.train_length % 2:
             raise BoundError(
                 f"training length {case.train_length} is odd or too short for span {span}; train at an even "
                 f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
             )
-        growth = case.test_length / case.train_length
+        length_ratio = case.test_length / case.train_length
         rho0 = start_ratio(case, case.train_lengths)
-        return 32 * rho0 * growth * case.largest_risk + 4 * growth * exp(-num_blocks / 2)
+        return 32 * rho0 * length_ratio * case.largest_risk + 4 * length_ratio * exp(-num_blocks / 2)

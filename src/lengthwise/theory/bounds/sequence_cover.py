@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def joints(self) -> Joints:
-        """Two flags: True if the run of the core has a joint on its left, and on its right."""
+        """Two flags: True if there is a joint left of the run with the core, and True if there is one right of it."""
         return self.runs[0][1] <= self.core[0], self.core[1] <= self.runs[-1][0]
 
     def tokens(self) -> Int[np.ndarray, " num_tokens"]:
@@ -46,11 +46,11 @@ class Piece:
         return np.concatenate([np.arange(*run) for run in self.runs])
 
     def index_of(self, token: int) -> int:
-        """Return the index within the piece for a token index of the sequence."""
+        """Return the index within the piece of a token, which is given by its index in the sequence."""
         return sum(min(end, token) - start for start, end in self.runs if start < token)
 
     def mirror(self, length: int) -> "Piece":
-        """Return the same piece in the reversed sequence."""
+        """Return the mirror image of the piece in the reversed sequence, which has ``length`` tokens."""
         core, left, right, *runs = (
             (length - end, length - start) for start, end in (self.core, self.right, self.left, *reversed(self.runs))
         )
@@ -62,17 +62,17 @@ class Cover(Protocol):
     """A rule that maps the first token index of a planted set to the pieces of the sequence."""
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return one or more pieces; earlier pieces claim sets first."""
+        """Return the pieces for a planted set that starts at token index ``start``; there is at least one piece."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCover:
-    """Cover by windows on a grid: each chunk of other tokens gives one piece of ``train_length`` tokens. Derived here.
+    """Cover with a core window on a grid: each chunk of other tokens gives one piece of ``train_length`` tokens.
 
     The core is a window of half the training length. A piece contains the core, a chunk, and the ``span - 1`` tokens
     before the chunk, so no local set crosses from the chunk to the core. The chunk next to the core is in the same run.
-    Pieces have at most one joint. Raises ``BoundError`` if half the training length is below the span.
+    Pieces have at most one joint. Raises ``BoundError`` if half the training length is below the span. Derived here.
     """
 
     test_length: int
@@ -83,31 +83,31 @@ class GridCover:
         if not 2 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
                 f"training length {self.train_length} and test length {self.test_length} give no cover by windows for "
-                f"span {self.span}; train at {2 * self.span} or longer, but not above the test length (see "
+                f"span {self.span}; train at {2 * self.span} tokens or longer, but not above the test length (see "
                 "counterexample 'unbounded reach')"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return the pieces to the right of the window of this set, then to its left."""
-        low, high = grid_window(start, self.test_length, self.train_length - self.train_length // 2, self.span)
-        right = self._build_right_pieces((low, high), claims_core=True)
-        mirror = (self.test_length - high, self.test_length - low)
-        left = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirror, claims_core=not right)]
-        return right + left
+        """Return the pieces with chunks to the right of the core, then the pieces with chunks to its left."""
+        core = grid_window(start, self.test_length, self.train_length - self.train_length // 2, self.span)
+        right_pieces = self._build_right_pieces(core, claims_core=True)
+        mirrored_core = (self.test_length - core[1], self.test_length - core[0])
+        mirrored_pieces = self._build_right_pieces(mirrored_core, claims_core=not right_pieces)
+        return [*right_pieces, *(piece.mirror(self.test_length) for piece in mirrored_pieces)]
 
     def _build_right_pieces(self, core: Interval, *, claims_core: bool) -> list[Piece]:
-        low, high = core
-        if high == self.test_length:
+        core_start, core_end = core
+        if core_end == self.test_length:
             return []
-        run_start = min(low, self.test_length - self.train_length)
+        run_start = min(core_start, self.test_length - self.train_length)
         run_end = run_start + self.train_length
-        pieces = [Piece(runs=((run_start, run_end),), core=core, right=(high, run_end), claims_core=claims_core)]
-        step = self.train_length - (high - low) - self.span + 1
-        for chunk in range(run_end, self.test_length, step):
-            end = min(chunk + step, self.test_length)
+        pieces = [Piece(runs=((run_start, run_end),), core=core, right=(core_end, run_end), claims_core=claims_core)]
+        chunk_length = self.train_length - (core_end - core_start) - self.span + 1
+        for chunk_start in range(run_end, self.test_length, chunk_length):
+            chunk_end = min(chunk_start + chunk_length, self.test_length)
             # Move the last chunk inward, so that every piece has the training length.
-            chunk_run = (end - step - self.span + 1, end)
-            pieces.append(Piece(runs=merge_intervals(core, chunk_run), core=core, right=(chunk, end)))
+            chunk_run = (chunk_end - chunk_length - self.span + 1, chunk_end)
+            pieces.append(Piece(runs=merge_intervals(core, chunk_run), core=core, right=(chunk_start, chunk_end)))
         return pieces
 
 
@@ -128,15 +128,15 @@ class ProportionalCover:
         if not 3 * self.span <= self.train_length <= self.test_length:
             raise BoundError(
                 f"training length {self.train_length} and test length {self.test_length} give no proportional cover at "
-                f"span {self.span}; train at {3 * self.span} or longer, but not above the test length (see "
+                f"span {self.span}; train at {3 * self.span} tokens or longer, but not above the test length (see "
                 "counterexample 'unbounded reach')"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return the piece around the core, then pieces with slices further away."""
-        low = min(start, self.test_length - self.span)
-        high = low + self.span
-        num_before, num_after, num_others = low, self.test_length - high, self.train_length - self.span
+        """Return the piece with the slices next to the core, then the pieces with slices further away from it."""
+        core_start = min(start, self.test_length - self.span)
+        core_end = core_start + self.span
+        num_before, num_after, num_others = core_start, self.test_length - core_end, self.train_length - self.span
         # Minimize the number of pieces, then the distance from the proportions of the sequence.
         target_width = num_others * num_before / max(num_before + num_after, 1)
         left_widths = range(max(0, num_others - num_after), min(num_before, num_others) + 1)
@@ -149,74 +149,75 @@ class ProportionalCover:
         pieces = []
         for index in range(max(len(left_slices), len(right_slices))):
             # A side without further slices repeats its nearest slice, which makes no joint.
-            left_inner, left_outer = left_slices[index] if index < len(left_slices) else (left_width, left_width)
-            right_inner, right_outer = right_slices[index] if index < len(right_slices) else (right_width, right_width)
+            left_slice = left_slices[index] if index < len(left_slices) else (left_width, left_width)
+            right_slice = right_slices[index] if index < len(right_slices) else (right_width, right_width)
             piece = Piece(
                 runs=merge_intervals(
-                    (low - left_outer, low - left_outer + left_width),
-                    (low, high),
-                    (high + right_outer - right_width, high + right_outer),
+                    (core_start - left_slice[1], core_start - left_slice[1] + left_width),
+                    (core_start, core_end),
+                    (core_end + right_slice[1] - right_width, core_end + right_slice[1]),
                 ),
-                core=(low, high),
-                left=(low - left_outer, low - left_inner),
-                right=(high + right_inner, high + right_outer),
+                core=(core_start, core_end),
+                left=(core_start - left_slice[1], core_start - left_slice[0]),
+                right=(core_end + right_slice[0], core_end + right_slice[1]),
                 claims_core=index == 0,
             )
             pieces.append(piece)
         return pieces
 
     def _count_pieces(self, left_width: int, num_before: int, num_after: int) -> int:
-        """Return the number of pieces with ``left_width`` tokens on the left, or a larger number if no cover exists."""
+        """Return the number of pieces with ``left_width`` tokens left of the core, or more if no cover exists."""
         sides = ((left_width, num_before), (self.train_length - self.span - left_width, num_after))
         if any(self.span > width < total for width, total in sides):
             return self.test_length + 1
         return max(1 - (width - total) // (width - self.span + 1) if width < total else 1 for width, total in sides)
 
-    def _slice_distances(self, first_slice_width: int, total: int) -> list[Interval]:
-        """Divide the distances from the core, up to ``total``, into the intervals that the slices claim."""
-        step = max(first_slice_width - self.span + 1, 1)
-        starts = range(first_slice_width, total, step)
-        return [(0, first_slice_width), *((start, min(start + step, total)) for start in starts)]
+    def _slice_distances(self, first_slice_width: int, max_distance: int) -> list[Interval]:
+        """Divide the distances from the core, up to ``max_distance``, into the intervals that the slices claim."""
+        slice_step = max(first_slice_width - self.span + 1, 1)
+        starts = range(first_slice_width, max_distance, slice_step)
+        return [(0, first_slice_width), *((start, min(start + slice_step, max_distance)) for start in starts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferenceCover:
     """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
-    The core is a window of ``window`` tokens on a grid; the other tokens are divided into chunks of ``chunk``. Each
-    chunk gives one piece with the chunk and one piece without it. Their difference is the effect of the sets that end
-    in the chunk.
-    Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem 4.3. The pieces claim no sets.
+    The core is a window of ``window_length`` tokens on a grid; the other tokens are divided into chunks of
+    ``chunk_length`` tokens. Each chunk gives one piece with the chunk and one piece without it. Their difference is the
+    effect of the sets that end in the chunk. The pieces claim no sets. Reconstructed from Golowich et al. 2025 (arXiv
+    2502.16792), theorem 4.3.
     """
 
     test_length: int
-    window: int
-    chunk: int
+    window_length: int
+    chunk_length: int
     span: int
 
     def __post_init__(self) -> None:
         min_chunk = max(self.span - 1, 1)
-        if self.window < self.span or self.chunk < min_chunk or self.test_length < self.window:
+        if self.window_length < self.span or self.chunk_length < min_chunk or self.test_length < self.window_length:
             raise BoundError(
-                f"window {self.window} and chunk {self.chunk} do not separate sets of span {self.span} at test length "
-                f"{self.test_length}; use a window of at least {self.span} and a chunk of at least {min_chunk}"
+                f"window {self.window_length} and chunk {self.chunk_length} do not separate sets of span "
+                f"{self.span} at test length {self.test_length}; use a window of {self.span} to {self.test_length} "
+                f"tokens and a chunk of at least {min_chunk}"
             )
 
     def pieces(self, start: int) -> Sequence[Piece]:
-        """Return the window, then two pieces per chunk."""
-        low, high = grid_window(start, self.test_length, self.window, self.span)
-        right = self._build_right_pieces((low, high))
-        mirror = (self.test_length - high, self.test_length - low)
-        left = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirror)]
-        return [Piece(runs=((low, high),), core=(low, high)), *right, *left]
+        """Return the core window, then two pieces per chunk: with the chunk and without it."""
+        core = grid_window(start, self.test_length, self.window_length, self.span)
+        right_pieces = self._build_right_pieces(core)
+        mirrored_core = (self.test_length - core[1], self.test_length - core[0])
+        left_pieces = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirrored_core)]
+        return [Piece(runs=(core,), core=core), *right_pieces, *left_pieces]
 
     def _build_right_pieces(self, core: Interval) -> list[Piece]:
-        high = core[1]
+        core_end = core[1]
         pieces = []
-        for chunk_start in range(high, self.test_length, self.chunk):
+        for chunk_start in range(core_end, self.test_length, self.chunk_length):
             # The tokens before the chunk prevent local sets that cross from the chunk to the core.
-            run_start = max(chunk_start - self.span + 1, high)
-            chunk_end = min(chunk_start + self.chunk, self.test_length)
+            run_start = max(chunk_start - self.span + 1, core_end)
+            chunk_end = min(chunk_start + self.chunk_length, self.test_length)
             pieces += [
                 Piece(runs=merge_intervals(core, (run_start, run_end)), core=core)
                 for run_end in (chunk_end, chunk_start)
@@ -224,11 +225,11 @@ class DifferenceCover:
         return pieces
 
 
-def grid_window(start: int, test_length: int, window: int, span: int) -> Interval:
-    """Return the grid window that contains every set of the span at ``start``; the step is ``window - span + 1``."""
-    step = window - span + 1
-    low = min(start // step * step, test_length - window)
-    return low, low + window
+def grid_window(start: int, test_length: int, window_length: int, span: int) -> Interval:
+    """Return the grid window that contains all local sets that start at ``start``; windows overlap by ``span - 1``."""
+    grid_step = window_length - span + 1
+    window_start = min(start // grid_step * grid_step, test_length - window_length)
+    return window_start, window_start + window_length
 
 
 def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
@@ -246,24 +247,24 @@ def compute_piece_mass(
     cover: Cover,
     factor: Mapping[Joints, Float[np.ndarray, "shapes tuples"]],
 ) -> dict[int, Float[np.ndarray, "shapes num_tokens tuples"]]:
-    """Return the mass of each planted set at its index in the pieces of a cover, by number of tokens. Derived here.
+    """Return the mass of each planted set by number of tokens, with axes shape, index in the piece, and tuple.
 
-    Each piece of a set adds the probability of the set, multiplied by the factor of the joints of the piece. With a
-    factor of 1, the total is the expected number of pieces.
+    Each piece for a planted set adds the probability of the set, multiplied by the factor of the joints of the piece.
+    With a factor of 1, the total is the expected number of pieces. Derived here.
     """
     piece_mass: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
     for start in np.flatnonzero(probability.any(axis=0)):
         for piece in cover.pieces(int(start)):
-            size = piece.num_tokens
-            if size not in piece_mass:
-                piece_mass[size] = np.zeros((len(probability), size, factor[False, False].shape[1]))
-            piece_mass[size][:, piece.index_of(int(start))] += probability[:, start, None] * factor[piece.joints]
+            num_tokens = piece.num_tokens
+            if num_tokens not in piece_mass:
+                piece_mass[num_tokens] = np.zeros((len(probability), num_tokens, factor[False, False].shape[1]))
+            piece_mass[num_tokens][:, piece.index_of(int(start))] += probability[:, start, None] * factor[piece.joints]
     return piece_mass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstCase:
-    """Solution of ``worst_case``: the largest risk, the risk of each atom, and the price per unit of training risk."""
+    """Solution of ``worst_case``: the maximal value, the risk of each atom, and the price per unit of training risk."""
 
     value: float
     risk: Float[np.ndarray, " atoms"]
@@ -278,22 +279,21 @@ def worst_case(
 ) -> WorstCase:
     """Maximize ``sum piece_mass r`` over ``0 <= r <= max_loss`` with ``sum train_mass r <= train_risk``. Derived here.
 
-    This is a fractional knapsack (Neyman-Pearson lemma): atoms with the largest ``piece_mass / train_mass`` get risk
-    first. The value is finite even if that ratio is infinite. The price is 0 if some training risk remains.
+    An atom is a planted set and tuple with risk r. This is a fractional knapsack (Neyman-Pearson lemma): atoms with the
+    largest ``piece_mass / train_mass`` get risk first. The value is finite even if that ratio is infinite. The price is
+    the added value per unit of added training risk; it is 0 if some training risk remains.
     """
     if not (train_risk >= 0 and max_loss > 0):
-        raise SettingError(
-            f"invalid risk {train_risk} or max_loss {max_loss}; use a risk of at least 0 and a max_loss above 0"
-        )
+        raise SettingError(f"invalid train_risk {train_risk} or max_loss {max_loss}; use train_risk >= 0 and max_loss > 0")
     if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
-        raise SettingError("a mass of planted sets is negative or infinite; use finite values of at least 0")
-    ratio = safe_ratio(piece_mass, train_mass)
-    order = np.argsort(-ratio, kind="stable")
-    cost = train_mass[order] * max_loss
-    spent_before = np.cumsum(cost) - cost
-    loss_share = np.clip(np.divide(train_risk - spent_before, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
+        raise SettingError("piece_mass or train_mass has a negative or infinite value; use finite values of at least 0")
+    mass_ratio = safe_ratio(piece_mass, train_mass)
+    atom_order = np.argsort(-mass_ratio, kind="stable")
+    cost = train_mass[atom_order] * max_loss
+    earlier_cost = np.cumsum(cost) - cost
+    loss_share = np.clip(np.divide(train_risk - earlier_cost, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
     risk = np.zeros_like(piece_mass)
-    risk[order] = loss_share * max_loss
-    partial = np.flatnonzero((loss_share < 1) & (cost > 0))
-    price = float(ratio[order[partial[0]]]) if len(partial) else 0.0
+    risk[atom_order] = loss_share * max_loss
+    partial_atoms = np.flatnonzero((loss_share < 1) & (cost > 0))
+    price = float(mass_ratio[atom_order[partial_atoms[0]]]) if len(partial_atoms) else 0.0
     return WorstCase(value=float(piece_mass @ risk), risk=risk, price=price)
