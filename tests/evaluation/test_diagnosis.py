@@ -443,7 +443,7 @@ def test_the_command_writes_json_and_a_figure(unfitted, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--length", "4"], "length 4 is not beyond the longest training length 4; use a larger length, or lengthwise"),
+        (["--length", "4"], "length 4 is not beyond the longest training length 4; use a larger length or lengthwise"),
         (["--length", "8", "--num-examples", "0"], "invalid number of examples 0; use at least 1"),
     ],
 )
@@ -458,7 +458,7 @@ def test_invalid_arguments_print_one_line(flags, line, unfitted, capsys):
 
 def test_a_task_graded_by_loss_raises_an_error(tmp_path):
     run = train(quick(recipe("language_model_small")), tmp_path, device="cpu")
-    with pytest.raises(SettingError, match="task text is graded by loss and has no wrong answers; use lengthwise"):
+    with pytest.raises(SettingError, match="task text is graded by loss and has no wrong answers to diagnose; use"):
         diagnose_run(run, 100)
 
 

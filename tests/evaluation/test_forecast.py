@@ -494,7 +494,7 @@ def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys)
         (["--lengths", "4"], "length 4 is not beyond the longest training length 4; use longer lengths, or measure"),
         (
             ["--train-lengths", "1:8"],
-            "--train-lengths needs a task or a law, not a run; leave it out",
+            "--train-lengths applies to a task or a law, not to a run; leave out --train-lengths",
         ),
     ],
 )

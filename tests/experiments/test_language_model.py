@@ -195,7 +195,7 @@ INVALID: list[tuple[list[str], str]] = [
         ["prepare", "nowhere", "--out", "new"],
         "nowhere does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
     ),
-    (["prepare", "tales", "--out", "corpus"], "corpus already exists; choose another --out"),
+    (["prepare", "tales", "--out", "corpus"], "corpus already exists and is not an empty folder; choose another --out"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small; use"),
     (["prepare", "tales", "--vocabulary-size", "x", "--out", "new"], "invalid number 'x'; use a whole number"),
     (

@@ -195,7 +195,7 @@ def test_padding_with_previous_token_mix_raises_an_error(tmp_path):
 
 
 def test_invalid_export_and_import_folders_raise_an_error(folder, tmp_path):
-    with pytest.raises(RunFolderError, match="already exists; choose another --out"):
+    with pytest.raises(RunFolderError, match="already exists and is not an empty folder; choose another --out"):
         export_hf(folder.parent / "run", folder)
     with pytest.raises(RunFolderError, match="is not an exported run; use a folder written by export --format hf"):
         import_hf(folder.parent / "run", tmp_path / "out")

@@ -243,7 +243,7 @@ def test_evaluate_prints_a_table_without_ids(here, capsys):
 COMMAND = ["evaluate", "model", "--task", "parity"]
 INVALID = [
     (["evaluate", "model"], "model is not a run folder (it has no experiment.json), and a model needs a task"),
-    ([*COMMAND, "--scheme", "coupled"], "--scheme coupled needs a run, not a model; leave it out"),
+    ([*COMMAND, "--scheme", "coupled"], "--scheme coupled needs a run, not a model; leave out --scheme"),
     ([*COMMAND, "--corpus", "x"], "--corpus x needs a run, not a model"),
     ([*COMMAND, "--shots", "-1"], "invalid number of shots -1; use 0 or more"),
     ([*COMMAND, "--lengths", "0"], "invalid length 0"),

@@ -337,7 +337,11 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     ),
     "a large share": ({"held_out": 1.0}, SettingError, r"invalid held-out share 1.0; use 0 or more and less than 1"),
     "a negative share": ({"held_out": -0.1}, SettingError, r"invalid held-out share -0.1; use 0 or more"),
-    "an existing folder": ({"out": "prose"}, RunFolderError, r"prose already exists and is not an empty folder; choose another --out"),
+    "an existing folder": (
+        {"out": "prose"},
+        RunFolderError,
+        r"prose already exists and is not an empty folder; choose another --out",
+    ),
     "an existing file": (
         {"out": "letter/only.txt"},
         RunFolderError,

@@ -33,7 +33,7 @@ from lengthwise.core.interruption import StoppedError
 
 
 class Commands(TyperGroup):
-    """Command group that suggests the nearest name for an unknown command."""
+    """Group of commands; its error for an unknown command suggests the most similar name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""

@@ -63,11 +63,11 @@ def experiment_from_names(name: str | None, task: str | None, scheme: str | None
     if name is not None and (task, scheme, encoding) != (None, None, None):
         raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
     if name in COMPARISONS:
-        raise SettingError(f"'{name}' is a comparison of several experiments; run compare {name}")
+        raise SettingError(f"'{name}' is a comparison of several experiments; use lengthwise compare {name}")
     if name is not None:
         return recipe(name)
     if task is None:
-        raise SettingError(f"no experiment to train; name a recipe ({', '.join(RECIPES)}) or use --task and --scheme")
+        raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
     return experiment_for(task, "predicted" if scheme is None else scheme, encoding)
 
 
@@ -80,7 +80,7 @@ def override_training(
     num_position_ids: int | None = None,
     head: str | None = None,
 ) -> Experiment:
-    """Return the experiment with the values of the training flags."""
+    """Return the experiment with the values of the training flags; None keeps the value of the experiment."""
     training = experiment.training
     training = training if steps is None else replace(training, steps=steps)
     training = training if batch_size is None else replace(training, batch_size=batch_size)
@@ -114,7 +114,7 @@ def override_evaluation(
     *,
     task: Task | None,
 ) -> EvaluationSettings:
-    """Return the settings with the values of the evaluation flags; a JSONL ``task`` sets the default lengths."""
+    """Return the settings with the values of the evaluation flags; without ``lengths``, a JSONL ``task`` sets them."""
     if lengths is None and isinstance(task, HasLengths):
         settings = replace(settings, lengths=default_lengths(task), num_examples=settings.num_examples[:1])
     if lengths is not None:
@@ -129,7 +129,10 @@ def override_evaluation(
 
 
 def experiments_from_names(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
-    """Return labeled experiments from recipes, from a named comparison, or from pairs of scheme and encoding."""
+    """Return experiments by label.
+
+    ``names`` are recipes or one comparison. Otherwise, ``rows`` are pairs ``scheme/encoding`` for ``task``.
+    """
     labels = None if rows is None else split_names(rows)
     if len(names) == 1 and names[0] in COMPARISONS and task is None:
         experiments = COMPARISONS[names[0]]()
@@ -141,7 +144,7 @@ def experiments_from_names(names: list[str], task: str | None, rows: str | None)
         return {name: _load_recipe(name) for name in names}
     if task is None or labels is None:
         names_text = ", ".join((*RECIPES, *COMPARISONS))
-        raise SettingError(f"no experiments to compare; name recipes ({names_text}) or use --task and --rows")
+        raise SettingError(f"no experiments to compare; add names of recipes ({names_text}), or --task and --rows")
     # All rows share one task object, so a JSONL file is read only once.
     shared_task = load_task(task) if is_task_file(task) else task
     return {label: _experiment_from_label(shared_task, label) for label in labels}
@@ -155,7 +158,9 @@ def _comparison_row(experiments: Mapping[str, Experiment], label: str, compariso
 
 def _load_recipe(name: str) -> Experiment:
     if name in COMPARISONS:
-        raise SettingError(f"comparison '{name}' cannot be combined with recipes; name one comparison, or only recipes")
+        raise SettingError(
+            f"comparison '{name}' cannot be combined with other names; use only one comparison, or only recipes"
+        )
     if name not in RECIPES:
         raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
     return recipe(name)
@@ -163,7 +168,7 @@ def _load_recipe(name: str) -> Experiment:
 
 def _experiment_from_label(task: str | Task, label: str) -> Experiment:
     if label.count("/") != 1:
-        raise SettingError(f"invalid row '{label}'; use scheme/encoding, such as predicted/rotary,sequential/nope")
+        raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
     return experiment_for(task, *label.split("/"))
 
 
@@ -190,12 +195,12 @@ def split_names(text: str) -> tuple[str, ...]:
 
 
 def reject_flags(reason: str, **flags: object) -> None:
-    """Raise ``SettingError`` for the first flag with a value other than None."""
+    """Raise ``SettingError`` for the first flag that is not None; ``reason`` completes the message."""
     for name, value in flags.items():
         if value is not None:
-            raise SettingError(f"--{name} {value} {reason}; leave it out")
+            raise SettingError(f"--{name} {value} {reason}; leave out --{name}")
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:
-    """Return the classes or tasks that replace parts of a saved run, by the kind of part."""
+    """Return the classes or tasks that replace the task, scheme or encoding of a saved run, by kind."""
     return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}

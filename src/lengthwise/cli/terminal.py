@@ -98,14 +98,14 @@ class ProgressLine:
             self.progress.console.print()
 
     def show_training(self, row: dict[str, Any]) -> None:
-        """Show a row of ``metrics.jsonl``, with means since the previous row and the latest exact match."""
+        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
         if "exact_match" in row:
             self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.longest}"
         accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
         self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
 
     def show_preparation(self, stage: str, done: int, total: int | None) -> None:
-        """Show the number of processed documents of a corpus."""
+        """Show the number of documents that one stage of corpus preparation has processed."""
         self._update(stage, done, total)
 
     def show_targets(self, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints without pickle: one safetensors file with tensors, JSON facts and a digest that loading verifies."""
+"""Checkpoints without pickle: one safetensors file with tensors, JSON metadata and a digest that loading verifies."""
 
 import hashlib
 import json
@@ -15,12 +15,13 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import parse_json
 
-# Maximum number of values per weight tensor in ``weights_digest``.
+# Approximate number of values per weight tensor in ``weights_digest``: all values of a smaller tensor, and fewer than
+# twice this number of a larger tensor.
 DIGEST_SAMPLES = 4096
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Save tensors, JSON facts about them, and a digest of the tensors and the facts."""
+    """Save tensors, JSON metadata about them, and the SHA-256 digest of both."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
     write_atomically(path, save(cpu_tensors, metadata={"facts": text, "sha256": _digest(cpu_tensors, text)}))
@@ -40,11 +41,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
     text = metadata.get("facts", "")
     if metadata.get("sha256") != _digest(tensors, text):
-        raise RunFolderError(f"{path} was modified after training (its digest differs); train it again or use --resume")
+        raise RunFolderError(
+            f"{path} was modified after training (its digest differs); train the run again or use --resume"
+        )
     try:
         return tensors, parse_json(text)
     except ValueError as error:
-        raise RunFolderError(f"{path} has invalid facts ({error}); train the run again") from None
+        raise RunFolderError(f"{path} has invalid metadata ({error}); train the run again") from None
 
 
 def _metadata(content: bytes) -> dict[str, str]:
@@ -59,12 +62,13 @@ def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[s
         actual, required = (_describe_tensor(mapping.get(name)) for mapping in (tensors, expected))
         if actual != required:
             raise RunFolderError(
-                f"{path} belongs to another experiment ({name} is {actual}, not {required}); choose another --out"
+                f"{path} belongs to another experiment (tensor {name} is {actual}, not {required}); "
+                "choose another --out"
             )
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of the shape, dtype and up to ``DIGEST_SAMPLES`` evenly spaced values of each tensor."""
+    """Return the SHA-256 of the name, shape, dtype and about ``DIGEST_SAMPLES`` evenly spaced values of each tensor."""
     digest = hashlib.sha256()
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {_describe_tensor(weight)}".encode())

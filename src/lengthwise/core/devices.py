@@ -27,9 +27,10 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def forward_token_budget(device: torch.device, width: int, num_heads: int) -> int:
-    """Estimate the number of tokens per forward pass: constant on a CPU, limited by half of the free memory on CUDA.
+    """Return the maximum number of tokens per forward pass: constant on a CPU, estimated on CUDA.
 
-    The estimate assumes float32 and layers with ``width`` and ``num_heads``. Callers halve it if memory runs out.
+    On CUDA, the tokens should fit into half of the free memory. The estimate assumes float32 and a model of ``width``
+    with ``num_heads`` heads per layer. Callers halve the number if memory runs out.
     """
     if device.type != "cuda":
         return CPU_TOKENS

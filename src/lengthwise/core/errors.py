@@ -12,7 +12,7 @@ class LengthwiseError(Exception):
 
 
 class UnknownNameError(LengthwiseError):
-    """Error for a name that is not in a table."""
+    """Error for an unknown name, such as the name of a task or encoding that does not exist."""
 
 
 class SettingError(LengthwiseError):
@@ -20,7 +20,7 @@ class SettingError(LengthwiseError):
 
 
 class UnsupportedTaskError(LengthwiseError):
-    """Error for a task that lacks the coupling, the places or the single level that its position scheme needs."""
+    """Error for a task without the coupling or places that a scheme needs, or with too many coupling levels."""
 
 
 class PositionRangeError(LengthwiseError):
@@ -88,7 +88,7 @@ class SkippedTextWarning(UserWarning):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not in a table; the message suggests the most similar known name."""
+    """Return the error for a name that is not in ``known``; the message suggests the most similar known name."""
     names = sorted(known)
     similar_names = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     hint = f"did you mean '{similar_names[0]}'? " if similar_names else ""

@@ -65,7 +65,7 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 def check_output_folder(out: Path) -> None:
     """Raise ``RunFolderError`` unless ``out`` does not exist or is an empty folder."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise RunFolderError(f"{out} already exists; choose another --out")
+        raise RunFolderError(f"{out} already exists and is not an empty folder; choose another --out")
 
 
 def _delete_stale_files(path: Path) -> None:

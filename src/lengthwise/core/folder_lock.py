@@ -35,7 +35,7 @@ def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 
 def _open_folder(folder: Path) -> int | None:
-    """Return a file descriptor, or None if the folder cannot be locked; a later write reports the reason."""
+    """Create and open a folder; return its descriptor, or None if this fails. A later write then raises the error."""
     if fcntl is None:
         return None
     try:
@@ -46,7 +46,7 @@ def _open_folder(folder: Path) -> int | None:
 
 
 def _check_not_moved(descriptor: int, folder: Path) -> None:
-    """Raise an error if the folder was moved or deleted after it was opened, because its lock has no effect."""
+    """Raise ``RunFolderError`` if the path no longer leads to the open folder, because the lock then has no effect."""
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), folder.stat()):
             return

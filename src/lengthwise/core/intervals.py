@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 
 def wilson_interval(successes: int | float, trials: int, z_score: float = 1.959964) -> tuple[float, float]:
-    """Return the Wilson score interval of a share (Wilson 1927); the default level is 95%."""
+    """Return the Wilson score interval of the fraction of successes (Wilson 1927); the default z-score gives 95%."""
     share = successes / trials
     square = z_score * z_score
     center = (share + square / (2 * trials)) / (1 + square / trials)
@@ -20,8 +20,8 @@ def wilson_interval(successes: int | float, trials: int, z_score: float = 1.9599
 def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tuple[float, float]:
     """Return the 95% confidence interval of the mean accuracy of several models; pass one entry per model.
 
-    The results of several models on the same examples are not independent. The interval therefore covers both the
-    Wilson interval of the mean accuracy for the examples of one model and Student's t interval over the models.
+    The results of several models on the same examples are not independent. The interval therefore covers both
+    Student's t interval over the models and the Wilson interval of the mean accuracy with the examples of one model.
     """
     num_models, share = len(trials), sum(successes) / sum(trials)
     low, high = wilson_interval(share * max(trials), max(trials))
@@ -37,7 +37,8 @@ def clustered_interval(
 ) -> tuple[float | None, float | None]:
     """Return the 95% interval of ``sum(sums) / sum(counts)``, or ``(None, None)`` for fewer than two clusters.
 
-    The interval uses the linearized variance (Cochran 1977, section 6.3) and Student's t for the number of clusters.
+    The interval uses the linearized variance (Cochran 1977, section 6.3) and Student's t with one degree of freedom per
+    cluster, minus 1.
     """
     num_clusters = len(sums)
     if num_clusters < 2:

@@ -18,10 +18,10 @@ TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def parse_json(content: str | bytes, expected: type[Any] = dict) -> Any:
-    """Parse JSON of the type ``expected``: a dict, a list, or any JSON value for ``object``.
+    """Parse JSON and check its type: ``expected`` is dict, list, or object for any JSON value.
 
-    Raises ``ValueError`` for invalid JSON, another type, nesting that is too deep, or a string that is not valid
-    Unicode and therefore cannot be printed or saved.
+    Raises ``ValueError`` for invalid JSON, a value of another type, nesting that is too deep, or a string that is not
+    valid Unicode and therefore cannot be printed or saved.
     """
     try:
         document = json.loads(content)

@@ -77,7 +77,7 @@ def check_value(
         raise SettingError(f"{name} {reprlib.repr(value)} has the wrong type; use {_type_name(annotation)}")
     numbers = [item for item in _flatten_tuple(value) if isinstance(item, int | float)]
     if any(isinstance(number, int) and abs(number) >= INTEGER_LIMIT for number in numbers):
-        raise SettingError(f"{name} {value!r} is too large; use a number below 2^53")
+        raise SettingError(f"{name} {value!r} is too large; use a number between -2^53 and 2^53")
     # NaN would pass some range checks, because all comparisons with NaN are False.
     if not all(map(math.isfinite, numbers)):
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
@@ -103,7 +103,7 @@ def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], boo
 
 
 def _is_instance(value: Any, annotation: Any) -> bool:
-    """Return True if an argument matches a type that ``_has_type`` does not check; do not consume iterators."""
+    """Check types that ``_has_type`` does not cover, such as functions and sequences, without consuming iterators."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is collections.abc.Callable:
         return callable(value)

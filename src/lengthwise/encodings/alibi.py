@@ -13,7 +13,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
-    """Return the paper's slopes: a geometric sequence, extended if ``num_heads`` is not a power of two."""
+    """Return the paper's slopes: a geometric sequence, with extra slopes if ``num_heads`` is not a power of two."""
     power_of_two = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (head + 1) / power_of_two) for head in range(power_of_two)]
     extra_slopes = [2 ** (-4 * (head + 1) / power_of_two) for head in range(0, 2 * power_of_two, 2)]
@@ -33,7 +33,7 @@ class ALiBiEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the penalty. A visible key can have a larger ID than the query, so it uses the absolute distance."""
+        """Return the negative penalty of the absolute distance; a visible key can have a larger ID than the query."""
         distance = distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]
 

@@ -23,7 +23,8 @@ class _Clamp(torch.autograd.Function):
 def clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Parameter:
     """Return a parameter with a gradient of 0 at elements that an optimizer step would move out of the bounds.
 
-    The hook masks the sum of all gradients, so the result does not depend on the number of chunks.
+    A hook masks the gradient after summing over all uses of the parameter. The result therefore does not depend on how
+    attention divides the queries into chunks.
     """
     parameter = nn.Parameter(initial_value)
 

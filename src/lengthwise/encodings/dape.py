@@ -14,10 +14,11 @@ from lengthwise.encodings.kerple_log import KERPLELogEncoding
 
 
 class DAPEEncoding(Encoding):
-    """Scores ``scores + B + f(scores, B)`` with KERPLE's log bias B and ``f = convolve(leaky_relu(convolve))``.
+    """Scores ``scores + B + f(scores, B)`` with KERPLE's logarithmic bias B and a small network f.
 
-    Each convolution uses all channels at ``kernel_size`` adjacent keys of one query. The inputs of both convolutions
-    are 0 at invisible keys, so the result for a query does not depend on later tokens.
+    f consists of two convolutions with a leaky ReLU between them. Each convolution uses all channels at ``kernel_size``
+    adjacent keys of one query. The inputs of both convolutions are 0 at invisible keys, so the result for a query does
+    not depend on later tokens.
     """
 
     has_scores = True
@@ -44,14 +45,14 @@ class DAPEEncoding(Encoding):
 
 
 def check_mlp_width(mlp_width: int) -> None:
-    """Raise ``SettingError`` for a network without hidden units."""
+    """Raise ``SettingError`` for an ``mlp_width`` below 1."""
     if mlp_width < 1:
-        raise SettingError(f"mlp_width {mlp_width} is too small; use at least 1")
+        raise SettingError(f"mlp_width {mlp_width} is too small; use at least 1 hidden unit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DAPE(EncodingSettings):
-    """DAPE with ``mlp_width`` hidden units. The inputs are the scores and biases of all heads at one key."""
+    """DAPE with ``mlp_width`` hidden units. The inputs are the scores and biases of all heads for a query and a key."""
 
     mlp_width: int = 32
 
@@ -66,5 +67,5 @@ class DAPE(EncodingSettings):
         check_mlp_width(self.mlp_width)
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module; its network processes one key at a time."""
+        """Return the module; its network processes each key separately."""
         return DAPEEncoding(size.num_heads, self.mlp_width, kernel_size=1)

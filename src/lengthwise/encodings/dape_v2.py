@@ -31,8 +31,8 @@ class DAPEv2(EncodingSettings):
         check_types(self)
         check_mlp_width(self.mlp_width)
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
-            raise SettingError(f"kernel_size {self.kernel_size} is not a positive odd number; use a number such as 3")
+            raise SettingError(f"kernel_size {self.kernel_size} is not positive and odd; use an odd number such as 3")
 
     def build(self, size: EncodingSize) -> Encoding:
-        """Return the module; its network processes a window of keys at a time."""
+        """Return the module; its network processes windows of ``kernel_size`` adjacent keys."""
         return DAPEEncoding(size.num_heads, self.mlp_width, self.kernel_size)

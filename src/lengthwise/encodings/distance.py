@@ -19,7 +19,7 @@ def bias_by_distance(
     query_ids: Real[Tensor, "batch query"],
     key_ids: Real[Tensor, "batch key"],
 ) -> Float[Tensor, "batch heads query key"]:
-    """Return ``bias_function`` of the signed distance for every query and key."""
+    """Return the value of ``bias_function`` at the signed ID distance of every query and key."""
     distance = distances(query_ids, key_ids)
     # Integer distances repeat, so a CPU computes each value once. On a GPU, reading the range would synchronize.
     if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":

@@ -17,9 +17,9 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
     """Rotary with base ``base * (factor * n / original_length - (factor - 1))^(d_head / (d_head - 2))``.
 
     n is 1 + the largest ID visible to the query, and at least ``original_length``. Each query has its own base, which
-    also applies to its keys. Therefore, a full pass equals cached decoding, and no query depends on later tokens. In
-    other libraries, all queries of a pass share the base of the last query, and cached keys keep the base of their
-    step. Both methods give the same result for the last query of a full pass.
+    also applies to its keys. Therefore, a full pass and cached decoding give equal scores, and no query depends on
+    later tokens. In other libraries, all queries of a pass share the base of the last query, and cached keys keep the
+    base of the step that added them. Both methods give the same result for the last query of a full pass.
     """
 
     def __init__(self, settings: "DynamicNTK") -> None:
@@ -44,6 +44,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 class DynamicNTK(EncodingSettings):
     """Rotary with a base that grows when visible IDs reach ``original_length``, the number of IDs in training.
 
+    ``fastest`` is the frequency of the first pair of components in radians per ID.
     Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
     ``in_training`` is True.
     """

@@ -22,8 +22,9 @@ HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
 
 
 class Encoding(nn.Module):
-    """Base class of encodings, without any effect on the decoder. A subclass overrides one or more hooks.
+    """Base class of encodings, without any effect on the decoder.
 
+    A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``bias``, ``scores`` and ``adjust``.
     ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the encoding
     computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
     """
@@ -48,13 +49,13 @@ class Encoding(nn.Module):
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the token embeddings with positions added."""
+        """Return the token embeddings ``x`` with position information added."""
         return x
 
     def rotate(
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
-        """Return queries or keys with positions applied."""
+        """Return the queries or keys ``x``, transformed according to their position IDs."""
         return x
 
     def bias(
@@ -83,7 +84,7 @@ class Encoding(nn.Module):
         key_ids: Real[Tensor, "batch key"],
         visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
-        """Return adjusted attention scores. They depend only on visible pairs. Requires ``has_scores = True``."""
+        """Return adjusted attention scores, which must not depend on invisible keys. Requires ``has_scores = True``."""
         return scores
 
 

@@ -37,7 +37,7 @@ class FIREEncoding(Encoding):
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the network's output for the distance divided by the query's ID, or by L if L is larger."""
+        """Return the network's output for ``psi(d) / psi(max(L, p_query))``."""
         threshold = (self.stretch * self.threshold).abs()
         # If no ID exceeds the threshold, the bias depends only on the distance. On a GPU, this check would synchronize.
         if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
@@ -51,7 +51,7 @@ class FIREEncoding(Encoding):
         return x.sign() * torch.log1p(self.rate.abs() * x.abs())
 
     def _mlp(self, x: Float[Tensor, "*pairs"]) -> Float[Tensor, "heads *pairs"]:
-        """Evaluate the ReLU network as a piecewise linear function, with one table lookup per pair."""
+        """Evaluate the ReLU network as a piecewise linear function, with one table lookup per query and key."""
         weight, bias = self.widen.weight[:, 0], self.widen.bias
         with torch.no_grad():
             # A weight of 0 gives an infinite or NaN kink, and any finite value can replace it.
@@ -71,7 +71,7 @@ class FIREEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FIRE(EncodingSettings):
-    """FIRE with a network of fixed width; ``threshold`` is the initial value of L, in IDs."""
+    """FIRE with a network of fixed width; ``threshold`` is the initial value of the learned L in ``FIREEncoding``."""
 
     threshold: float = 512.0
 

@@ -36,7 +36,7 @@ class HardALiBiEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardALiBi(EncodingSettings):
-    """Windows of 1, 2, ... IDs for the first ``num_masked_heads`` heads; None masks half of the heads.
+    """Hard-ALiBi with windows of 1, 2, ... IDs in the first ``num_masked_heads`` heads; None masks half of the heads.
 
     The first window contains only the query's own ID. Only the later windows can contain earlier tokens.
     """
@@ -52,7 +52,7 @@ class HardALiBi(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_masked_heads is not None and self.num_masked_heads < 1:
-            raise SettingError(f"num_masked_heads {self.num_masked_heads} is too small; use at least 1")
+            raise SettingError(f"num_masked_heads {self.num_masked_heads} is too small; use at least 1 head")
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module with one window per head; raise ``SettingError`` for too many masked heads."""
@@ -60,6 +60,6 @@ class HardALiBi(EncodingSettings):
         if not 1 <= num_masked <= size.num_heads:
             raise SettingError(
                 f"hard_alibi cannot mask {num_masked} of {size.num_heads} heads; "
-                "use at least 2 heads, and set num_masked_heads to at most num_heads"
+                f"set num_masked_heads to at least 1 and at most {size.num_heads}"
             )
         return HardALiBiEncoding(size.num_heads, num_masked)

@@ -39,7 +39,7 @@ class Learned(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_position_ids < 1:
-            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1")
+            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1 position ID")
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module with normally distributed initial vectors."""

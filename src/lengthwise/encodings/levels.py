@@ -15,13 +15,16 @@ class LevelEncoding(nn.Module):
     """Encoding for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
 
     Embeddings, biases and scores are sums over all levels. Each level rotates an equal part of a head's components.
-    Levels adjust the scores one after another.
+    The levels apply their ``adjust`` hooks one after another.
     """
 
     def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
         super().__init__()
         if size.d_head % num_levels:
-            raise SettingError(f"d_head {size.d_head} is not a multiple of {num_levels} levels; change d_model")
+            raise SettingError(
+                f"d_head {size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model and "
+                f"num_heads so that d_model / num_heads is a multiple of {num_levels}"
+            )
         level_size = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())

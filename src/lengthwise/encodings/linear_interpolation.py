@@ -12,7 +12,7 @@ from lengthwise.encodings.scaled_rotary import ScaledRotary
 class LinearInterpolation(ScaledRotary):
     """Rotary that rotates pair i by ``(p / factor) * fastest * base^(-2i / d_head)`` radians at ID p.
 
-    The paper fine-tunes models with this scaling; use ``in_training=True`` to do the same.
+    The paper fine-tunes models with this scaling; set ``in_training=True`` for such training.
     """
 
     name: ClassVar[str] = "rotary_linear"

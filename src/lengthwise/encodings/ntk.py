@@ -9,7 +9,7 @@ from lengthwise.encodings.scaled_rotary import ScaledRotary, check_two_pairs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NTK(ScaledRotary):
-    """Rotary with base ``base * factor^(d_head / (d_head - 2))``. The slowest pair rotates ``factor`` times slower."""
+    """Rotary with base ``base * factor^(d_head / (d_head - 2))``. The slowest pair is ``factor`` times slower."""
 
     name: ClassVar[str] = "rotary_ntk"
     summary: ClassVar[str] = "rotary with a larger base for longer sequences (NTK-aware)"

@@ -1,4 +1,4 @@
-"""Rotary scores with one angle per query and key, for encodings that cannot rotate each of them separately."""
+"""Rotary scores with one angle per query and key, for encodings that cannot rotate queries and keys separately."""
 
 import math
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from lengthwise.encodings.rotary import rotary_frequencies, rotate_pairs
 
 
 class PairwiseRotaryEncoding(Encoding):
-    """Rotary that applies the rotation in the scores; a subclass overrides ``distances`` or ``frequencies``.
+    """Rotary that rotates during the computation of scores; a subclass overrides ``distances`` or ``frequencies``.
 
-    The keys, also in a cache, have no rotation. Training uses the scores of plain rotary, unless ``in_training``
-    is True.
+    Keys, including cached keys, are stored without rotation. Training uses the scores of plain rotary, unless
+    ``in_training`` is True.
     """
 
     has_scores = True
@@ -61,7 +61,7 @@ class PairwiseRotaryEncoding(Encoding):
 class _PairwiseScores(torch.autograd.Function):
     """Scores ``Re(q conj(k) exp(i * distance * frequency))``, summed over pairs of components in a loop.
 
-    The backward pass recomputes the angles, because their storage would need ``d_head / 2`` times as much memory.
+    The backward pass recomputes the angles, because they need ``d_head / 2`` times as much memory as the scores.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class _PairwiseScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Return the gradients of query and key, using that the scores are linear in both."""
+        """Return the gradients of the queries and keys; the scores are linear in each of the two."""
         query, key, distances, frequencies = ctx.saved_tensors
         d_query, d_key = torch.empty_like(query), torch.empty_like(key)
         for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):

@@ -33,7 +33,7 @@ class PartialRotaryEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRotary(EncodingSettings):
-    """RoPE on the first ``share * d_head`` components of each head, with the frequencies of a head of this size."""
+    """RoPE on the first ``share * d_head`` components of each head, as if ``d_head`` had this value."""
 
     share: float = 0.25
     base: float = 10_000.0
@@ -57,7 +57,7 @@ class PartialRotary(EncodingSettings):
         num_rotated = round(num_components)
         if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - num_components) > 1e-6:
             raise SettingError(
-                f"share {self.share} of d_head {size.d_head} is {num_components:g} components but rotary needs pairs; "
+                f"share {self.share} of d_head {size.d_head} is {num_components:g} components, but rotary needs pairs; "
                 "choose a share so that share * d_head is even and at least 2"
             )
         return PartialRotaryEncoding(num_rotated, self.base, self.fastest)

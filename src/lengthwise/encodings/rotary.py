@@ -41,7 +41,10 @@ def check_rotary_base(base: float, fastest: float) -> None:
 def check_even_width(d_head: int) -> None:
     """Raise ``SettingError`` for an odd head width, because rotary needs pairs of components."""
     if d_head % 2:
-        raise SettingError(f"d_head {d_head} is odd but rotary needs pairs; make d_model / num_heads even")
+        raise SettingError(
+            f"d_head {d_head} is odd, but rotary needs pairs of components; choose d_model and num_heads so that "
+            "d_model / num_heads is even"
+        )
 
 
 class RotaryEncoding(Encoding):
@@ -61,9 +64,10 @@ class RotaryEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary(EncodingSettings):
-    """RoPE with frequencies from ``fastest`` radians per ID down to about ``fastest / base``.
+    """RoPE with frequencies that decrease from ``fastest`` to about ``fastest / base`` radians per ID.
 
-    The paper uses ``fastest=1``. A larger ``fastest`` and a smaller ``base`` separate adjacent IDs more sharply.
+    ``fastest`` is the frequency of the first pair of components, which rotates fastest. The paper uses ``fastest=1``.
+    A larger ``fastest`` and a smaller ``base`` separate adjacent IDs more sharply.
     """
 
     base: float = 10_000.0

@@ -41,7 +41,7 @@ class ScaledRotaryEncoding(Encoding):
 
 
 def check_scaling(base: float, fastest: float, factor: float) -> None:
-    """Raise ``SettingError`` for invalid frequencies or a factor below 1."""
+    """Raise ``SettingError`` for a ``base`` or ``fastest`` that is too small, or a ``factor`` below 1."""
     check_rotary_base(base, fastest)
     if factor < 1:
         raise SettingError(f"factor {factor} is below 1; use 1 for plain rotary, or more for longer sequences")
@@ -57,15 +57,16 @@ def check_two_pairs(d_head: int) -> None:
     """Raise ``SettingError`` unless a head has at least two pairs of components, and therefore two frequencies."""
     if d_head % 2 or d_head < 4:
         raise SettingError(
-            f"d_head {d_head} is odd or too small, because a scaled base needs at least two pairs; "
-            "make d_model / num_heads even and at least 4"
+            f"d_head {d_head} is odd or below 4, but a scaled base needs at least two pairs of components; choose "
+            "d_model and num_heads so that d_model / num_heads is even and at least 4"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaledRotary(EncodingSettings):
-    """Abstract settings that scale rotary by ``factor``, for a model trained with plain rotary.
+    """Base class of settings for sequences ``factor`` times as long as in training with plain rotary.
 
+    ``fastest`` is the frequency of the first pair of components in radians per ID, before scaling.
     Scaling is active at evaluation, and also in training if ``in_training`` is True.
     """
 
@@ -82,7 +83,7 @@ class ScaledRotary(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
 
     def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
-        """Return a module that uses ``base`` and ``fastest`` at evaluation, and plain rotary in training."""
+        """Return a module whose scaled frequencies use the given ``base`` and ``fastest`` instead of the settings."""
         plain = partial(rotary_frequencies, d_head, self.base, self.fastest)
         scaled = partial(rotary_frequencies, d_head, base, fastest)
         return ScaledRotaryEncoding(plain, scaled, in_training=self.in_training)

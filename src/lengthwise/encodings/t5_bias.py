@@ -39,7 +39,7 @@ class T5BiasEncoding(Encoding):
         )
 
     def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-        """Return bucket indexes. The T5 buckets for distances of at least 0 precede those for negative distances."""
+        """Return the bucket index of each distance. The buckets of negative distances follow the other buckets."""
         num_exact = self.num_buckets // 2
         ratio = distance.abs().clamp(min=num_exact) / num_exact
         log_bucket = torch.log(ratio) / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
@@ -49,7 +49,7 @@ class T5BiasEncoding(Encoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T5Bias(EncodingSettings):
-    """T5 bias with ``num_buckets`` buckets per head and sign. Distances from ``max_distance`` on share one bucket."""
+    """T5 bias with ``num_buckets`` buckets per sign; distances of at least ``max_distance`` share one bucket."""
 
     num_buckets: int = 32
     max_distance: int = 128
@@ -62,11 +62,11 @@ class T5Bias(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         if self.num_buckets < 2:
-            raise SettingError(f"num_buckets {self.num_buckets} is too small; use at least 2")
+            raise SettingError(f"num_buckets {self.num_buckets} is too small; use at least 2 buckets")
         if self.max_distance <= self.num_buckets // 2:
             raise SettingError(
                 f"max_distance {self.max_distance} is too small for {self.num_buckets} buckets; "
-                f"set it to at least {self.num_buckets // 2 + 1}"
+                f"set max_distance to at least {self.num_buckets // 2 + 1}"
             )
 
     def build(self, size: EncodingSize) -> Encoding:

@@ -36,12 +36,13 @@ class WeaveEncoding(PairwiseRotaryEncoding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weave(EncodingSettings):
-    """Stair PE, the position encoding of Mesa-Extrapolation; the ``window`` and the ``width`` of a step are in IDs.
+    """Stair PE, the position encoding of Mesa-Extrapolation, with a ``window`` and a step ``width`` in IDs.
 
     If ``width`` exceeds every distance, the result is ReRoPE: integer distances are at most ``window + 1``. The
     triangular chunks of the paper, which save memory but hide some keys, are not implemented.
 
-    Use it after training with plain rotary. With ``in_training=True``, the steps also apply in training.
+    Use it for a model trained with plain rotary. With ``in_training=True``, the steps also apply in training.
+    ``fastest`` is the frequency of the first pair of components in radians per ID.
     """
 
     window: int = 512
@@ -61,7 +62,7 @@ class Weave(EncodingSettings):
         check_rotary_base(self.base, self.fastest)
         for setting in ("window", "width"):
             if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1 ID")
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""

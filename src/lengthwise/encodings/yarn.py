@@ -21,11 +21,13 @@ MIN_RAMP_WIDTH = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YaRN(EncodingSettings):
-    """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)``; f_i is the plain frequency.
+    """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)`` radians at ID p.
 
-    The ramp r rises from 0 at the pair with ``beta_fast`` full turns in ``original_length`` IDs to 1 at the pair with
-    ``beta_slow`` turns; both indexes are rounded outwards. The ramp is linear in i, as in the authors' code. In the
-    paper's text, it is linear in the number of turns. Queries and keys are multiplied by ``0.1 ln(factor) + 1``.
+    f_i is the frequency of plain rotary, ``fastest * base^(-2i / d_head)`` radians per ID. The ramp r rises
+    from 0 at the pair with ``beta_fast`` full turns in ``original_length`` IDs to 1 at the pair with ``beta_slow``
+    turns. The index of the first pair is rounded down, and the index of the second pair is rounded up. The ramp is
+    linear in i, as in the authors' code. In the paper's text, it is linear in the number of turns. Queries and keys
+    are multiplied by ``0.1 ln(factor) + 1``.
 
     Use it for a model trained with plain rotary. Scaling is active at evaluation, and also in training if
     ``in_training`` is True, as in the paper's fine-tuning.

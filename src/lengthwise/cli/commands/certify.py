@@ -56,7 +56,7 @@ def certify(
     path = Path(target)
     if path.is_dir():
         if train_lengths is not None:
-            raise SettingError("--train-lengths needs a task or a law, not a run; leave it out")
+            raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
         run = load_run(path, overrides=options.parse_overrides(**parts), device="cpu")
         longest = run.experiment.train_lengths[1]
         test_lengths = parsed_lengths or tuple(multiple * longest for multiple in DEFAULT_MULTIPLES)
@@ -89,7 +89,9 @@ def _load_task_or_law(path: Path) -> Task:
     try:
         law_settings = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SettingError(f"'{path}' cannot be read as JSON ({error}); use a file with a planted law") from None
+        raise SettingError(
+            f"'{path}' cannot be read as JSON ({error}); use a JSON file with the settings of a planted law"
+        ) from None
     return build_entry("task", {"name": "planted", **law_settings})
 
 
@@ -106,6 +108,9 @@ def _certify_task_or_law(
 
 
 def _law_lengths(law: Planted) -> tuple[int, int]:
-    """Return the default training lengths of a law: up to four spans, which the bounds need, or at least 16 tokens."""
+    """Return the default training lengths of a law, from its minimum length to 16 tokens or, if larger, four spans.
+
+    The span is the maximum number of tokens from the first to the last planted token; bounds need four spans.
+    """
     span = law.placement.span
     return law.min_length, max(16, 0 if span is None else 4 * span)

@@ -92,7 +92,7 @@ def influence(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the number of far tokens that a model needs, from its losses with near, near + k and all tokens."""
+    """Measure the number of far tokens that a model needs, from its losses on near, near and k far, and all tokens."""
     settings = InfluenceSettings(
         near=near,
         far=DEFAULT_SETTINGS.far if far is None else far,
@@ -142,7 +142,7 @@ def influence(
 
 
 def _limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
-    """Limit the default of ``far`` to the number of positions of the model."""
+    """Reduce the default number of far tokens if the model supports fewer positions."""
     if language_model.model.num_positions is None:
         return settings
     max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
@@ -164,7 +164,7 @@ def _load_documents(
 
 
 def _run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
-    """Measure a study or a part of it; return the summary if all parts are complete."""
+    """Run a study or one part of it; return the summary, or None if other parts are not complete."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as stop:
@@ -187,7 +187,7 @@ def _run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, A
 
 
 def _duration(seconds: float) -> str:
-    """Format seconds in the largest unit with a value of at least two."""
+    """Format a duration in the largest unit that gives a value of at least 2, such as ``2 hours`` for 7200 seconds."""
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
     unit, size = next((entry for entry in units if seconds >= 2 * entry[1]), units[-1])
     return f"{max(1, round(seconds / size)):,} {unit}"
@@ -202,7 +202,9 @@ def _influence_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if isinstance(measure, Screened):
         return replace(measure, share=prefilter)
     if not measure.exact:
-        raise SettingError(f"measure '{name}' computes no exact scores, so it has no prefilter; leave --prefilter out")
+        raise SettingError(
+            f"measure '{name}' computes no exact scores, so it has no far tokens to preselect; leave out --prefilter"
+        )
     return Screened(then=measure, share=prefilter)
 
 
@@ -210,7 +212,7 @@ def _gap_rule(name: str, gap: float | None) -> GapRule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if name == "longppl" and gap is not None:
-        raise SettingError(f"rule longppl has a fixed gap of {LONGPPL.gap} nats; leave --gap {gap} out")
+        raise SettingError(f"rule longppl has a fixed gap of {LONGPPL.gap} nats; leave out --gap {gap}")
     if name == "longppl":
         return LONGPPL
     return GapRule() if gap is None else GapRule(gap=gap)
@@ -221,12 +223,12 @@ def _num_targets(targets: str) -> int | None:
         return None
     values = options.parse_integers(targets, "--targets")
     if len(values) > 1:
-        raise SettingError(f"invalid --targets {targets}; use one number, or all")
+        raise SettingError(f"invalid --targets {targets}; use one whole number, or all")
     return values[0]
 
 
 def _controls(controls: str) -> tuple[str, ...]:
     names = options.split_names(controls)
     if "none" in names and names != ("none",):
-        raise SettingError(f"--controls {controls} combines controls with none; use only controls or only none")
+        raise SettingError(f"--controls {controls} combines none with other controls; use none alone, or leave it out")
     return () if names == ("none",) else names

@@ -25,7 +25,7 @@ def reproduce_(
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run the experiments of a claim, print tables and save a figure. Repeat the command to continue after a stop."""
+    """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
     folder = Path("runs") / f"{claim}-{size}" if out is None else out

@@ -25,9 +25,10 @@ UNDECIDED = "undecided between IDs and the number of tokens"
 class Cause:
     """Cause of failures, the intervention that removes it, and the fraction of first errors that it repairs.
 
-    ``break_rate`` is the fraction of correct answers of the same examples that the intervention makes wrong.
-    ``exact_match`` is the exact match of these examples under the intervention. Both are None if not measured. With two
-    possible answers, noise repairs half of the errors and breaks half of the correct answers.
+    ``break_rate`` is the fraction of correct answers at the same length that the intervention makes wrong.
+    ``exact_match`` is the exact match of the failed examples under the intervention. Both are None if not measured.
+    ``effect`` subtracts the break rate, because noise also repairs errors: with two possible answers, it repairs half
+    of the errors and breaks half of the correct answers.
     """
 
     name: str
@@ -49,7 +50,7 @@ class SubsamplingControl:
 
     ``repair_rate`` is the fraction of first errors that become correct. ``retention`` is the fraction of correct
     answers at the longest training length that stay correct on half of the tokens. ``short_fraction`` is the fraction
-    of first errors with subsamples of at most the training size.
+    of first errors whose subsamples are not longer than a training sequence.
     """
 
     repair_rate: float
@@ -80,9 +81,10 @@ def measure_intervention_causes(
 def _correct_fractions(
     results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, negate: bool = False
 ) -> tuple[float, float, float]:
-    """Return the fractions of correct answers in ``mask`` with fewer tokens, with training IDs, and only with both.
+    """Return three fractions of all answers: in ``mask`` and correct under an intervention.
 
-    ``negate`` counts wrong answers instead.
+    The interventions are fewer tokens, training IDs, and both if neither one alone is sufficient. ``negate`` counts
+    wrong answers instead of correct answers.
     """
     parts = (results.fewer_tokens, results.trained_ids, results.both)
     fewer_tokens, trained_ids, both = ((~part if negate else part) & mask for part in parts)
@@ -92,7 +94,7 @@ def _correct_fractions(
 def measure_id_and_end_causes(
     model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts
 ) -> Iterator[Cause]:
-    """Yield wrong IDs as a cause if the decoder predicts IDs, and wrong ends as a cause if there are end errors."""
+    """Yield the cause "wrong IDs" if the decoder predicts IDs, and the cause "wrong end" if there are end errors."""
     num_failures = counts.num_failures
     if model.decoder.predicts_ids:
         yield Cause(
@@ -117,7 +119,7 @@ def describe_limiting_cause(
     causes: tuple[Cause, ...],
     control: SubsamplingControl | None,
 ) -> str:
-    """Return the limiting cause in a sentence; ``control`` is None without interventions."""
+    """Return a sentence about the limiting cause; ``control`` is None if there are no interventions."""
     kind = _describe_main_error_kind(counts, id_and_end_causes)
     if control is None:
         return f"limited by {kind}; the effect of IDs and of the number of tokens is unknown"
@@ -151,7 +153,7 @@ def _main_cause(causes: tuple[Cause, ...]) -> str:
 
 
 def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
-    """Return the most frequent kind of first error, with the effect of its repair."""
+    """Describe the most frequent kind of first error, and the exact match after its correction."""
     ends = counts.end_too_early + counts.end_too_late
     max_count = max(counts.token, counts.id, ends)
     if max_count == counts.token:

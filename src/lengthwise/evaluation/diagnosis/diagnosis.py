@@ -29,7 +29,10 @@ NUM_EXAMPLES, MAX_QUERIES = 256, 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSummary:
-    """Exact match at a length with its 95% interval, and the support mass of each of ``Diagnosis.heads``."""
+    """Exact match at a length with its 95% interval, and the attention of each of ``Diagnosis.heads`` on the support.
+
+    ``support_mass`` is the mean attention weight from the token before an answer to the support of the answer.
+    """
 
     length: int
     num_examples: int
@@ -45,8 +48,9 @@ class Diagnosis:
 
     ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and ``length``.
     ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the support mass of the best head at
-    the longest training length. ``failures`` is None, and the fields after it are empty, if no example fails.
-    ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
+    the longest training length. If no example fails, ``failures`` is None, and there are no range shifts and causes.
+    ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``. ``limited_by`` is a
+    sentence with the result.
     """
 
     length: int
@@ -71,8 +75,8 @@ class Diagnosis:
 def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLES) -> Diagnosis:
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
-    Each intervention evaluates the first error of every failed example again. An intervention that repairs an error
-    removes its cause. Without a declared support, the function skips the interventions that need it.
+    Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. If it repairs an error,
+    it removes the cause of the error. For a task without support, the function skips the interventions that need it.
     """
     lengths, doubling = {model.max_train_length, length}, 2 * model.max_train_length
     while doubling < length:
@@ -114,12 +118,14 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
 
 
 def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
-    """Raise ``SettingError`` for a task graded by loss, and for a length that is not beyond training."""
+    """Raise ``SettingError`` for a task graded by loss, a length not beyond training, or a file without records."""
     if isinstance(task, GradedByLoss):
-        raise SettingError(f"task {task.name} is graded by loss and has no wrong answers; use lengthwise evaluate")
+        raise SettingError(
+            f"task {task.name} is graded by loss and has no wrong answers to diagnose; use lengthwise evaluate"
+        )
     if length <= max_train_length:
         raise SettingError(
-            f"length {length} is not beyond the longest training length {max_train_length}; use a larger length, or "
+            f"length {length} is not beyond the longest training length {max_train_length}; use a larger length or "
             "lengthwise evaluate"
         )
     if isinstance(task, HasLengths) and max_train_length not in task.available_lengths:

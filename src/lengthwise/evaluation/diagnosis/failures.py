@@ -52,9 +52,9 @@ class FailureCounts:
 
 
 def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tuple[list[FailureBatch], list[Queries]]:
-    """Grade the examples of ``evaluate`` with teacher forcing.
+    """Grade the examples of ``evaluate_by_length`` with teacher forcing.
 
-    Return the first errors of failed examples, and one correct answer of each example that has a correct answer.
+    Return the first errors of failed examples, and one random correct answer token of each example that has any.
     """
     model.decoder.eval()
     end, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
@@ -87,7 +87,7 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
 
 
 def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureCounts:
-    """Count failed examples by kind and location; at least one must have failed."""
+    """Count failed examples by the kind and location of their first errors; ``failures`` must not be empty."""
     kinds = Counter(chain.from_iterable(each.kinds for each in failures))
     errors = [each.errors for each in failures]
     error_indices = np.concatenate([each.answer - each.examples.prompt_length for each in errors])
@@ -117,7 +117,10 @@ def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> floa
 
 @torch.no_grad()
 def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> tuple[Bool[np.ndarray, " failed"], ...]:
-    """Insert the end tokens at the correct places; return masks of repaired first end errors and of exact examples."""
+    """Grade failed examples with end tokens at the correct indexes instead of the predicted end tokens.
+
+    Return two masks: examples whose first error was an end error and is repaired, and examples without any error.
+    """
     batch = failures.errors.batch
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, 1:]

@@ -23,9 +23,9 @@ NUM_TRAIN_EXAMPLES = 64
 class InterventionResults:
     """Masks of answers that are correct in most subsamples of training size, for each intervention.
 
-    ``subsample_only`` keeps the IDs of the length and the weights of the full sequence. ``fewer_tokens`` sets all
-    weights to 1, ``trained_ids`` replaces the IDs by training IDs in the same order, and ``both`` does both. ``short``
-    marks answers whose subsamples do not exceed the training size.
+    ``subsample_only`` keeps the IDs of the tested length and weights the tokens to represent the full sequence.
+    ``fewer_tokens`` sets all weights to 1. ``trained_ids`` replaces the IDs by training IDs in the same order.
+    ``both_changes`` does both. ``within_budget`` marks answers whose subsamples do not exceed the training size.
     """
 
     subsample_only: Bool[np.ndarray, " answers"]
@@ -37,10 +37,11 @@ class InterventionResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interventions:
-    """Interventions with the size and the IDs of training sequences: ``budget`` units, and sorted ``train_ids``.
+    """Interventions that reduce sequences to ``budget`` units, as in training, or use the IDs in ``train_ids``.
 
     A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence. Without coupling, or
-    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the distinct IDs of one sequence.
+    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the sorted distinct IDs of one
+    training sequence.
     """
 
     model: ProbedModel
@@ -104,7 +105,7 @@ class Interventions:
         return np.asarray(each.mean(axis=1) > 0.5)
 
     def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
-        """Return one query per subsample, because the tokens of a subsample determine its IDs."""
+        """Return one query per subsample, with training IDs that depend on the tokens of the subsample."""
         query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated_queries = queries.select(query)
         ids = repeated_queries.batch.position_ids.numpy().copy()
@@ -132,7 +133,7 @@ def build_interventions(model: ProbedModel) -> Interventions:
 
 
 def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """Return the unit of each token: its coupled ID on a single level, otherwise its token index."""
+    """Return the unit of each token: its coupling number for a single coupling level, otherwise its token index."""
     coupling = examples.coupling
     if coupling is not None and len(coupling) == 1:
         return coupling[0]
@@ -142,9 +143,9 @@ def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
 def remap_ids(
     ids: Real[np.ndarray, " seq"], selected_ids: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
 ) -> Real[np.ndarray, " seq"]:
-    """Replace ``selected_ids`` by ``train_ids`` in order; other IDs follow the nearest lower selected ID.
+    """Replace ``selected_ids`` by ``train_ids`` in increasing order, and other IDs like the next lower selected ID.
 
-    If there are too few training IDs, the first selected IDs take precedence.
+    If there are more selected IDs than training IDs, only the first of ``selected_ids`` are selected.
     """
     unique_ids, first_indices = np.unique(selected_ids, return_index=True)
     source_ids = np.sort(unique_ids[first_indices.argsort()[: len(train_ids)]])
