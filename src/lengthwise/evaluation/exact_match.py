@@ -126,17 +126,17 @@ def iter_results(
 ) -> Iterator[LengthResult]:
     """Evaluate like ``evaluate_by_length``, and yield the result of each length when it is complete."""
     with eval_mode(decoder):
-        end = task.vocabulary.index("end")
+        end_token = task.vocabulary.index("end")
         for index, length in enumerate(settings.lengths):
             start_time = time.perf_counter()
             distance: int | float = 0
-            tally, total = Tally(), count_examples(task, length, settings.num_examples_at(index))
-            for _, batch in iter_examples(task, scheme, length, total, settings.seed):
+            tally, num_examples = Tally(), count_examples(task, length, settings.num_examples_at(index))
+            for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
                 distance = max(distance, largest_distance(batch))
-                tally.add(grade(decoder, batch, end=end, decode=settings.decode))
+                tally.add(grade(decoder, batch, end=end_token, decode=settings.decode))
                 if report is not None:
-                    report(length, tally.num_examples, total)
+                    report(length, tally.num_examples, num_examples)
             result = tally.result(length, settings.decode, distance)
             warn_untrained_distance(decoder, scheme, length, distance, trained_distance)
             yield replace(result, wall_s=round(time.perf_counter() - start_time, 3))
@@ -190,12 +190,12 @@ def iter_examples(
     task: Task, scheme: PositionScheme, length: int, total: int, seed: int
 ) -> Iterator[tuple[Examples, Batch]]:
     """Yield the evaluation examples with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
-    remaining = total
+    num_remaining = total
     for block, examples in enumerate(iter_blocks(task, length, total, seed)):
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
         batch = to_batch(length, examples, assignment)
-        size = min(len(examples), remaining)
-        remaining -= size
+        size = min(len(examples), num_remaining)
+        num_remaining -= size
         examples_per_pass = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
         for start in range(0, size, examples_per_pass):
             indices = np.arange(start, min(start + examples_per_pass, size))
@@ -208,9 +208,9 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
     For a task with a file, yield ``total`` of its records in random order, each at most once.
     """
     if isinstance(task, HasRecords):
-        order = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
-        for first in range(0, len(order), EXAMPLES_PER_BLOCK):
-            yield task.records_at(length, order[first : first + EXAMPLES_PER_BLOCK])
+        record_indices = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
+        for block_start in range(0, len(record_indices), EXAMPLES_PER_BLOCK):
+            yield task.records_at(length, record_indices[block_start : block_start + EXAMPLES_PER_BLOCK])
         return
     size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
     for block in range(-(-total // size)):
@@ -234,11 +234,11 @@ def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings
 
 def check_id_range(limit: int | None, batch: Batch, length: int) -> None:
     """Raise ``PositionRangeError`` if an ID of the batch is ``limit`` or larger (None: no limit)."""
-    largest = int(batch.position_ids.max())
-    if limit is not None and largest >= limit:
+    largest_id = int(batch.position_ids.max())
+    if limit is not None and largest_id >= limit:
         raise PositionRangeError(
-            f"length {length} requires ID {largest}, but the encoding supports IDs up to {limit - 1}; "
-            f"set its num_position_ids to at least {largest + 1} or use shorter lengths"
+            f"length {length} requires ID {largest_id}, but the encoding supports IDs up to {limit - 1}; "
+            f"set its num_position_ids to at least {largest_id + 1} or use shorter lengths"
         )
 
 
@@ -272,10 +272,12 @@ class Tally:
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
         """Return the result of the length; ``wall_s`` is 0 until the caller replaces it."""
         low, high = wilson_interval(self.num_exact, self.num_examples)
-        first = None
+        first_error = None
         if self.first_error_indices:
             median = float(statistics.median(self.first_error_indices))
-            first = FirstErrors(median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")})
+            first_error = FirstErrors(
+                median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
+            )
         return LengthResult(
             length=length,
             num_examples=self.num_examples,
@@ -287,7 +289,7 @@ class Tally:
             token_accuracy=self.num_correct_tokens / max(1, self.num_tokens),
             id_accuracy=self.num_correct_ids / max(1, self.num_ids),
             answer_loss=None if self.total_loss is None else self.total_loss / max(1, self.num_tokens),
-            first_error=first,
+            first_error=first_error,
             largest_distance=distance,
             wall_s=0.0,
         )

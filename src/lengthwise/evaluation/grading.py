@@ -65,62 +65,66 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
     If each prompt has one correct answer, both give the same exact match. ``end`` is the end token.
     """
     batch = batch.to(next(decoder.parameters()).device)
-    first = int(batch.prompt_length.min())
-    targets, token_loss = batch.tokens[:, first:], None
+    first_column = int(batch.prompt_length.min())
+    targets, token_loss = batch.tokens[:, first_column:], None
     if decode == "forced":
-        predicted_tokens, id_correct, token_loss = _grade_forced(decoder, batch, first)
+        predicted_tokens, id_correct, token_loss = _grade_forced(decoder, batch, first_column)
     else:
-        predicted_tokens, id_correct = _grade_free(decoder, batch, first, end)
+        predicted_tokens, id_correct = _grade_free(decoder, batch, first_column, end)
     return Grades(
         token_correct=predicted_tokens == targets,
         id_correct=id_correct,
-        scored=batch.token_scored[:, first:],
-        id_scored=batch.id_scored[:, first:],
+        scored=batch.token_scored[:, first_column:],
+        id_scored=batch.id_scored[:, first_column:],
         end=(predicted_tokens == end) | (targets == end),
-        prompt_offset=batch.prompt_length - first,
+        prompt_offset=batch.prompt_length - first_column,
         token_loss=token_loss,
     )
 
 
 def _grade_forced(
-    decoder: Decoder, batch: Batch, first: int
+    decoder: Decoder, batch: Batch, first_column: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"], Float[Tensor, "batch answer"]]:
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first - 1)
-    targets = batch.tokens[:, first:]
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first_column - 1)
+    targets = batch.tokens[:, first_column:]
     logits = decoder.token_logits(hidden)
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
-    if bool(token_loss[batch.token_scored[:, first:]].isnan().any()):
+    if bool(token_loss[batch.token_scored[:, first_column:]].isnan().any()):
         # The argmax over NaN would be token 0.
         raise DivergedError("the token loss of the decoder is NaN; train the run again, or evaluate it in float32")
     id_correct = torch.ones_like(targets, dtype=torch.bool)
     if decoder.predicts_ids:
         ids = batch.position_ids
         prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
-        chunk = max(1, ID_CHUNK_ELEMENTS // prompts[0].position_ids.numel())
+        chunk_length = max(1, ID_CHUNK_ELEMENTS // prompts[0].position_ids.numel())
         chunks = zip(
-            torch.split(hidden, chunk, dim=1),
-            torch.split(ids[:, :, first - 1 : -1], chunk, dim=2),
-            torch.split(targets, chunk, dim=1),
+            torch.split(hidden, chunk_length, dim=1),
+            torch.split(ids[:, :, first_column - 1 : -1], chunk_length, dim=2),
+            torch.split(targets, chunk_length, dim=1),
             strict=True,
         )
-        parts = [torch.stack([level.most_likely() for level in decoder.next_ids(*part, prompts)]) for part in chunks]
-        id_correct = (torch.cat(parts, dim=2) == ids[:, :, first:]).all(dim=0)
+        predicted_ids = [
+            torch.stack([level.most_likely_ids() for level in decoder.next_ids(*part, prompts)]) for part in chunks
+        ]
+        id_correct = (torch.cat(predicted_ids, dim=2) == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
 
 
 def _grade_free(
-    decoder: Decoder, batch: Batch, first: int, end: int
+    decoder: Decoder, batch: Batch, first_column: int, end: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Decode freely, and return predicted tokens and correct IDs; tokens after an early end count as errors."""
-    predicted_tokens = torch.full_like(batch.tokens[:, first:], -1)
-    predicted_ids = torch.full_like(batch.position_ids[:, :, first:], -1)
+    predicted_tokens = torch.full_like(batch.tokens[:, first_column:], -1)
+    predicted_ids = torch.full_like(batch.position_ids[:, :, first_column:], -1)
     for prompt_length in sorted(set(batch.prompt_length.tolist())):
-        group = batch.prompt_length == prompt_length
-        prompt_ids = batch.position_ids[:, group, : prompt_length if decoder.predicts_ids else None]
-        limit = batch.tokens.shape[1] - prompt_length
-        output = generate(decoder, batch.tokens[group, :prompt_length], prompt_ids, end=end, max_new_tokens=limit)
-        columns = slice(prompt_length - first, prompt_length - first + output.tokens.shape[1])
-        predicted_tokens[group, columns] = output.tokens.masked_fill(~output.is_written, -1)
-        predicted_ids[:, group, columns] = output.position_ids.masked_fill(~output.is_written, -1)
-    id_correct = (predicted_ids == batch.position_ids[:, :, first:]).all(dim=0) | (not decoder.predicts_ids)
+        in_group = batch.prompt_length == prompt_length
+        prompt_ids = batch.position_ids[:, in_group, : prompt_length if decoder.predicts_ids else None]
+        max_new_tokens = batch.tokens.shape[1] - prompt_length
+        output = generate(
+            decoder, batch.tokens[in_group, :prompt_length], prompt_ids, end=end, max_new_tokens=max_new_tokens
+        )
+        columns = slice(prompt_length - first_column, prompt_length - first_column + output.tokens.shape[1])
+        predicted_tokens[in_group, columns] = output.tokens.masked_fill(~output.is_written, -1)
+        predicted_ids[:, in_group, columns] = output.position_ids.masked_fill(~output.is_written, -1)
+    id_correct = (predicted_ids == batch.position_ids[:, :, first_column:]).all(dim=0) | (not decoder.predicts_ids)
     return predicted_tokens, id_correct

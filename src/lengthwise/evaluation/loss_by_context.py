@@ -99,9 +99,9 @@ def iter_losses(
             start_time = time.perf_counter()
             windows = all_windows[: settings.num_examples_at(index)]
             tally = _LossTally(task.token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
-            for part, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
+            for batch_windows, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
-                tally.add(decoder, part, batch)
+                tally.add(decoder, batch_windows, batch)
                 if report is not None:
                     report(length, len(tally.documents), len(windows))
             warn_untrained_distance(decoder, scheme, length, tally.largest_distance, trained_distance)
@@ -119,19 +119,20 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
         raise SettingError(
             "a task graded by loss requires teacher forcing at all lengths; leave out --decode free and stop_at_zero"
         )
-    longest, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
+    max_context, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
     windows, longest_document = [], 0
     for index, document in enumerate(task.held_out()):
-        size = len(document.tokens)
-        longest_document = max(longest_document, size)
-        windows += [_Window(document=index, end=end) for end in range(longest + 1, size + 1, num_scored)]
+        document_length = len(document.tokens)
+        longest_document = max(longest_document, document_length)
+        windows += [_Window(document=index, end=end) for end in range(max_context + 1, document_length + 1, num_scored)]
     if not windows:
         raise SettingError(
-            f"length {longest} needs {longest + 1} tokens, but the longest held-out document has {longest_document} "
-            f"tokens; use lengths up to {max(0, longest_document - 1)}, or a corpus with longer documents (--corpus)"
+            f"length {max_context} needs {max_context + 1} tokens, but the longest held-out document has "
+            f"{longest_document} tokens; use lengths up to {max(0, longest_document - 1)}, or a corpus with longer "
+            "documents (--corpus)"
         )
-    order = stream(settings.seed, "evaluation windows").permutation(len(windows))
-    return [windows[index] for index in order]
+    permutation = stream(settings.seed, "evaluation windows").permutation(len(windows))
+    return [windows[index] for index in permutation]
 
 
 def _iter_batches(
@@ -142,16 +143,18 @@ def _iter_batches(
     length: int,
     seed: int,
 ) -> Iterator[tuple[list[_Window], Batch]]:
-    num_windows = max(1, FORWARD_TOKENS // (length + 1))
+    windows_per_pass = max(1, FORWARD_TOKENS // (length + 1))
     # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
-    for first in range(0, len(windows), EXAMPLES_PER_BLOCK):
-        block = windows[first : first + EXAMPLES_PER_BLOCK]
-        sequences = [documents[window.document].tokens[window.end - length - 1 : window.end] for window in block]
+    for block_start in range(0, len(windows), EXAMPLES_PER_BLOCK):
+        block_windows = windows[block_start : block_start + EXAMPLES_PER_BLOCK]
+        sequences = [
+            documents[window.document].tokens[window.end - length - 1 : window.end] for window in block_windows
+        ]
         examples = task.lay_out(np.stack(sequences).astype(np.int64))
-        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, first), training=False)
+        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_start), training=False)
         batch = to_batch(length, examples, assignment)
-        for start in range(0, len(block), num_windows):
-            yield block[start : start + num_windows], batch.select(slice(start, start + num_windows))
+        for start in range(0, len(block_windows), windows_per_pass):
+            yield block_windows[start : start + windows_per_pass], batch.select(slice(start, start + windows_per_pass))
 
 
 @torch.no_grad()
@@ -190,15 +193,15 @@ class _LossTally:
     def result(self, length: int, wall_s: float) -> ContextLoss:
         """Return the result of the length; the interval treats all windows of a document as one cluster."""
         losses = np.stack(self.losses)
-        _, cluster = np.unique(self.documents, return_inverse=True)
-        sums = np.bincount(cluster, weights=losses.sum(axis=1))
-        low, high = clustered_interval(sums, np.bincount(cluster) * self.num_scored)
+        _, document_numbers = np.unique(self.documents, return_inverse=True)
+        document_losses = np.bincount(document_numbers, weights=losses.sum(axis=1))
+        low, high = clustered_interval(document_losses, np.bincount(document_numbers) * self.num_scored)
         loss = float(losses.mean())
         return ContextLoss(
             length=length,
             shortest_context=length - self.num_scored + 1,
             num_examples=len(losses),
-            num_documents=len(sums),
+            num_documents=len(document_losses),
             scored_tokens=self.num_scored,
             decode="forced",
             loss=loss,

@@ -39,9 +39,9 @@ def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
         value, low, high = (_perplexity([row[name] for row in rows]) for name in ("loss", "low", "high"))
         assert value is not None
         return value, low, high
-    trials = [int(row["num_examples"]) for row in rows]
-    exact = [round(float(row["exact_match"]) * number) for row, number in zip(rows, trials, strict=True)]
-    return (sum(exact) / sum(trials), *interval_over_models(exact, trials))
+    num_examples = [int(row["num_examples"]) for row in rows]
+    num_exact = [round(float(row["exact_match"]) * count) for row, count in zip(rows, num_examples, strict=True)]
+    return (sum(num_exact) / sum(num_examples), *interval_over_models(num_exact, num_examples))
 
 
 def _perplexity(losses: Sequence[float | None]) -> float | None:
@@ -51,9 +51,9 @@ def _perplexity(losses: Sequence[float | None]) -> float | None:
 
 def table_title(rows: Rows) -> str:
     """Return the title of a table of these rows."""
-    seeds = max(len(runs) for by_length in group_rows(rows).values() for runs in by_length.values())
+    num_seeds = max(len(runs) for by_length in group_rows(rows).values() for runs in by_length.values())
     # An interval over examples does not include the variation between seeds.
-    note = " (one seed each; other seeds may differ)" if seeds == 1 else ""
+    note = " (one seed each; other seeds may differ)" if num_seeds == 1 else ""
     if uses_loss(rows):
         return f"perplexity by context length, with the 95% interval over documents{note}"
     return f"exact match by length, with the 95% interval over examples{note or ' and seeds'}"
@@ -61,10 +61,10 @@ def table_title(rows: Rows) -> str:
 
 def describe_result(rows: Rows) -> str:
     """Return the exact match of a run at the longest training length, or its loss at the longest context length."""
-    last = rows[-1]
+    last_row = rows[-1]
     if uses_loss(rows):
-        return f"loss {last['loss']:.3f} at context length {last['length']}"
-    return f"exact match {last['fitted']:.2f} at length {last['train_lengths'][1]}"
+        return f"loss {last_row['loss']:.3f} at context length {last_row['length']}"
+    return f"exact match {last_row['fitted']:.2f} at length {last_row['train_lengths'][1]}"
 
 
 def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
@@ -80,13 +80,13 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
     body = []
     for label, by_length in by_label.items():
         runs = next(runs for runs in by_length.values() if runs)
-        first, last = runs[0]["train_lengths"]
-        smallest, largest = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
+        min_length, max_length = runs[0]["train_lengths"]
+        min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
         steps = sorted({int(row["steps"]) for row in runs})
         step_range = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        facts = [f"{first}-{last}", f"{smallest:,}-{largest:,}", step_range, fits]
-        body.append([label, *facts, *(format_value(by_length[length]) for length in lengths)])
+        cells = [f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", step_range, fits]
+        body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
     return header, body
@@ -179,18 +179,18 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     # The legend has one line per label.
     height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(each)) for each in panels.values()))
     num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
-    num_lines = math.ceil(len(panels) / num_columns)
-    figure = Figure(figsize=(9 * num_columns, height * num_lines), layout="constrained")
+    num_panel_rows = math.ceil(len(panels) / num_columns)
+    figure = Figure(figsize=(9 * num_columns, height * num_panel_rows), layout="constrained")
     for index, ((task, variant), panel_rows) in enumerate(panels.items()):
         title_parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        _draw_panel(figure.add_subplot(num_lines, num_columns, index + 1), panel_rows, ": ".join(title_parts))
+        _draw_panel(figure.add_subplot(num_panel_rows, num_columns, index + 1), panel_rows, ": ".join(title_parts))
     figure.supxlabel("bands: range over seeds; bars: 95% interval of a single seed", fontsize=8)
     return save_figure(figure, folder)
 
 
 def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
-    first, last = rows[0]["train_lengths"]
-    axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
+    min_length, max_length = rows[0]["train_lengths"]
+    axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
     by_label = group_rows(rows)
     axes.set_prop_cycle(color=_line_colors(len(by_label)))
     for index, (label, by_length) in enumerate(by_label.items()):
@@ -225,20 +225,20 @@ def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
         axes.vlines(list(intervals), *zip(*intervals.values(), strict=True), color=color, alpha=0.5, linewidth=1)
 
 
-def _line_colors(number: int) -> list[Any]:
-    """Return the colors of a palette for ``number`` lines, without gray, which marks the training range."""
+def _line_colors(num_colors: int) -> list[Any]:
+    """Return the colors of a palette for ``num_colors`` lines, without gray, which marks the training range."""
     from matplotlib import colormaps  # noqa: PLC0415
 
-    size = 10 if number < 10 else 20
-    colors = [colormaps[f"tab{size}"](index) for index in range(size)]
+    palette_size = 10 if num_colors < 10 else 20
+    colors = [colormaps[f"tab{palette_size}"](index) for index in range(palette_size)]
     return [color for color in colors if max(color[:3]) - min(color[:3]) > 0.1]
 
 
 def save_figure(figure: Any, folder: Path) -> Path:
     """Save ``figure.svg`` and ``figure.png`` to a folder, and return the path of ``figure.png``."""
     try:
-        for ending in ("svg", "png"):
-            figure.savefig(folder / f"figure.{ending}", dpi=160)
+        for extension in ("svg", "png"):
+            figure.savefig(folder / f"figure.{extension}", dpi=160)
     except OSError as error:
         raise RunFolderError(f"cannot save figures in {folder} ({error.strerror}); choose a writable folder") from None
     return folder / "figure.png"

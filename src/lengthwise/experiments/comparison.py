@@ -112,7 +112,7 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     out = Path(out)
     labels = experiments if only is None else only
     check_experiments(experiments, labels)
-    cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
+    num_cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
     all_jobs = [
         _Job(
             label=label,
@@ -125,8 +125,8 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
         for seed in range(num_seeds)
     ]
     pending_jobs = [job for job in all_jobs if job.label in labels]
-    workers = min(jobs if jobs is not None else cores, len(pending_jobs))
-    pending_jobs = [replace(job, threads=max(1, cores // workers)) for job in pending_jobs]
+    num_workers = min(jobs if jobs is not None else num_cores, len(pending_jobs))
+    pending_jobs = [replace(job, threads=max(1, num_cores // num_workers)) for job in pending_jobs]
     results: dict[Path, _Result] = {}
 
     def record_result(job: _Job, result: _Result) -> None:
@@ -137,12 +137,12 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
         claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
-        if workers == 1:
+        if num_workers == 1:
             _run_serially(pending_jobs, record_result)
         else:
             # Start the longest jobs first, so that no core is idle at the end.
             pending_jobs.sort(key=lambda job: -job.experiment.training.steps * job.experiment.decoder.num_layers)
-            run_in_processes(_run_in_worker, pending_jobs, workers, record_result)
+            run_in_processes(_run_in_worker, pending_jobs, num_workers, record_result)
         return _summarize(out, experiments, all_jobs, results, len(results) == len(pending_jobs))
 
 
@@ -187,9 +187,9 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
             raise unknown_name("row", label, experiments)
     folders: dict[str, str] = {}
     for label in experiments:
-        other = folders.setdefault(slug(label), label)
-        if not slug(label) or other != label:
-            reason = f"equals the folder name of {other!r}" if slug(label) else "is empty"
+        first_label = folders.setdefault(slug(label), label)
+        if not slug(label) or first_label != label:
+            reason = f"equals the folder name of {first_label!r}" if slug(label) else "is empty"
             raise SettingError(
                 f"invalid label {label!r}: its folder name {reason}; use labels that differ in letters or digits"
             )
@@ -203,7 +203,7 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
 
 
 def _run_serially(pending_jobs: list[_Job], record_result: Callable[[_Job, _Result], None]) -> None:
-    threads = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     try:
         with catch_interrupts() as stop:
             for job in pending_jobs:
@@ -212,7 +212,7 @@ def _run_serially(pending_jobs: list[_Job], record_result: Callable[[_Job, _Resu
                     break
                 record_result(job, result)
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(num_threads)
 
 
 class _EvaluationStopped(Exception):  # noqa: N818  (no error)
@@ -222,8 +222,8 @@ class _EvaluationStopped(Exception):  # noqa: N818  (no error)
 def _describe_job_result(result: _Result) -> str:
     if result.diverged is not None:
         return result.diverged
-    last = result.rows[-1]
-    return f"{last['steps']} steps in {last['train_s']:.0f} s, {describe_result(result.rows)}"
+    last_row = result.rows[-1]
+    return f"{last_row['steps']} steps in {last_row['train_s']:.0f} s, {describe_result(result.rows)}"
 
 
 def _run_in_worker(job: _Job) -> _Result | None:
@@ -264,7 +264,7 @@ def _run_job(job: _Job, stop: Callable[[], bool]) -> _Result | None:
 
 
 def _saved_result(job: _Job) -> _Result | None:
-    """Return the result that an earlier call saved in the file ``COMPARISON_ROWS`` of the run; None without a result."""
+    """Return the result that an earlier call saved in the file ``COMPARISON_ROWS`` of the run; None if missing."""
     rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
@@ -278,20 +278,22 @@ def _saved_result(job: _Job) -> _Result | None:
 
 def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
     lengths = overlapping_lengths(rows)
-    text = f"some or all records of length {lengths} were in the training data; {HELD_OUT_ADVICE} and evaluate each run"
-    return [text] if lengths else []
+    warning = (
+        f"some or all records of length {lengths} were in the training data; {HELD_OUT_ADVICE} and evaluate each run"
+    )
+    return [warning] if lengths else []
 
 
 def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
     """Return a warning for each label with a test ID distance beyond the training maximum of its run."""
     untrained_rows = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
-    lines = []
+    messages = []
     for label in dict.fromkeys(map(label_of, untrained_rows)):
         label_rows = [row for row in untrained_rows if label_of(row) == label]
         lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in label_rows}))
-        largest = max(row["largest_distance"] for row in label_rows)
-        lines.append(
-            f"{label}: length {lengths} used ID distances up to {largest:,}, "
+        max_distance = max(row["largest_distance"] for row in label_rows)
+        messages.append(
+            f"{label}: length {lengths} used ID distances up to {max_distance:,}, "
             f"but training only up to {label_rows[0]['trained_distance']:,}"
         )
-    return lines
+    return messages

@@ -101,9 +101,9 @@ def _import_class(kind: str, name: str) -> type[Any]:
         raise SettingError(
             f"{kind} '{name}' is not a {kind} class; use module:Name of a class with the attribute 'name'"
         )
-    if missing := _missing_members(kind, cls):
+    if missing_members := _missing_members(kind, cls):
         raise SettingError(
-            f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {CONTRACTS[kind].__name__})"
+            f"{kind} '{name}' lacks {', '.join(missing_members)}; add these members (see {CONTRACTS[kind].__name__})"
         )
     if TABLES[kind].get(cls.name, cls) is not cls:
         raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
@@ -124,12 +124,14 @@ def _missing_members(kind: str, cls: type[Any]) -> list[str]:
     """Return the names of members of ``CONTRACTS[kind]`` that the class does not implement."""
     contract = CONTRACTS[kind]
     # Only entries of a table need a summary and a paper.
-    optional = ("summary", "paper")
-    names = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
-    required_methods = names if kind == "task" else ["assign", "build"]
+    optional_members = ("summary", "paper")
+    members = [
+        name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional_members
+    ]
+    required_methods = members if kind == "task" else ["assign", "build"]
     return [
         name
-        for name in dict.fromkeys(names)
+        for name in dict.fromkeys(members)
         if not hasattr(cls, name) or (name in required_methods and getattr(cls, name) is getattr(contract, name, None))
     ]
 
@@ -233,27 +235,31 @@ def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
         raise SettingError(f"invalid {kind} ({error}); use an object with its name and its settings as keys") from None
 
 
-def _apply_override(part: Any, tree: Mapping[str, Any]) -> Any:
-    if not isinstance(part, type):
-        return part
+def _apply_override(override: Any, saved_settings: Mapping[str, Any]) -> Any:
+    if not isinstance(override, type):
+        return override
     # Pass only the settings that differ from the default, because a custom class may not accept them.
-    default = json.loads(json.dumps(to_dict(part())))
-    changed_settings = {name: value for name, value in tree.items() if name in default and value != default[name]}
-    return part(**_restore_settings(changed_settings))
+    default_settings = json.loads(json.dumps(to_dict(override())))
+    changed_settings = {
+        name: value
+        for name, value in saved_settings.items()
+        if name in default_settings and value != default_settings[name]
+    }
+    return override(**_restore_settings(changed_settings))
 
 
-def _restore_entry(kind: str, tree: Mapping[str, Any]) -> Any:
+def _restore_entry(kind: str, saved_settings: Mapping[str, Any]) -> Any:
     """Build a task, scheme, encoding or placement from its saved name and settings."""
-    name, table = tree["name"], NESTED_TABLES[kind]
+    name, table = saved_settings["name"], NESTED_TABLES[kind]
     if name not in table:
         advice = f"pass --{kind} module:Name" if kind in TABLES else "pass --task module:Name of a task that builds it"
         raise UnknownNameError(f"unknown saved {kind} '{name}'; if it is custom, {advice}")
-    return table[name](**_restore_settings(tree))
+    return table[name](**_restore_settings(saved_settings))
 
 
-def _restore_settings(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _restore_settings(saved_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings from JSON values; a setting may be a task, a placement or a tuple of them."""
-    settings = {RENAMED_SETTINGS.get(name, name): value for name, value in tree.items() if name != "name"}
+    settings = {RENAMED_SETTINGS.get(name, name): value for name, value in saved_settings.items() if name != "name"}
     return {name: _restore_value(name, value) for name, value in settings.items()}
 
 

@@ -37,37 +37,37 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)
-    has_answer, needs = bool(examples.is_answer.any()), run.experiment.scheme.needs
-    if not has_answer and needs is not None and getattr(examples, needs) is None:
+    has_answer, required_field = bool(examples.is_answer.any()), run.experiment.scheme.needs
+    if not has_answer and required_field is not None and getattr(examples, required_field) is None:
         raise PromptError(
-            f"scheme {run.experiment.scheme.name} needs the {needs} of prompt '{prompt}', which is unknown; use a "
-            "prompt with a known answer (for a JSONL file, a whole record), or train with another scheme"
+            f"scheme {run.experiment.scheme.name} needs the {required_field} of prompt '{prompt}', which is unknown; "
+            "use a prompt with a known answer (for a JSONL file, a whole record), or train with another scheme"
         )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
     prompt_length = int(batch.prompt_length[0])
     expected = batch.tokens[:, prompt_length:]
-    limit = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
+    token_limit = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
     output = generate(
         decoder,
         batch.tokens[:, :prompt_length],
         batch.position_ids[:, :, : prompt_length if decoder.predicts_ids else None],
         end=task.vocabulary.index("end"),
-        max_new_tokens=limit,
+        max_new_tokens=token_limit,
     )
-    number = output.tokens.shape[1]
-    correct: bool | None = torch.equal(output.tokens, expected[:, :number])
+    num_generated = output.tokens.shape[1]
+    correct: bool | None = torch.equal(output.tokens, expected[:, :num_generated])
     # The ID of the end token is never used.
-    num_ids = min(number, expected.shape[1] - 1)
+    num_ids = min(num_generated, expected.shape[1] - 1)
     ids = batch.position_ids[:, :, prompt_length : prompt_length + num_ids]
     correct = correct and torch.equal(output.position_ids[:, :, :num_ids], ids)
-    if number < expected.shape[1]:
+    if num_generated < expected.shape[1]:
         # A correct beginning gives no result, unless the run generated the end token.
-        correct = None if correct and number == limit else False
-    levels: list[Any] = output.position_ids[:, 0].tolist()
+        correct = None if correct and num_generated == token_limit else False
+    ids_by_level: list[Any] = output.position_ids[:, 0].tolist()
     return Completion(
         tokens=[task.vocabulary[token] for token in output.tokens[0].tolist()],
-        position_ids=levels[0] if len(levels) == 1 else levels,
+        position_ids=ids_by_level[0] if len(ids_by_level) == 1 else ids_by_level,
         expected=[task.vocabulary[token] for token in expected[0].tolist()] if has_answer else [],
         correct=correct if has_answer else None,
     )

@@ -39,20 +39,22 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
         ids = each.batch.position_ids.numpy().astype(np.float64)
         id_spans.append(np.ptp(ids, axis=-1).max(axis=0))
         if (support := each.examples.support) is not None:
-            example = np.arange(len(each.answer))
+            example_indices = np.arange(len(each.answer))
             largest_id, distance = _support_range(ids, support)
-            largest_ids.append(largest_id[example, each.answer])
-            distances.append(distance[example, each.answer])
+            largest_ids.append(largest_id[example_indices, each.answer])
+            distances.append(distance[example_indices, each.answer])
     quantities = (
         ("ID in the support of an answer", model.id_range[1], largest_ids),
         ("distance of an answer to its support", _max_train_distance(model) if distances else 0, distances),
         ("distance between any two tokens", trained_distance, id_spans),
     )
-    for quantity, train_max, value_parts in quantities:
-        if value_parts:
-            values, maximum = np.concatenate(value_parts), float(train_max)
-            fraction, test_max = float((values > maximum).mean()), float(values.max())
-            yield RangeShift(quantity=quantity, train_max=maximum, test_max=test_max, fraction_beyond=fraction)
+    for quantity, train_max, values_by_batch in quantities:
+        if values_by_batch:
+            values, max_in_training = np.concatenate(values_by_batch), float(train_max)
+            fraction_beyond, test_max = float((values > max_in_training).mean()), float(values.max())
+            yield RangeShift(
+                quantity=quantity, train_max=max_in_training, test_max=test_max, fraction_beyond=fraction_beyond
+            )
 
 
 def _support_range(
@@ -63,10 +65,10 @@ def _support_range(
     With several levels, the distance comes from the level on which it is smallest.
     """
     query_ids = np.roll(ids, 1, axis=2)
-    example = np.arange(len(support))[:, None, None]
-    support_ids = np.where(support >= 0, ids[:, example, support], query_ids[..., None])
-    distance = np.abs(support_ids - query_ids[..., None]).max(axis=3).min(axis=0)
-    return support_ids.max(axis=(0, 3)), distance
+    example_indices = np.arange(len(support))[:, None, None]
+    support_ids = np.where(support >= 0, ids[:, example_indices, support], query_ids[..., None])
+    distances = np.abs(support_ids - query_ids[..., None]).max(axis=3).min(axis=0)
+    return support_ids.max(axis=(0, 3)), distances
 
 
 def _max_train_distance(model: ProbedModel) -> float:

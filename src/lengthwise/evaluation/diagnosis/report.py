@@ -25,18 +25,18 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
     if diagnosis.failures is None:
         return
     yield _first_error_table(diagnosis.failures, diagnosis.length)
-    shifts = [
+    shift_rows = [
         [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
         for each in diagnosis.range_shifts
     ]
     header = ["maximum", "training", "failed examples", "fraction beyond"]
-    yield "IDs and distances of failed examples", header, shifts
-    causes = []
+    yield "IDs and distances of failed examples", header, shift_rows
+    cause_rows = []
     for each in diagnosis.causes:
-        values = (each.repair_rate, each.break_rate, each.exact_match)
-        rates = ["-" if value is None else f"{value:.2f}" for value in values]
-        causes.append([each.name, each.intervention, *rates, str(each.num_errors)])
-    yield "causes", ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"], causes
+        fractions = (each.repair_rate, each.break_rate, each.exact_match)
+        fraction_texts = ["-" if value is None else f"{value:.2f}" for value in fractions]
+        cause_rows.append([each.name, each.intervention, *fraction_texts, str(each.num_errors)])
+    yield "causes", ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"], cause_rows
 
 
 def sentences(diagnosis: Diagnosis) -> Iterator[str]:
@@ -62,8 +62,8 @@ def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
     for each in diagnosis.by_length:
         interval = f"{each.low:.3f}-{each.high:.3f}"
-        masses = [f"{mass:.3f}" for mass in each.support_mass]
-        body.append([f"{each.length:,}", str(each.num_examples), f"{each.exact_match:.3f}", interval, *masses])
+        mass_texts = [f"{mass:.3f}" for mass in each.support_mass]
+        body.append([f"{each.length:,}", str(each.num_examples), f"{each.exact_match:.3f}", interval, *mass_texts])
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
     title = "exact match, and attention on the support" if diagnosis.heads else "exact match"
@@ -91,9 +91,9 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
 
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
     figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _draw_support_mass(diagnosis, left)
-    _draw_first_errors(diagnosis.failures, right)
+    mass_axes, error_axes = figure.subplots(1, 2)
+    _draw_support_mass(diagnosis, mass_axes)
+    _draw_first_errors(diagnosis.failures, error_axes)
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
@@ -104,8 +104,8 @@ def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
     for index, name in enumerate(_head_names(diagnosis)):
         masses = [each.support_mass[index] for each in diagnosis.by_length]
         axes.plot(lengths, masses, "s--", label=f"attention, {name}")
-    first, last = diagnosis.train_lengths
-    axes.axvspan(first, last, color="0.9", label=f"trained on {first}-{last}")
+    min_length, max_length = diagnosis.train_lengths
+    axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
     axes.set(xscale="log", xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
     axes.set_title("exact match, and attention on the support", fontsize=9)
     axes.legend(fontsize=7)

@@ -20,22 +20,26 @@ NUM_ANSWERS = 64
 def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "layers heads"]:
     """Return the mean support mass of each head over sampled answers at a length; 0 for a task without support."""
     rng = stream(model.seed, "diagnosis attention", length)
-    end = model.task.vocabulary.index("end")
+    end_token = model.task.vocabulary.index("end")
     masses = []
     for examples, batch in iter_examples(model.task, model.scheme, length, NUM_ANSWERS, model.seed):
         if examples.support is not None:
-            masses.append(support_mass(model.decoder, batch, sample_answers(batch, end, rng), examples.support))
+            masses.append(support_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.support))
     return _mean(model, masses)
 
 
 def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
     """Return the mean support mass of each head over the first errors; 0 for a task without support."""
-    masses, remaining = [], NUM_ANSWERS
+    masses, num_remaining = [], NUM_ANSWERS
     for each in errors:
-        part = each.first(remaining)
-        if part.examples.support is not None and len(part.answer):
-            masses.append(support_mass(model.decoder, part.batch, part.answer, part.examples.support))
-        remaining -= len(part.answer)
+        selected_queries = each.first(num_remaining)
+        if selected_queries.examples.support is not None and len(selected_queries.answer):
+            masses.append(
+                support_mass(
+                    model.decoder, selected_queries.batch, selected_queries.answer, selected_queries.examples.support
+                )
+            )
+        num_remaining -= len(selected_queries.answer)
     return _mean(model, masses)
 
 
@@ -49,22 +53,24 @@ def support_mass(
     answers whose support contains only this token.
     """
     masses: list[Float[np.ndarray, "layers heads"]] = []
-    for example, last in enumerate((answer - 1).tolist()):
-        keys = np.unique(support[example, last + 1])
-        keys = keys[(keys >= 0) & (keys != last)]
-        if not len(keys):
+    for example, query_index in enumerate((answer - 1).tolist()):
+        key_indices = np.unique(support[example, query_index + 1])
+        key_indices = key_indices[(key_indices >= 0) & (key_indices != query_index)]
+        if not len(key_indices):
             continue
-        layers: list[Float[np.ndarray, " heads"]] = []
+        layer_masses: list[Float[np.ndarray, " heads"]] = []
 
-        def record_mass(weights: Tensor, keys: np.ndarray = keys, layers: list[np.ndarray] = layers) -> None:
-            layers.append(weights[0, :, 0, keys].sum(dim=-1).numpy())
+        def record_mass(
+            weights: Tensor, key_indices: np.ndarray = key_indices, layer_masses: list[np.ndarray] = layer_masses
+        ) -> None:
+            layer_masses.append(weights[0, :, 0, key_indices].sum(dim=-1).numpy())
 
         tokens, ids = batch.tokens[example : example + 1], batch.position_ids[:, example : example + 1]
         # With a cache, only the weights of the last token are computed, so long sequences fit into memory.
-        _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
-        query = slice(last, last + 1)
-        decoder(tokens[:, query], ids[:, :, query], cache, hooks=AttentionHooks(on_weights=record_mass))
-        masses.append(np.stack(layers))
+        _, cache = decoder(tokens[:, :query_index], ids[:, :, :query_index]) if query_index else (None, None)
+        query_slice = slice(query_index, query_index + 1)
+        decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
+        masses.append(np.stack(layer_masses))
     shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
     return np.stack(masses) if masses else np.zeros(shape, dtype=np.float32)
 

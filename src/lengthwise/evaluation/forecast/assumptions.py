@@ -69,9 +69,9 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
     reach, id_reach = 0, 0.0
-    for query, (support, last) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
+    for query, (support, last_index) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
         # The support of a query includes separators, which determine segments; the answer does not depend on them.
-        indices = np.append(support[~np.isin(tokens[query, support], separators)], last)
+        indices = np.append(support[~np.isin(tokens[query, support], separators)], last_index)
         reach = max(reach, int(np.ptp(indices)) + 1)
         id_reach = max(id_reach, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
     return reach, id_reach, float(np.ptp(ids, axis=-1).max()) + 1
@@ -79,27 +79,27 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
 
 def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     """Compare the IDs and ID distances at ``max_length`` with the training IDs and distances."""
-    name = "IDs and distances met in training"
+    assumption_name = "IDs and distances met in training"
     if not model.decoder.reads_ids:
         result = f"encoding {model.encoding.name} reads no IDs"
-        return Assumption(name=name, holds=True, found=result, counterexample="absolute positions")
+        return Assumption(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
     ids = model.queries(max_length, 1).batch.position_ids
-    low, high, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
-    first, last = model.id_range
-    result = f"IDs {low:g} to {high:g} at length {max_length}, {first:g} to {last:g} in training"
-    holds = first <= low and high <= last
+    min_id, max_id, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
+    min_train_id, max_train_id = model.id_range
+    result = f"IDs {min_id:g} to {max_id:g} at length {max_length}, {min_train_id:g} to {max_train_id:g} in training"
+    holds = min_train_id <= min_id and max_id <= max_train_id
     max_train_distance = model.trained_distance
     if max_train_distance is not None:
         result += f"; distances up to {distance:g}, {max_train_distance:g} in training"
         holds = holds and (distance <= max_train_distance or model.scheme.random_at_evaluation)
-    return Assumption(name=name, holds=holds, found=result, counterexample="absolute positions")
+    return Assumption(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")
 
 
 @torch.no_grad()
 def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
     """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
     batch, query_indices = queries.batch, torch.arange(len(queries.answer))
-    last = torch.from_numpy(queries.last_index)
+    last_index = torch.from_numpy(queries.last_index)
     shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
     predictions = []
     for offset in (0, shift):
@@ -107,10 +107,12 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
             hidden, _ = model.decoder(batch.tokens, batch.position_ids + offset)
         except LengthwiseError as error:
             return Assumption(name="relativity", holds=False, found=str(error), counterexample="absolute positions")
-        predictions.append(model.decoder.token_logits(hidden[query_indices, last][:, None])[:, 0].softmax(dim=-1))
-    drift = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
-    result = f"predictions change by {drift:.3f} (total variation) if all IDs increase by {shift}"
-    return Assumption(name="relativity", holds=drift <= MAX_DRIFT, found=result, counterexample="absolute positions")
+        predictions.append(model.decoder.token_logits(hidden[query_indices, last_index][:, None])[:, 0].softmax(dim=-1))
+    total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
+    result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {shift}"
+    return Assumption(
+        name="relativity", holds=total_variation <= MAX_DRIFT, found=result, counterexample="absolute positions"
+    )
 
 
 def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
@@ -118,16 +120,21 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
 
     The comparison does not detect a new token that is rare at ``max_length``.
     """
-    size = len(model.task.vocabulary)
+    vocabulary_size = len(model.task.vocabulary)
 
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
         tokens = queries.batch.tokens.numpy()
         is_before_answer = np.arange(tokens.shape[1]) < queries.answer[:, None]
-        counts = np.bincount(tokens[is_before_answer], minlength=size)
+        counts = np.bincount(tokens[is_before_answer], minlength=vocabulary_size)
         return np.asarray(counts / counts.sum())
 
-    drift = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
-    result = f"frequencies at length {max_length} differ by {drift:.3f} (total variation; allowed: {MAX_DRIFT})"
+    total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
+    result = (
+        f"frequencies at length {max_length} differ by {total_variation:.3f} (total variation; allowed: {MAX_DRIFT})"
+    )
     return Assumption(
-        name="same token frequencies", holds=drift <= MAX_DRIFT, found=result, counterexample="new background token"
+        name="same token frequencies",
+        holds=total_variation <= MAX_DRIFT,
+        found=result,
+        counterexample="new background token",
     )

@@ -80,8 +80,10 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
             if not isinstance(error, InconclusiveError):
                 # The scheme or the encoding does not support this length.
                 supported_lengths.remove(length)
-    longest = max([model.max_train_length, *supported_lengths])
-    assumptions = () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, longest)
+    max_supported_length = max([model.max_train_length, *supported_lengths])
+    assumptions = (
+        () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, max_supported_length)
+    )
     return RunCertificate(
         train_lengths=model.train_lengths,
         fitted=model.fitted,
@@ -121,33 +123,35 @@ def _find_longest_accurate_length(
     model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
 ) -> Horizon:
     """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order."""
-    tokens, exact, all_exact = model.max_train_length, model.max_train_length, True
-    doublings = (model.max_train_length << doubling for doubling in range(1, NUM_DOUBLINGS + 1))
+    accurate_length, exact_length, all_exact = model.max_train_length, model.max_train_length, True
+    doublings = (model.max_train_length << exponent for exponent in range(1, NUM_DOUBLINGS + 1))
     for length in sorted({*test_lengths, *doublings}):
         try:
             forecast = predict_length(length)
         except LengthwiseError as error:
-            return Horizon(tokens=tokens, exact=exact, limited_by=f"at length {length}: {error}")
+            return Horizon(tokens=accurate_length, exact=exact_length, limited_by=f"at length {length}: {error}")
         if forecast.low < ACCURACY_THRESHOLD:
-            return Horizon(tokens=tokens, exact=exact, limited_by=_describe_limit(forecast))
-        tokens, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
-        exact = length if all_exact else exact
-    return Horizon(tokens=tokens, exact=exact, limited_by=f"{tokens} is the longest length tested")
+            return Horizon(tokens=accurate_length, exact=exact_length, limited_by=_describe_limit(forecast))
+        accurate_length, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
+        exact_length = length if all_exact else exact_length
+    return Horizon(
+        tokens=accurate_length, exact=exact_length, limited_by=f"{accurate_length} is the longest length tested"
+    )
 
 
 def _describe_limit(forecast: Forecast) -> str:
     """Return the reason for a low accuracy: new IDs, more tokens or misleading tokens, whichever lowers it most."""
-    values, diluted = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
+    accuracy_text, diluted_accuracy = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
     if forecast.token_count_only is not None:
-        diluted = forecast.token_count_only
-        values += f", {diluted:.2f} with its number of tokens only"
-    if min(forecast.ids_only, diluted) < ACCURACY_THRESHOLD:
-        return f"{UNTRAINED_IDS if forecast.ids_only < diluted else DILUTED} ({values})"
+        diluted_accuracy = forecast.token_count_only
+        accuracy_text += f", {diluted_accuracy:.2f} with its number of tokens only"
+    if min(forecast.ids_only, diluted_accuracy) < ACCURACY_THRESHOLD:
+        return f"{UNTRAINED_IDS if forecast.ids_only < diluted_accuracy else DILUTED} ({accuracy_text})"
     if forecast.every_piece < min(forecast.mean, ACCURACY_THRESHOLD):
-        return f"{MISLEADING} ({values}; {forecast.every_piece:.2f} in every piece)"
+        return f"{MISLEADING} ({accuracy_text}; {forecast.every_piece:.2f} in every piece)"
     if forecast.mean < ACCURACY_THRESHOLD:
-        return f"IDs and number of tokens together ({values})"
-    return f"the interval {forecast.low:.2f} to {forecast.high:.2f} is too wide ({values})"
+        return f"IDs and number of tokens together ({accuracy_text})"
+    return f"the interval {forecast.low:.2f} to {forecast.high:.2f} is too wide ({accuracy_text})"
 
 
 def run_verdict(certificate: RunCertificate) -> str:
@@ -158,29 +162,34 @@ def run_verdict(certificate: RunCertificate) -> str:
 
 
 def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
-    horizon, longest = certificate.horizon, certificate.train_lengths[1]
+    horizon, max_train_length = certificate.horizon, certificate.train_lengths[1]
     assert horizon is not None
-    if horizon.tokens > longest:
+    if horizon.tokens > max_train_length:
         yield f"Predicted accuracy per answer token is at least {ACCURACY_THRESHOLD} up to length {horizon.tokens}."
     else:
-        yield f"No length beyond the training maximum {longest} is predicted to reach {ACCURACY_THRESHOLD}."
+        yield f"No length beyond the training maximum {max_train_length} is predicted to reach {ACCURACY_THRESHOLD}."
     yield f"Limit: {horizon.limited_by}."
     if any(each.num_answers > 1 for each in certificate.forecasts):
-        yield _exact_match_sentence(certificate.forecasts, horizon.exact, longest)
+        yield _exact_match_sentence(certificate.forecasts, horizon.exact, max_train_length)
     if certificate.abstentions:
         lengths = ", ".join(map(str, certificate.abstentions))
         yield f"There is no prediction at {lengths}; use lengthwise evaluate."
 
 
-def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact: int, longest: int) -> str:
+def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact_length: int, max_train_length: int) -> str:
     """Return a sentence about the length up to which exact match is high, and the first length that is undecided."""
-    prefix = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact}" if exact > longest else ""
+    horizon_text = (
+        f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact_length}"
+        if exact_length > max_train_length
+        else ""
+    )
     undecided_forecasts = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
     if not undecided_forecasts:
-        return f"{prefix or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
-    first = undecided_forecasts[0]
+        return f"{horizon_text or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
+    first_undecided = undecided_forecasts[0]
     return (
-        f"{prefix}{'. ' if prefix else ''}Exact match at length {first.length} is undecided "
-        f"({first.exact_low:.2f} to {first.exact_high:.2f}): all {first.num_answers} answer tokens must be right, and "
-        f"the accuracy per token is {first.low:.2f} to {first.high:.2f}; use lengthwise evaluate."
+        f"{horizon_text}{'. ' if horizon_text else ''}Exact match at length {first_undecided.length} is undecided "
+        f"({first_undecided.exact_low:.2f} to {first_undecided.exact_high:.2f}): all {first_undecided.num_answers} "
+        f"answer tokens must be right, and the accuracy per token is {first_undecided.low:.2f} to "
+        f"{first_undecided.high:.2f}; use lengthwise evaluate."
     )

@@ -68,7 +68,7 @@ def _forecast_table(certificate: RunCertificate) -> Table:
             str(each.length),
             f"{each.low:.2f} to {each.high:.2f}",
             f"{each.exact_low:.2f} to {each.exact_high:.2f}",
-            *("-" if share is None else f"{share:.2f}" for share in (each.ids_only, each.token_count_only)),
+            *("-" if accuracy is None else f"{accuracy:.2f}" for accuracy in (each.ids_only, each.token_count_only)),
             f"{each.leakage:.2f}",
         ]
         for each in certificate.forecasts
@@ -112,8 +112,8 @@ def _bound_table(certificate: LawCertificate) -> Table:
     body = []
     for name, values in by_name.items():
         # The reason for a missing bound appears only in the first column.
-        reason = len(set(values.values())) == 1
-        body.append([name, *(values[length] if not reason or length == lengths[0] else "" for length in lengths)])
+        is_same_text = len(set(values.values())) == 1
+        body.append([name, *(values[length] if not is_same_text or length == lengths[0] else "" for length in lengths)])
     return "bounds", ["bound", *map(str, lengths)], body
 
 

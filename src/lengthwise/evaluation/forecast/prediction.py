@@ -86,9 +86,11 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
             f"{num_pieces} pieces and {every_piece:.2f} in every piece, so its interval is {low:.2f} to {high:.2f}; "
             "evaluate the run at this length"
         )
-    factor = queries.batch.tokens.shape[1] / budget
-    upweighted = upweight_distractors(train_queries.support, train_queries.last_index, factor)
-    correct_when_diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
+    length_ratio = queries.batch.tokens.shape[1] / budget
+    upweighted_tokens = upweight_distractors(train_queries.support, train_queries.last_index, length_ratio)
+    correct_when_diluted = model.query(train_queries, upweighted_tokens).correct[
+        (upweighted_tokens.weights > 1).any(axis=1)
+    ]
     num_answers = queries.max_answers(model.task.vocabulary.index("end"))
     end_accuracy = _end_accuracy(model, length, budget)
     return Forecast(
@@ -117,9 +119,9 @@ def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage:
 
     Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
     """
-    lowest, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
-    _, highest = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
-    return max(0.0, 1 - (1 - lowest + margin) / coverage), min(1.0, highest + margin)
+    every_piece_low, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
+    _, mean_high = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
+    return max(0.0, 1 - (1 - every_piece_low + margin) / coverage), min(1.0, mean_high + margin)
 
 
 def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
@@ -140,6 +142,6 @@ def attainable_accuracy(task: Task, queries: Queries) -> float:
     if type(task) is not Planted or task.placement.span is None:
         return 1.0
     tokens = queries.batch.tokens[:, : queries.batch.length].numpy()
-    best = BayesPredictor(task).predict(tokens).max(axis=1)
-    _, high = wilson_interval(float(best.sum()), len(best), TWO_SAMPLE_Z)
+    label_probabilities = BayesPredictor(task).predict(tokens).max(axis=1)
+    _, high = wilson_interval(float(label_probabilities.sum()), len(label_probabilities), TWO_SAMPLE_Z)
     return high

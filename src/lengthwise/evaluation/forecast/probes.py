@@ -40,10 +40,10 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
     This method does not detect duplicated information, because hiding one copy has no effect.
     """
     results = [_measure_query(decoder, queries, query) for query in range(len(queries.answer))]
-    sufficient = [each for each in results if each is not None]
-    if len(sufficient) < QUANTILE * len(results):
+    known_results = [each for each in results if each is not None]
+    if len(known_results) < QUANTILE * len(results):
         return RequiredTokens(k=None, reach=None, id_reach=None)
-    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in zip(*sufficient, strict=True))
+    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in zip(*known_results, strict=True))
     return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 
@@ -54,24 +54,24 @@ def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int,
     """
     batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
-    target, last = int(batch.tokens[0, answer]), answer - 1
+    target_token, last_index = int(batch.tokens[0, answer]), answer - 1
     always_visible = np.isin(tokens[0].numpy(), decoder.separators)
-    always_visible[last] = True
+    always_visible[last_index] = True
     candidates = np.flatnonzero(~always_visible)
-    hide_one = np.zeros((len(candidates) + 1, answer), dtype=bool)
-    hide_one[np.arange(len(candidates)), candidates] = True
-    probabilities = _probabilities(decoder, tokens, ids, hide_one, target)
-    order = candidates[np.argsort(probabilities[:-1], kind="stable")][:MAX_TOKENS]
-    is_hidden = np.tile(~always_visible, (len(order) + 1, 1))
-    for num_tokens in range(len(order)):
-        is_hidden[num_tokens + 1 :, order[num_tokens]] = False
-    is_sufficient = _probabilities(decoder, tokens, ids, is_hidden, target) >= probabilities[-1] - MAX_LOSS
+    single_token_masks = np.zeros((len(candidates) + 1, answer), dtype=bool)
+    single_token_masks[np.arange(len(candidates)), candidates] = True
+    probabilities = _probabilities(decoder, tokens, ids, single_token_masks, target_token)
+    ranked_tokens = candidates[np.argsort(probabilities[:-1], kind="stable")][:MAX_TOKENS]
+    is_hidden = np.tile(~always_visible, (len(ranked_tokens) + 1, 1))
+    for num_tokens in range(len(ranked_tokens)):
+        is_hidden[num_tokens + 1 :, ranked_tokens[num_tokens]] = False
+    is_sufficient = _probabilities(decoder, tokens, ids, is_hidden, target_token) >= probabilities[-1] - MAX_LOSS
     if not is_sufficient.any():
         return None
     num_tokens = int(is_sufficient.argmax())
-    indices = np.append(order[:num_tokens], last)
+    indices = np.append(ranked_tokens[:num_tokens], last_index)
     spans = [float(np.ptp(level[indices])) for level in ids[:, 0].numpy()]
-    return num_tokens, int(last - indices.min()) + 1, min(spans) + 1
+    return num_tokens, int(last_index - indices.min()) + 1, min(spans) + 1
 
 
 def _probabilities(
@@ -79,19 +79,21 @@ def _probabilities(
     tokens: Int[Tensor, "1 seq"],
     position_ids: Real[Tensor, "level 1 seq"],
     is_hidden: Bool[np.ndarray, "masks seq"],
-    target: int,
+    target_token: int,
 ) -> Float[np.ndarray, " masks"]:
-    """Return the probability of ``target`` for each mask of hidden tokens; length scaling counts hidden tokens too."""
-    num_masks, seq = is_hidden.shape
-    masks_per_pass = max(1, MAX_SCORES // (seq * seq * decoder.settings.num_heads))
+    """Return the probability of a token for each mask of hidden tokens; length scaling counts hidden tokens too."""
+    num_masks, num_tokens = is_hidden.shape
+    masks_per_pass = max(1, MAX_SCORES // (num_tokens * num_tokens * decoder.settings.num_heads))
     probabilities = []
     for start in range(0, num_masks, masks_per_pass):
-        mask = torch.from_numpy(is_hidden[start : start + masks_per_pass])
-        score_bias = torch.zeros(len(mask), seq, seq).masked_fill(mask[:, None], -math.inf)
+        pass_masks = torch.from_numpy(is_hidden[start : start + masks_per_pass])
+        score_bias = torch.zeros(len(pass_masks), num_tokens, num_tokens).masked_fill(pass_masks[:, None], -math.inf)
         # A hidden token still attends to itself, because a softmax needs at least one key.
         score_bias.diagonal(dim1=1, dim2=2).zero_()
-        counts = torch.arange(1.0, seq + 1).expand(len(mask), -1)
-        hooks = AttentionHooks(score_bias=score_bias, visible_counts=counts)
-        states, _ = decoder(tokens.expand(len(mask), -1), position_ids.expand(-1, len(mask), -1), hooks=hooks)
-        probabilities.append(decoder.token_logits(states[:, -1:])[:, 0].softmax(dim=-1)[:, target].numpy())
+        visible_counts = torch.arange(1.0, num_tokens + 1).expand(len(pass_masks), -1)
+        hooks = AttentionHooks(score_bias=score_bias, visible_counts=visible_counts)
+        hidden, _ = decoder(
+            tokens.expand(len(pass_masks), -1), position_ids.expand(-1, len(pass_masks), -1), hooks=hooks
+        )
+        probabilities.append(decoder.token_logits(hidden[:, -1:])[:, 0].softmax(dim=-1)[:, target_token].numpy())
     return np.concatenate(probabilities)

@@ -67,9 +67,9 @@ class Queries:
         """Return the first ``num_queries`` queries, or all queries if there are fewer."""
         return self.select(np.arange(min(num_queries, len(self.answer))))
 
-    def max_answers(self, end: int) -> int:
+    def max_answers(self, end_token: int) -> int:
         """Return the largest number of answer tokens in one example, without the end token."""
-        return int((self.batch.token_scored & (self.batch.tokens != end)).sum(dim=1).max())
+        return int((self.batch.token_scored & (self.batch.tokens != end_token)).sum(dim=1).max())
 
 
 def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
@@ -94,8 +94,8 @@ def sample_end_queries(task: Task, scheme: PositionScheme, length: int, num_quer
     """Sample examples, and return a query for the end token of each; None if an example has no scored end token."""
     rng = stream(seed, "forecast end questions", length)
     examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
-    ends = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
-    return build_queries(task, examples, batch, ends.argmax(axis=1)) if ends.any(axis=1).all() else None
+    is_end = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
+    return build_queries(task, examples, batch, is_end.argmax(axis=1)) if is_end.any(axis=1).all() else None
 
 
 def _sample_batch(
@@ -105,10 +105,10 @@ def _sample_batch(
     return examples, to_batch(length, examples, scheme.assign(examples, rng, training=False))
 
 
-def sample_answers(batch: Batch, end: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
+def sample_answers(batch: Batch, end_token: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
     """Return the token index of one random answer token of each example, never the end token."""
-    answers = (batch.token_scored & (batch.tokens != end)).numpy()
-    return np.asarray((rng.random(answers.shape) * answers).argmax(axis=1))
+    is_answer = (batch.token_scored & (batch.tokens != end_token)).numpy()
+    return np.asarray((rng.random(is_answer.shape) * is_answer).argmax(axis=1))
 
 
 @torch.no_grad()
@@ -117,12 +117,14 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
 
     The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
     """
-    size, heads = len(queries.answer), decoder.settings.num_heads
-    num_subsamples = len(subsample.last) // size
-    queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * heads * num_subsamples))
+    num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
+    num_subsamples = len(subsample.last) // num_queries
+    queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
     parts = [
-        _query_batch(decoder, queries, subsample, num_subsamples, slice(start, min(start + queries_per_pass, size)))
-        for start in range(0, size, queries_per_pass)
+        _query_batch(
+            decoder, queries, subsample, num_subsamples, slice(start, min(start + queries_per_pass, num_queries))
+        )
+        for start in range(0, num_queries, queries_per_pass)
     ]
     leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
     return QueryResult(
@@ -133,20 +135,20 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
 
 
 def _query_batch(
-    decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, part: slice
+    decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, query_slice: slice
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
-    sequences = slice(part.start * num_subsamples, part.stop * num_subsamples)
+    sequences = slice(query_slice.start * num_subsamples, query_slice.stop * num_subsamples)
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
-    batch, size = queries.batch.select(part), part.stop - part.start
-    answer, last = torch.from_numpy(queries.answer[part]), torch.from_numpy(subsample.last)
-    support = [indices for indices in queries.support[part] for _ in range(num_subsamples)]
+    batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
+    answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last)
+    support = [indices for indices in queries.support[query_slice] for _ in range(num_subsamples)]
     in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, support, strict=True)])
     outside_support = torch.from_numpy(1.0 - in_support).float()
     leakage: list[Tensor] = []
-    sequence_indices = torch.arange(size * num_subsamples)
+    sequence_indices = torch.arange(num_queries * num_subsamples)
 
     def record_leakage(weights: Tensor) -> None:
-        leakage.append((weights[sequence_indices, :, last] * outside_support[:, None]).sum(dim=-1))
+        leakage.append((weights[sequence_indices, :, last_column] * outside_support[:, None]).sum(dim=-1))
 
     hidden, _ = decoder(
         batch.tokens,
@@ -158,14 +160,17 @@ def _query_batch(
         ),
         keep_indices=torch.from_numpy(subsample.indices),
     )
-    hidden = hidden[sequence_indices, last].view(size, num_subsamples, -1)
-    target = batch.tokens.gather(1, answer[:, None])
+    hidden = hidden[sequence_indices, last_column].view(num_queries, num_subsamples, -1)
+    target_token = batch.tokens.gather(1, answer[:, None])
     log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
-    correct, correct_each = log_probs.mean(dim=1).argmax(dim=-1) == target[:, 0], log_probs.argmax(dim=-1) == target
+    correct, correct_each = (
+        log_probs.mean(dim=1).argmax(dim=-1) == target_token[:, 0],
+        log_probs.argmax(dim=-1) == target_token,
+    )
     if decoder.predicts_ids:
         id_correct, id_correct_each = _grade_ids(decoder, batch, hidden, answer)
-        scored = batch.id_scored.gather(1, answer[:, None])
-        correct, correct_each = correct & (id_correct | ~scored[:, 0]), correct_each & (id_correct_each | ~scored)
+        id_scored = batch.id_scored.gather(1, answer[:, None])
+        correct, correct_each = correct & (id_correct | ~id_scored[:, 0]), correct_each & (id_correct_each | ~id_scored)
     return correct, correct_each, leakage
 
 
@@ -174,17 +179,17 @@ def _grade_ids(
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
     """Return masks of correct IDs, for the mean over subsamples and for each subsample; heads read the full prompt."""
     num_subsamples = hidden.shape[1]
-    index = answer[None, :, None]
-    target = batch.position_ids.take_along_dim(index, dim=2)
-    current_ids = batch.position_ids.take_along_dim(index - 1, dim=2).expand(-1, -1, num_subsamples)
+    answer_index = answer[None, :, None]
+    target_ids = batch.position_ids.take_along_dim(answer_index, dim=2)
+    current_ids = batch.position_ids.take_along_dim(answer_index - 1, dim=2).expand(-1, -1, num_subsamples)
     tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-    levels = decoder.next_ids(hidden, current_ids, tokens, prompts)
-    correct_each = torch.stack([level.most_likely() for level in levels])
+    predictions = decoder.next_ids(hidden, current_ids, tokens, prompts)
+    correct_each = torch.stack([level.most_likely_ids() for level in predictions])
     # The subsamples of a query start from the same ID, so they have the same candidates.
-    means = [
+    mean_predictions = [
         NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
-        for level in levels
+        for level in predictions
     ]
-    mean = torch.stack([level.most_likely() for level in means])
-    return (mean == target).all(dim=0)[:, 0], (correct_each == target).all(dim=0)
+    mean_ids = torch.stack([level.most_likely_ids() for level in mean_predictions])
+    return (mean_ids == target_ids).all(dim=0)[:, 0], (correct_each == target_ids).all(dim=0)

@@ -32,15 +32,17 @@ class Subsample:
 
     def score_bias(self) -> Float[np.ndarray, "queries query key"]:
         """Return the log weight of each key for each query token; keys in the block of the query have weight 1."""
-        other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
-        in_sampled_block = self.weights[:, :, None] > 1
-        weight = np.where(in_sampled_block, self.conditional_weights[:, None, :], self.weights[:, None, :])
-        return np.where(other_block, np.log(weight), 0.0)
+        is_other_block = self.blocks[:, :, None] != self.blocks[:, None, :]
+        is_in_sampled_block = self.weights[:, :, None] > 1
+        weight = np.where(is_in_sampled_block, self.conditional_weights[:, None, :], self.weights[:, None, :])
+        return np.where(is_other_block, np.log(weight), 0.0)
 
     def unweighted(self) -> "Subsample":
         """Return the same tokens with weight 1 each, as in a short sequence."""
-        ones = np.ones_like(self.weights)
-        return replace(self, weights=ones, conditional_weights=ones, visible_counts=ones.cumsum(axis=1))
+        unit_weights = np.ones_like(self.weights)
+        return replace(
+            self, weights=unit_weights, conditional_weights=unit_weights, visible_counts=unit_weights.cumsum(axis=1)
+        )
 
 
 def subsample(
@@ -63,10 +65,10 @@ def subsample(
     """
     subsamples = []
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        unit = np.arange(end + 1) if unit_ids is None else unit_ids[query, : end + 1]
+        token_units = np.arange(end + 1) if unit_ids is None else unit_ids[query, : end + 1]
         # Block starts are random, so that no token is always the first of its block.
-        shift = int(rng.integers(block_size)) if len(np.unique(unit)) > budget else 0
-        blocks = _divide_into_blocks(tokens, unit, budget, block_size, shift)
+        block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
+        blocks = _divide_into_blocks(tokens, token_units, budget, block_size, block_offset)
         subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
@@ -92,8 +94,8 @@ def split_into_pieces(
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:
-        order = np.resize(rng.permutation(blocks.optional_blocks), num_pieces * blocks.num_sampled)
-        subsamples += blocks.select(order.reshape(num_pieces, blocks.num_sampled))
+        block_order = np.resize(rng.permutation(blocks.optional_blocks), num_pieces * blocks.num_sampled)
+        subsamples += blocks.select(block_order.reshape(num_pieces, blocks.num_sampled))
     return _stack_subsamples(subsamples), min(1.0, num_pieces / num_required)
 
 
@@ -102,13 +104,13 @@ def upweight_distractors(
 ) -> Subsample:
     """Keep all tokens, and weight tokens outside the support as in a sequence that is ``factor`` times as long."""
     length = int(last_index.max()) + 1
-    index = np.broadcast_to(np.arange(length), (len(last_index), length))
-    indices, blocks = np.minimum(index, last_index[:, None]), index // BLOCK_SIZE
-    weights = np.ones(index.shape)
+    token_indices = np.broadcast_to(np.arange(length), (len(last_index), length))
+    indices, blocks = np.minimum(token_indices, last_index[:, None]), token_indices // BLOCK_SIZE
+    weights = np.ones(token_indices.shape)
     for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        distractors = ~np.isin(blocks[query], _with_neighbors(tokens, end) // BLOCK_SIZE)
-        if num_distractors := int(distractors[: end + 1].sum()):
-            weights[query, distractors] = (factor * (end + 1) - (end + 1 - num_distractors)) / num_distractors
+        is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, end) // BLOCK_SIZE)
+        if num_distractors := int(is_distractor[: end + 1].sum()):
+            weights[query, is_distractor] = (factor * (end + 1) - (end + 1 - num_distractors)) / num_distractors
     return Subsample(
         indices=indices,
         weights=weights,
@@ -138,26 +140,30 @@ class _Blocks:
         conditional_weight = np.where(self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, size - 1))
         subsamples = []
         for sample in samples:
-            included = self.is_required.copy()
-            included[sample] = True
-            indices = np.flatnonzero(included[self.block])
+            is_included = self.is_required.copy()
+            is_included[sample] = True
+            indices = np.flatnonzero(is_included[self.block])
             block = self.block[indices]
             subsamples.append((indices, weight[block], conditional_weight[block], block))
         return subsamples
 
 
 def _divide_into_blocks(
-    support: Int[np.ndarray, " _"], unit: Int[np.ndarray, " tokens"], budget: int, block_size: int, shift: int
+    support: Int[np.ndarray, " _"],
+    token_units: Int[np.ndarray, " tokens"],
+    budget: int,
+    block_size: int,
+    block_offset: int,
 ) -> _Blocks:
     """Divide a sequence into blocks; a sequence within the budget is a single required block."""
-    if len(np.unique(unit)) <= budget:
-        return _Blocks(np.zeros(len(unit), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
-    block = (unit + shift) // block_size
-    is_required = np.zeros(block.max() + 1, dtype=bool)
-    is_required[block[_with_neighbors(support, len(unit) - 1)]] = True
-    optional = np.setdiff1d(block, np.flatnonzero(is_required))
-    num_sampled = min(len(optional), max(2, budget // block_size - int(is_required.sum())))
-    return _Blocks(block, is_required, optional, num_sampled)
+    if len(np.unique(token_units)) <= budget:
+        return _Blocks(np.zeros(len(token_units), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
+    block_numbers = (token_units + block_offset) // block_size
+    is_required = np.zeros(block_numbers.max() + 1, dtype=bool)
+    is_required[block_numbers[_with_neighbors(support, len(token_units) - 1)]] = True
+    optional_blocks = np.setdiff1d(block_numbers, np.flatnonzero(is_required))
+    num_sampled = min(len(optional_blocks), max(2, budget // block_size - int(is_required.sum())))
+    return _Blocks(block_numbers, is_required, optional_blocks, num_sampled)
 
 
 def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:

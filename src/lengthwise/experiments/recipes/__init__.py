@@ -41,18 +41,22 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     carry over if the new scheme or encoding has them.
     """
     name = task if isinstance(task, str) else task.name
-    base = next((each for each in (make() for make in RECIPES.values()) if each.task.name == name), None)
-    if base is None or not isinstance(task, str):
+    base_experiment = next(
+        (each for each in (build_recipe() for build_recipe in RECIPES.values()) if each.task.name == name), None
+    )
+    if base_experiment is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
-        base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
+        base_experiment = _with_task_lengths(
+            replace(parity() if base_experiment is None else base_experiment, task=custom_task)
+        )
     scheme_class = look_up("scheme", scheme)
-    experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
-    if encoding is None or encoding == base.encoding.name:
+    experiment = replace(base_experiment, scheme=scheme_class(**_shared_settings(scheme_class, base_experiment.scheme)))
+    if encoding is None or encoding == base_experiment.encoding.name:
         return experiment
     encoding_class = look_up("encoding", encoding)
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
-    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base.encoding)))
+    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base_experiment.encoding)))
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
@@ -74,10 +78,10 @@ def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
 def quick(experiment: Experiment) -> Experiment:
     """Return the experiment with few steps, short lengths and few examples, to check that it runs without errors."""
     task = experiment.task
-    available = task.available_lengths if isinstance(task, HasLengths) else None
+    available_lengths = task.available_lengths if isinstance(task, HasLengths) else None
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
-    first = min(experiment.train_lengths[0], 2) if available is None else available[0]
-    lengths = (4, 8) if available is None else available[:2]
+    min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
+    lengths = (4, 8) if available_lengths is None else available_lengths[:2]
     return replace(
         experiment,
         training=replace(
@@ -90,5 +94,5 @@ def quick(experiment: Experiment) -> Experiment:
             cooldown_steps=min(experiment.training.cooldown_steps, 10),
         ),
         evaluation=replace(experiment.evaluation, lengths=lengths, num_examples=(16,)),
-        train_lengths=(first, nearest_length(task, 4)),
+        train_lengths=(min_length, nearest_length(task, 4)),
     )

@@ -80,7 +80,7 @@ def sparse_parity_up_to(
         evaluation=EvaluationSettings(
             lengths=(50, 100, 200, 500, 5000),
             num_examples=(512, 512, 512, 512, 16),
-            variants=tuple(f"flagged-{number}" for number in test_bits),
+            variants=tuple(f"flagged-{num_bits}" for num_bits in test_bits),
         ),
     )
 

@@ -57,22 +57,24 @@ def _resize(num_layers: int, d_model: int, num_heads: int) -> Experiment:
 
 def context_length() -> dict[str, Experiment]:
     """Return a comparison of six encodings by perplexity at up to eight times the training context length."""
-    rotary = replace(
+    rotary_experiment = replace(
         language_model(),
         training=replace(language_model().training, steps=1000),
         train_lengths=(TRAIN_LENGTH, TRAIN_LENGTH),
         evaluation=EvaluationSettings(lengths=tuple(factor * TRAIN_LENGTH for factor in FACTORS), num_examples=(512,)),
     )
-    longest = max(FACTORS) * TRAIN_LENGTH
+    max_length = max(FACTORS) * TRAIN_LENGTH
     return {
-        "rotary": rotary,
+        "rotary": rotary_experiment,
         # One gap gives two chunks, as in the paper. The token after the longest window needs the additional ID.
-        "rotary + PoSE": replace(rotary, scheme=Skipwise(num_position_ids=longest + 1, max_gaps=1)),
+        "rotary + PoSE": replace(rotary_experiment, scheme=Skipwise(num_position_ids=max_length + 1, max_gaps=1)),
         # Training uses plain rotary; the scaling applies at evaluation only.
-        "rotary + YaRN": replace(rotary, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAIN_LENGTH)),
-        "ALiBi": replace(rotary, encoding=ALiBi()),
-        "FIRE": replace(rotary, encoding=FIRE()),
-        "NoPE": replace(rotary, encoding=NoPE()),
+        "rotary + YaRN": replace(
+            rotary_experiment, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAIN_LENGTH)
+        ),
+        "ALiBi": replace(rotary_experiment, encoding=ALiBi()),
+        "FIRE": replace(rotary_experiment, encoding=FIRE()),
+        "NoPE": replace(rotary_experiment, encoding=NoPE()),
     }
 
 

@@ -51,42 +51,44 @@ def remaining_pairs_grid(task: str) -> dict[str, Experiment]:
     """Return experiments for the valid pairs of a scheme and an encoding that are not in the grid of the task."""
     table_pairs = set(product(SCHEME_NAMES, ADDITION_ENCODINGS if task == "addition" else ENCODING_NAMES))
     # With one level, multilevel equals coupled.
-    pairs = product([name for name in SCHEMES if name != "multilevel"], ENCODINGS)
-    return _build_grid(task, (pair for pair in pairs if pair not in table_pairs))
+    all_pairs = product([name for name in SCHEMES if name != "multilevel"], ENCODINGS)
+    return _build_grid(task, (pair for pair in all_pairs if pair not in table_pairs))
 
 
 def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experiment]:
-    task, longest = GRID_TASKS[task_name]
-    base = Experiment(
+    task, max_train_length = GRID_TASKS[task_name]
+    base_experiment = Experiment(
         task=task,
         decoder=DecoderSettings(
             num_layers=2, d_model=64, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),
         # Runs that fit stop early; other runs use all steps.
         training=TrainingSettings(steps=STEPS, weight_decay=0.1, fit_every=100, cooldown_steps=300),
-        train_lengths=(1, longest),
+        train_lengths=(1, max_train_length),
         evaluation=EvaluationSettings(
-            lengths=tuple(factor * longest for factor in FACTORS),
+            lengths=tuple(factor * max_train_length for factor in FACTORS),
             num_examples=(128, 128, 128, 64, 4),
             stop_at_zero=True,
         ),
     )
-    num_train_ids = task.sample(length=longest, size=1, rng=stream(0, "tokens of the longest example")).tokens.shape[1]
+    num_train_ids = task.sample(
+        length=max_train_length, size=1, rng=stream(0, "tokens of the longest example")
+    ).tokens.shape[1]
     experiments = {}
     for scheme_name, encoding_name in pairs:
         scheme = _build_scheme(scheme_name)
         encoding = _build_encoding(encoding_name, scheme.num_position_ids or num_train_ids)
         # Without an encoding, IDs matter only to a head that predicts them.
-        unused_ids = encoding_name == "nope" and scheme_name not in ("sequential", "predicted")
-        if not unused_ids and (encoding.real_valued or not scheme.real_valued):
-            experiments[f"{scheme_name}/{encoding_name}"] = replace(base, scheme=scheme, encoding=encoding)
+        ignores_ids = encoding_name == "nope" and scheme_name not in ("sequential", "predicted")
+        if not ignores_ids and (encoding.real_valued or not scheme.real_valued):
+            experiments[f"{scheme_name}/{encoding_name}"] = replace(base_experiment, scheme=scheme, encoding=encoding)
     return experiments
 
 
 def _build_scheme(name: str) -> PositionScheme:
     settings = {"num_position_ids": ID_RANGE, "max_gaps": MAX_GAPS}
-    names = {part.name for part in fields(SCHEMES[name])}  # type: ignore[arg-type]
-    return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in names})
+    setting_names = {part.name for part in fields(SCHEMES[name])}  # type: ignore[arg-type]
+    return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in setting_names})
 
 
 def _build_encoding(name: str, num_train_ids: int) -> EncodingSettings:

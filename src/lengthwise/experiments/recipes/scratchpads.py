@@ -71,50 +71,54 @@ def variable_assignment_coupled() -> Experiment:
     return replace(variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS))
 
 
-def with_baselines(predicted: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
+def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
     """Return the PPC experiment with its baselines by label: coupled IDs and common encodings on the same task.
 
     Common encodings have two layers and up to ``steps_factor`` times the steps; they stop when they fit the training
     lengths. ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because
     all their tokens have different IDs.
     """
-    assert isinstance(predicted.scheme, Predicted)
-    num_ids, max_gaps = predicted.scheme.num_position_ids, predicted.scheme.max_gaps
+    assert isinstance(ppc_experiment.scheme, Predicted)
+    num_position_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
     baseline = replace(
-        predicted,
+        ppc_experiment,
         scheme=Sequential(),
         encoding=Rotary(),  # with the published angles
-        decoder=replace(predicted.decoder, num_layers=2),
-        training=replace(predicted.training, steps=steps_factor * predicted.training.steps, fit_every=100),
+        decoder=replace(ppc_experiment.decoder, num_layers=2),
+        training=replace(ppc_experiment.training, steps=steps_factor * ppc_experiment.training.steps, fit_every=100),
     )
     return {
-        "predicted (PPC)": predicted,
-        "coupled, IDs given": replace(predicted, scheme=Coupled(num_position_ids=num_ids, max_gaps=max_gaps)),
-        "coupled, no gaps": replace(predicted, scheme=Coupled(num_position_ids=num_ids, max_gaps=0)),
+        "predicted (PPC)": ppc_experiment,
+        "coupled, IDs given": replace(
+            ppc_experiment, scheme=Coupled(num_position_ids=num_position_ids, max_gaps=max_gaps)
+        ),
+        "coupled, no gaps": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_position_ids, max_gaps=0)),
         "NoPE": replace(baseline, encoding=NoPE()),
         "rotary": baseline,
-        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_ids)),
+        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_position_ids)),
         "ALiBi": replace(baseline, encoding=ALiBi()),
         "FIRE": replace(baseline, encoding=FIRE()),
-        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_ids)),
-        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_ids)),
+        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_position_ids)),
+        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_position_ids)),
     }
 
 
 def demo() -> dict[str, Experiment]:
     """Return the comparison of PPC with coupled IDs and common encodings on parity."""
     evaluation = EvaluationSettings(lengths=(10, 20, 30, 200, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 1))
-    predicted = replace(parity(), training=replace(parity().training, steps=750), evaluation=evaluation)
-    experiments = with_baselines(predicted)
+    ppc_experiment = replace(parity(), training=replace(parity().training, steps=750), evaluation=evaluation)
+    experiments = with_baselines(ppc_experiment)
     return {label: experiments[label] for label in DEMO_LABELS}
 
 
 def parity_id_range() -> dict[str, Experiment]:
     """Return the comparison of parity recipes whose training IDs reach 0.1, 1 and 4 times the evaluation IDs."""
-    tests = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
+    evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
     return {
         f"IDs to {factor:g}x": replace(
-            parity(), scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS), evaluation=tests
+            parity(),
+            scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS),
+            evaluation=evaluation,
         )
         for factor in (0.1, 1, 4)
     }

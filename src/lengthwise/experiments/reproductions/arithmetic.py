@@ -49,10 +49,12 @@ def _build_experiments() -> dict[str, Experiment]:
     assert isinstance(long_experiment.scheme, Predicted)
     long_experiment = replace(long_experiment, scheme=replace(long_experiment.scheme, num_position_ids=LONG_IDS))
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
-    three_digits = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_TESTS)
+    three_digit_experiment = replace(
+        experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_TESTS
+    )
     return experiments | {
         "addition, carries written, PPC, IDs to 12,288": long_experiment,
-        "product by three digits, PPC": three_digits,
+        "product by three digits, PPC": three_digit_experiment,
     }
 
 

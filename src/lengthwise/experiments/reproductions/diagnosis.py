@@ -71,8 +71,8 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     causes, body = _cause_names(readings), []
     for reading in readings:
         errors = ", ".join(f"{number} {kind}" for kind, number in reading["first_errors"].items() if number)
-        repaired = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
-        mass = list(reading["mass"].values())
+        repair_rates = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
+        masses = list(reading["mass"].values())
         body.append(
             [
                 reading["row"],
@@ -80,8 +80,8 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
                 f"{reading['length']:,}",
                 f"{reading['exact_match']:.3f}",
                 errors or "none",
-                *repaired,
-                f"{mass[0]:.2f}, {mass[-1]:.2f}",
+                *repair_rates,
+                f"{masses[0]:.2f}, {masses[-1]:.2f}",
                 reading["limited_by"],
             ]
         )
@@ -98,13 +98,15 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     causes, labels = _cause_names(readings), list(dict.fromkeys(reading["row"] for reading in readings))
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
-        panel = [reading for reading in readings if reading["row"] == label]
+        label_readings = [reading for reading in readings if reading["row"] == label]
         for index, name in enumerate(causes):
-            repair_rates = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
+            repair_rates = [reading["repaired"][name] for reading in label_readings if name in reading["repaired"]]
             if repair_rates:
                 axes.barh(index, sum(repair_rates) / len(repair_rates), color=f"C{index}", alpha=0.5)
                 axes.plot(repair_rates, [index] * len(repair_rates), "o", color=f"C{index}", markersize=4)
-        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {panel[0]['length']:,}")
+        axes.set(
+            xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {label_readings[0]['length']:,}"
+        )
         axes.set_yticks(range(len(causes)), causes, fontsize=7)
     axes.set_xlabel("fraction of first errors repaired without this cause")
     figure.suptitle(title)

@@ -56,8 +56,8 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth |
     seeds = sorted({pair.seed for pair in loss_pairs})
     resamples = []
     for _ in range(NUM_RESAMPLES if len(seeds) > 2 else 0):
-        sample = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
-        if (coefficients := _fit_coefficients(sample)) is not None:
+        resampled_pairs = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
+        if (coefficients := _fit_coefficients(resampled_pairs)) is not None:
             resamples.append(coefficients)
     return Growth(
         per_train_bit=_factor_with_interval(estimate, resamples, 1),
@@ -78,10 +78,10 @@ def _factor_with_interval(
 
 def _fit_coefficients(loss_pairs: list[LossPair]) -> Float[np.ndarray, " 4"] | None:
     """Return the coefficients of a constant, ``train_bits``, ``test_bits`` and the logarithm of the near loss."""
-    x = np.array(
+    features = np.array(
         [[1.0, pair.train_bits, pair.test_bits, np.log(max(pair.near_loss, MIN_LOSS))] for pair in loss_pairs]
     ).reshape(-1, 4)
-    y = np.log([max(pair.far_loss, MIN_LOSS) for pair in loss_pairs])
-    if np.linalg.matrix_rank(x) < x.shape[1]:
+    log_far_losses = np.log([max(pair.far_loss, MIN_LOSS) for pair in loss_pairs])
+    if np.linalg.matrix_rank(features) < features.shape[1]:
         return None
-    return np.asarray(np.linalg.lstsq(x, y, rcond=None)[0])
+    return np.asarray(np.linalg.lstsq(features, log_far_losses, rcond=None)[0])

@@ -32,19 +32,21 @@ def _build_experiments() -> dict[str, Experiment]:
     scheme = base.scheme
     assert isinstance(scheme, Predicted)
     # In a small range, training covers most IDs.
-    small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
+    small_range_scheme = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
     experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(
-        replace(base, scheme=small_range, evaluation=near_evaluation)
+        replace(base, scheme=small_range_scheme, evaluation=near_evaluation)
     )
     # Couple each state with the last bit read, not with the next bit needed.
-    last_bit = replace(base, task=Parity(coupling="same"))
-    experiments["parity, ID of the last bit"] = last_bit
-    experiments["parity, ID of the last bit, no gaps"] = replace(last_bit, scheme=replace(scheme, max_gaps=0))
+    last_bit_experiment = replace(base, task=Parity(coupling="same"))
+    experiments["parity, ID of the last bit"] = last_bit_experiment
+    experiments["parity, ID of the last bit, no gaps"] = replace(
+        last_bit_experiment, scheme=replace(scheme, max_gaps=0)
+    )
     evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), stop_at_zero=True)
-    variables = replace(recipe("variable_assignment"), evaluation=evaluation)
-    experiments |= _ablations("variables", variables)
-    experiments["variables, class, learned IDs"] = _with_class_head(variables)
+    variables_experiment = replace(recipe("variable_assignment"), evaluation=evaluation)
+    experiments |= _ablations("variables", variables_experiment)
+    experiments["variables, class, learned IDs"] = _with_class_head(variables_experiment)
     return experiments
 
 
@@ -126,17 +128,17 @@ class _DecodingCounts:
     def add(self, forced_grades: Grades, free_grades: Grades) -> None:
         """Add a batch; later tokens are those after the first teacher-forced error of an example."""
         forced_errors, free_errors = (
-            {example: token for example, token, _ in first_errors(grades)} for grades in (forced_grades, free_grades)
+            {example: column for example, column, _ in first_errors(grades)} for grades in (forced_grades, free_grades)
         )
         self.examples += (num_examples := len(forced_grades.scored))
         self.forced_exact += num_examples - len(forced_errors)
         self.free_exact += num_examples - len(free_errors)
         self.same_first_error += sum(forced_errors.get(each) == free_errors.get(each) for each in range(num_examples))
-        for example, token in forced_errors.items():
-            scored = forced_grades.scored[example, token + 1 :]
+        for example, column in forced_errors.items():
+            scored = forced_grades.scored[example, column + 1 :]
             self.later_tokens += int(scored.sum())
-            self.forced_later_correct += int(forced_grades.token_correct[example, token + 1 :][scored].sum())
-            self.free_later_correct += int(free_grades.token_correct[example, token + 1 :][scored].sum())
+            self.forced_later_correct += int(forced_grades.token_correct[example, column + 1 :][scored].sum())
+            self.free_later_correct += int(free_grades.token_correct[example, column + 1 :][scored].sum())
 
     def fractions(self) -> dict[str, float | None]:
         """Return the counts as fractions of all examples or of all later tokens (None if there are no later tokens)."""
@@ -160,18 +162,18 @@ def _first_error_table(rows: Rows) -> Table:
     body = []
     for label in dict.fromkeys(row["row"] for row in rows):
         label_rows = [row for row in rows if row["row"] == label]
-        failing = [row for row in label_rows if row["first_error"] is not None]
-        if not failing:
+        rows_with_errors = [row for row in label_rows if row["first_error"] is not None]
+        if not rows_with_errors:
             body.append([label, "-", "0", "0", "0", "0", "1.000"])
             continue
-        length = min(row["length"] for row in failing)
-        failed_rows = [row for row in failing if row["length"] == length]
-        kinds = [str(sum(row["first_error"][kind] for row in failed_rows)) for kind in ("token", "id", "end")]
+        length = min(row["length"] for row in rows_with_errors)
+        failed_rows = [row for row in rows_with_errors if row["length"] == length]
+        kind_counts = [str(sum(row["first_error"][kind] for row in failed_rows)) for kind in ("token", "id", "end")]
         length_rows = [row for row in label_rows if row["length"] == length]
-        examples = sum(row["num_examples"] for row in length_rows)
-        failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
-        tokens = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / examples
-        body.append([label, f"{length:,}", f"{failed} of {examples}", *kinds, f"{tokens:.3f}"])
+        num_examples = sum(row["num_examples"] for row in length_rows)
+        num_failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
+        token_exact_match = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / num_examples
+        body.append([label, f"{length:,}", f"{num_failed} of {num_examples}", *kind_counts, f"{token_exact_match:.3f}"])
     title = "first errors at the shortest length with any error, over all seeds"
     return title, ["row", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
 
@@ -183,16 +185,16 @@ def _decoding_table(readings: Rows) -> Table:
         cells = ["-" if reading[name] is None else f"{reading[name]:.3f}" for name in names]
         body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *cells])
     header = ["row", "seed", "length", "exact match, forced", "exact match, free", "same first error"]
-    later = ["accuracy after the first error, forced", "after the first error, free"]
-    return f"free decoding and teacher forcing, {NUM_DECODED} examples", [*header, *later], body
+    later_header = ["accuracy after the first error, forced", "after the first error, free"]
+    return f"free decoding and teacher forcing, {NUM_DECODED} examples", [*header, *later_header], body
 
 
 def _few_token_table(readings: Rows) -> Table:
     body = []
     for reading in readings:
-        sizes = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
+        token_counts = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
         accuracies = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
-        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *sizes, *accuracies])
+        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *token_counts, *accuracies])
     title = f"accuracy (token and ID) of {NUM_ANSWERS} answers predicted from few tokens of the context"
     header = ["row", "seed", "length", "tokens in the context", "tokens read", "support read", "other tokens read"]
     return title, header, body
