@@ -232,12 +232,12 @@ def reversed_halfway(length: int) -> np.ndarray:
 INVALID = {
     "odd length": (
         lambda: to_super_tokens(np.zeros((1, 5), int), couple_halves, 2),
-        r"ID 1 has 2 tokens and ID 0 has 3; give every ID the same number",
+        r"ID 1 has 2 tokens and ID 0 has 3; use a coupling with the same number",
     ),
-    "a negative ID": (lambda: group_by_id(np.array([-1, 0])), r"a negative ID; return one ID of at least 0"),
+    "a negative ID": (lambda: group_by_id(np.array([-1, 0])), r"a negative ID; return IDs that count from 0"),
     "one ID and two": (
         lambda: super_token_attention(random_attention([[0, 0], [0, 1]], couple_halves, stream(0)), 8),
-        r"one set has 2 different IDs and another has 1; use the same number for all",
+        r"one set has 2 different IDs and another has 1; use a coupling with the same number",
     ),
     "no room": (
         lambda: super_token_attention(random_attention([[0, 5]], couple_halves, stream(0)), 8),

@@ -41,7 +41,7 @@ class Halves:
     min_length: ClassVar[int] = 2
 
     def law(self, length: int) -> ShapeLaw:
-        """Return the distribution with one shape and uniform starts."""
+        """Return the distribution over sets: one shape with uniform starts."""
         return self._placement_at(length).law(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -55,7 +55,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoupledPlacement:
-    """Placement of planted super-tokens at the position IDs of the sets of another placement.
+    """Placement of super-tokens: the position IDs of the sets of token indexes that ``placement`` samples.
 
     Lengths count super-tokens of ``tokens_per_id`` tokens each; ``k`` is the number of different IDs in a set.
     """
@@ -70,20 +70,20 @@ class CoupledPlacement:
 
     @property
     def span(self) -> int | None:
-        """The span in IDs: 1 if k is 1, otherwise None (unknown)."""
+        """Span of the sets in IDs: 1 if k is 1, otherwise None, because it is unknown."""
         return 1 if self.k == 1 else None
 
     @property
     def min_length(self) -> int:
-        """The number of super-tokens of the shortest sequence with a planted set."""
+        """Number of super-tokens of the shortest sequence with a planted set."""
         return -(-self.placement.min_length // self.tokens_per_id)
 
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution of the IDs of a planted set."""
         sets, probability = self.placement.law(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
-        for ids, share in zip(self._ids(length, sets), probability, strict=True):
-            by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += share
+        for ids, set_probability in zip(self._ids(length, sets), probability, strict=True):
+            by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += set_probability
         return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -99,9 +99,10 @@ class CoupledPlacement:
 class CoupledAttention:
     """Attention ``f(x) = sum_S g(psi(S), x_S) h(psi(S), x_S) / sum_S g(psi(S), x_S)`` over all sets of k tokens.
 
-    Only differences of IDs matter. Each row of ``offsets`` lists the IDs of a set in token order, minus the smallest
-    ID; entries may repeat or decrease. Sets with other offsets have score 0. ``TabularAttention`` describes the tables.
-    Golowich et al. 2025 (arXiv 2502.16792), definition 3.3 and proposition 4.4; the form is reconstructed.
+    Scores and values depend only on differences of IDs. Each row of ``offsets`` lists the IDs of a set in token order,
+    minus the smallest ID; entries may repeat or decrease. Sets whose offsets are not listed have score 0. The tables
+    are indexed as in ``TabularAttention``. Golowich et al. 2025 (arXiv 2502.16792), definition 3.3 and
+    proposition 4.4; the form is reconstructed.
     """
 
     num_tokens: int
@@ -132,7 +133,7 @@ class CoupledAttention:
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"], ids: Int[np.ndarray, " length"]
     ) -> tuple[Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return the log score and the value of each set whose offsets are listed."""
+        """Return the log score and the value of each set of k tokens whose offsets are listed in ``offsets``."""
         k = self.offsets.shape[1]
         sets = np.array(list(combinations(range(len(ids)), k))).reshape(-1, k)
         differences = ids[sets] - ids[sets].min(axis=1, keepdims=True)
@@ -142,16 +143,17 @@ class CoupledAttention:
 
 
 def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_per_id"]:
-    """Return the token indexes of each ID; raises ``SettingError`` if IDs have different numbers of tokens."""
+    """Return the token indexes of each ID; raise ``SettingError`` if IDs have different numbers of tokens."""
     if len(ids) == 0 or ids.min() < 0:
-        raise SettingError("the coupling returned no IDs or a negative ID; return one ID of at least 0 per token")
-    count = np.bincount(ids)
-    if count.min() < count.max():
+        raise SettingError("the coupling returned no IDs or a negative ID; return IDs that count from 0, one per token")
+    token_counts = np.bincount(ids)
+    if token_counts.min() < token_counts.max():
         raise SettingError(
-            f"ID {count.argmin()} has {count.min()} tokens and ID {count.argmax()} has {count.max()}; "
-            "give every ID the same number of tokens"
+            f"ID {token_counts.argmin()} has {token_counts.min()} tokens and ID {token_counts.argmax()} has "
+            f"{token_counts.max()}; "
+            "use a coupling with the same number of tokens per ID"
         )
-    return np.argsort(ids, kind="stable").reshape(len(count), -1)
+    return np.argsort(ids, kind="stable").reshape(len(token_counts), -1)
 
 
 def to_super_tokens(
@@ -163,10 +165,10 @@ def to_super_tokens(
 
 
 def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
-    """Convert to an attention over super-tokens that computes the same function: it is relative and local in IDs.
+    """Return a relative, local attention over super-tokens that computes the same function as ``attention``.
 
-    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length``. Raises
-    ``SettingError`` if the token order of neighboring IDs changes along a sequence of ``length``, or if sets have
+    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length`` tokens.
+    Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
     different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
     tokens_by_id = group_by_id(attention.coupling(length))
@@ -191,23 +193,23 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
 
 
 def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
-    """Convert a planted law of tokens to the law of super-tokens: the same probabilities by ID. Derived here.
+    """Return the planted law of the super-tokens in sequences from ``law``. Derived here.
 
     Raises ``SettingError`` if, at ``length`` tokens, IDs have different numbers of tokens, sets have different numbers
     of IDs, or the distribution of planted super-tokens depends on their IDs.
     """
-    k, joint = _planted_super_tokens(law, coupling, length)
-    probability = joint.sum(axis=1)
+    k, joint_law = _planted_super_tokens(law, coupling, length)
+    probability = joint_law.sum(axis=1)
     possible_codes = np.flatnonzero(probability)
     tokens_per_id = group_by_id(coupling(length)).shape[1]
     num_super_tokens = law.num_tokens**tokens_per_id
-    digit_values = num_super_tokens ** np.arange(k - 1, -1, -1)
+    radix_powers = num_super_tokens ** np.arange(k - 1, -1, -1)
     background = np.array(law.background)
     return Planted(
         background=tuple(background[_all_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
-        tuples=tuple(tuple((code // digit_values % num_super_tokens).tolist()) for code in possible_codes),
+        tuples=tuple(tuple((code // radix_powers % num_super_tokens).tolist()) for code in possible_codes),
         probabilities=tuple(probability[possible_codes].tolist()),
-        labels=tuple(tuple(each) for each in (joint[possible_codes] / probability[possible_codes, None]).tolist()),
+        labels=tuple(tuple(each) for each in (joint_law[possible_codes] / probability[possible_codes, None]).tolist()),
         placement=CoupledPlacement(placement=law.placement, coupling=coupling, tokens_per_id=tokens_per_id, k=k),
     )
 
@@ -215,44 +217,45 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
 def _planted_super_tokens(
     law: Planted, coupling: Coupling, length: int
 ) -> tuple[int, Float[np.ndarray, "codes labels"]]:
-    """Return the number of planted super-tokens and the joint distribution of their tokens and the label."""
+    """Return the number of planted super-tokens, and the joint distribution of all their tokens and the label."""
     ids, tokens_by_id = coupling(length), group_by_id(coupling(length))
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
     tuples = _all_tuples(law.num_tokens, k * tokens_by_id.shape[1])
     background_law, zeros = np.array(law.background), np.zeros((len(tuples), law.num_labels))
     tables: dict[tuple[int, ...], np.ndarray] = {}
-    for planted, share in zip(sets, probability, strict=True):
-        group = _unique_ids(ids[planted], k)
-        columns = (tokens_by_id[group].ravel() == planted[:, None]).argmax(axis=1)
+    for planted_set, set_probability in zip(sets, probability, strict=True):
+        planted_ids = _unique_ids(ids[planted_set], k)
+        columns = (tokens_by_id[planted_ids].ravel() == planted_set[:, None]).argmax(axis=1)
         codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
         table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
-        key = tuple(int(each) for each in group)
-        tables[key] = tables.get(key, zeros) + share * table
-    first = next(iter(tables))
+        key = tuple(int(each) for each in planted_ids)
+        tables[key] = tables.get(key, zeros) + set_probability * table
+    first_key = next(iter(tables))
     for key, table in tables.items():
-        if np.abs(table / table.sum() - tables[first] / tables[first].sum()).max() > ROUNDING:
+        if np.abs(table / table.sum() - tables[first_key] / tables[first_key].sum()).max() > ROUNDING:
             raise SettingError(
-                f"planted super-tokens at IDs {key} and {first} have different distributions; choose a coupling that "
-                "places planted tokens at the same index of their super-tokens"
+                f"planted super-tokens at IDs {key} and {first_key} have different distributions; choose a coupling "
+                "that places planted tokens at the same index of their super-tokens"
             )
-    return k, tables[first] / tables[first].sum()
+    return k, tables[first_key] / tables[first_key].sum()
 
 
 def _unique_ids(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " k"]:
-    unique = np.unique(ids)
-    if len(unique) != count:
+    unique_ids = np.unique(ids)
+    if len(unique_ids) != count:
         raise SettingError(
-            f"one set has {len(unique)} different IDs and another has {count}; use the same number for all"
+            f"one set has {len(unique_ids)} different IDs and another has {count}; use a coupling with the "
+            "same number of IDs in all sets"
         )
-    return unique
+    return unique_ids
 
 
 def _token_order(
     tokens_by_id: Int[np.ndarray, "ids tokens_per_id"], shape: Sequence[int]
 ) -> Int[np.ndarray, " tokens"]:
-    """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must be equal for all c."""
+    """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must be equal for all starts c."""
     num_starts = len(tokens_by_id) - shape[-1]
     if num_starts < 1:
         raise SettingError(

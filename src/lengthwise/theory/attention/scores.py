@@ -21,12 +21,12 @@ from lengthwise.theory.attention.values import (
     log_sum_by_bin,
 )
 
-# Sets per block; the value limits memory and affects results only by rounding.
+# Number of sets per block; it limits memory and affects results only by rounding.
 BLOCK = 1 << 22
 # The largest number of sets to list for tokens with coupled position IDs.
 MAX_COUPLED_SETS = 1 << 24
 # The largest number of codes; more codes would not fit 64-bit integers.
-MAX_CODES = 1 << 62
+MAX_NUM_CODES = 1 << 62
 
 
 class ProductScores(nn.Module):
@@ -41,7 +41,7 @@ class ProductScores(nn.Module):
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
         sums = inputs.starts[None, :, None, None].expand(len(inputs.tokens), -1, 1, 1) * inputs.power
         token_scores = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
@@ -77,7 +77,7 @@ class ChainScores(nn.Module):
         return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
         tokens, power = inputs.tokens, inputs.power
         sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
         if self.span_excludes_sets:
@@ -102,8 +102,8 @@ class ChainScores(nn.Module):
             link_indexes = torch.arange(gaps.shape[-1])
             gap_indexes = gaps.clamp(1, self.max_gap) - 1
             scores = scores + self.links[link_indexes, gap_indexes, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
-        too_far = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
-        return torch.where(too_far, LOG_ZERO, scores)
+        is_excluded = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
+        return torch.where(is_excluded, LOG_ZERO, scores)
 
     def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq links"]:
         """Return the score of the link to each token for every gap; links from before the first token are arbitrary."""
@@ -111,11 +111,13 @@ class ChainScores(nn.Module):
         if self.links is None:
             return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
         padded = functional.pad(tokens, (max_gap, 0))
-        before = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
+        previous_tokens = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
         gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
         num_tokens = self.tokens.shape[1]
         # One look-up for all links, because the backward pass of each look-up is expensive.
-        return functional.embedding((gaps * num_tokens + before) * num_tokens + tokens, power * self.links.flatten(1).T)
+        return functional.embedding(
+            (gaps * num_tokens + previous_tokens) * num_tokens + tokens, power * self.links.flatten(1).T
+        )
 
     def _advance(
         self, sums: Float[Tensor, "batch seq offsets states"], link: Float[Tensor, "gaps batch seq"]
@@ -125,16 +127,16 @@ class ChainScores(nn.Module):
         padded = functional.pad(
             sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
         )
-        shifted = []
+        shifted_sums = []
         for shift in range(self.max_gap - 1, -1, -1):
             # Each step of the gap is one step of the offset from the first token.
             offset = shift if self.span_excludes_sets else 0
-            shifted.append(padded[:, shift : shift + seq, offset : offset + offsets])
-        return (torch.stack(shifted) + link[..., None, None]).logsumexp(dim=0)
+            shifted_sums.append(padded[:, shift : shift + seq, offset : offset + offsets])
+        return (torch.stack(shifted_sums) + link[..., None, None]).logsumexp(dim=0)
 
 
 class TableScores(nn.Module):
-    """Table of log scores by shape and tuple."""
+    """Table with one trainable log score per shape and tuple."""
 
     def __init__(self, num_shapes: int, num_codes: int) -> None:
         super().__init__()
@@ -142,12 +144,12 @@ class TableScores(nn.Module):
         self.logits = nn.Parameter(INIT_STD * torch.randn(num_shapes, num_codes))
 
     def forward(self, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Look up log scores by shape index and tuple code."""
+        """Look up the log score of each pair of shape index and tuple code."""
         return functional.embedding(shapes * self.logits.shape[1] + codes, self.logits.flatten()[:, None])[..., 0]
 
 
 class PerceptronScores(nn.Module):
-    """Perceptron of log scores from embeddings of the shape and of each token, with one hidden layer."""
+    """Perceptron that computes log scores from the sum of an embedding of the shape and embeddings of the k tokens."""
 
     def __init__(self, num_shapes: int, num_tokens: int, k: int, width: int = 32) -> None:
         super().__init__()
@@ -158,14 +160,14 @@ class PerceptronScores(nn.Module):
         self.read = nn.Sequential(nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
 
     def forward(self, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Compute log scores; the sum of embeddings is the first linear layer."""
-        first_rows = self.num_tokens * torch.arange(self.k, device=codes.device)
-        parts = self.token(decode_tuples(codes, self.num_tokens, self.k) + first_rows).sum(dim=-2)
-        return self.read(self.shape(shapes) + parts)[..., 0]
+        """Return the log score of each pair of shape index and tuple code."""
+        row_offsets = self.num_tokens * torch.arange(self.k, device=codes.device)
+        token_embeddings = self.token(decode_tuples(codes, self.num_tokens, self.k) + row_offsets).sum(dim=-2)
+        return self.read(self.shape(shapes) + token_embeddings)[..., 0]
 
 
 class WindowScores(nn.Module):
-    """Scores ``g(shape, x)`` of all shapes within a span; ``scores`` maps shapes and codes to log scores.
+    """Scores ``g(shape, x)`` of all shapes within a span; ``scores`` maps shape indexes and tuple codes to log scores.
 
     The time is ``O(seq shapes (k + outputs))``. Coupled position IDs may be equal or decrease, so they have more
     shapes; ``_candidate_sets`` finds their sets among the tokens sorted by ID.
@@ -177,20 +179,20 @@ class WindowScores(nn.Module):
         super().__init__()
         self.num_tokens = num_tokens
         self.span = int(shapes.max()) + 1
-        if max(len(shapes) * num_tokens ** shapes.shape[1], self.span ** shapes.shape[1]) > MAX_CODES:
+        if max(len(shapes) * num_tokens ** shapes.shape[1], self.span ** shapes.shape[1]) > MAX_NUM_CODES:
             raise SettingError(
                 f"the codes of {shapes.shape[1]}-token sets ({num_tokens} tokens, span {self.span}) exceed 64 bits; "
-                "reduce the tokens, k or the span, or use score 'chain' or 'product' with value 'automaton'"
+                "reduce num_tokens, k or span, or use score 'chain' or 'product' with value 'automaton'"
             )
         self.scores = scores
         self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` for no set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
         if inputs.position_ids is not None:
             return self._sum_coupled(values, inputs, inputs.position_ids)
         tokens = inputs.tokens
-        before = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
+        window_tokens = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
         places = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
         total = None
         for block in torch.split(torch.arange(len(self.shapes), device=tokens.device), max(1, BLOCK // tokens.numel())):
@@ -198,10 +200,10 @@ class WindowScores(nn.Module):
             first = places - shapes[:, -1]  # seq block
             codes = torch.zeros_like(tokens)[..., None]
             for offset in shapes.T:
-                codes = codes * self.num_tokens + before[..., self.span - 1 - shapes[:, -1] + offset]
-            log = self._log_products(values, block.expand_as(codes), codes, inputs.power)
+                codes = codes * self.num_tokens + window_tokens[..., self.span - 1 - shapes[:, -1] + offset]
+            log_products = self._log_products(values, block.expand_as(codes), codes, inputs.power)
             starts = torch.where(first >= 0, inputs.power * inputs.starts[first.clamp(min=0)], LOG_ZERO)
-            block_sum = (log + starts[..., None]).logsumexp(dim=2)
+            block_sum = (log_products + starts[..., None]).logsumexp(dim=2)
             total = block_sum if total is None else total.logaddexp(block_sum)
         assert total is not None
         return total
@@ -216,7 +218,7 @@ class WindowScores(nn.Module):
     def _log_products(
         self, values: Values, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"], power: float
     ) -> Float[Tensor, "*shape outputs"]:
-        """Return ``log g^power h``; if all pairs of shape and tuple are fewer than the sets, compute each pair once."""
+        """Return ``log g^power h``; with fewer pairs of shape and tuple than sets, compute each pair only once."""
         num_codes = self.num_tokens ** self.shapes.shape[1]
         num_entries = len(self.shapes) * num_codes
         if num_entries >= codes.numel():
@@ -236,9 +238,9 @@ class WindowScores(nn.Module):
         sets = sets.clamp(max=seq - 1)
         tuples, ids = (each.gather(1, sets.flatten(1)).view_as(sets) for each in (tokens, position_ids))
         shapes, is_listed = self._shape_indexes(ids)
-        log = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
-        log = torch.where((is_inside & is_listed)[..., None], log, LOG_ZERO)
-        return log_sum_by_bin(log, sets[..., -1], seq)
+        log_products = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
+        log_products = torch.where((is_inside & is_listed)[..., None], log_products, LOG_ZERO)
+        return log_sum_by_bin(log_products, sets[..., -1], seq)
 
     def _candidate_sets(
         self, order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
@@ -254,35 +256,35 @@ class WindowScores(nn.Module):
         if num_sets > MAX_COUPLED_SETS:
             raise SettingError(
                 f"{width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
-                f"{MAX_COUPLED_SETS:,} allowed; use a smaller span or batch, or IDs that fewer tokens share"
+                f"{MAX_COUPLED_SETS:,} allowed; use a smaller span or batch, or a coupling with fewer tokens per ID"
             )
         member_indexes = np.array(
             [(*others, width - 1) for others in combinations(range(width - 1), k - 1)], dtype=np.int64
         )
-        before = functional.pad(order, (width - 1, 0), value=seq).unfold(1, width, 1)  # batch seq width
-        sets = before[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(order.device)]
+        window_indexes = functional.pad(order, (width - 1, 0), value=seq).unfold(1, width, 1)  # batch seq width
+        sets = window_indexes[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(order.device)]
         return sets.sort(dim=-1).values.flatten(1, 2)
 
     def _shape_indexes(
         self, ids: Int[Tensor, "batch sets k"]
     ) -> tuple[Int[Tensor, "batch sets"], Bool[Tensor, "batch sets"]]:
-        """Return the shape index of each set from its IDs, and a flag that is True if the shape is listed."""
-        relative = ids - ids.amin(dim=-1, keepdim=True)
-        digit_values = self.span ** torch.arange(ids.shape[-1] - 1, -1, -1, device=ids.device)
+        """Return the shape index of each set from its IDs, and a flag that is True if ``shapes`` contains it."""
+        relative_ids = ids - ids.amin(dim=-1, keepdim=True)
+        radix_powers = self.span ** torch.arange(ids.shape[-1] - 1, -1, -1, device=ids.device)
         # Beyond the span, two shapes could have the same code.
-        is_near = relative.amax(dim=-1) < self.span
-        codes = (relative * digit_values).sum(dim=-1).where(is_near, -1)
-        sorted_codes, order = (self.shapes * digit_values).sum(dim=-1).sort()
+        is_within_span = relative_ids.amax(dim=-1) < self.span
+        codes = (relative_ids * radix_powers).sum(dim=-1).where(is_within_span, -1)
+        sorted_codes, order = (self.shapes * radix_powers).sum(dim=-1).sort()
         index = torch.searchsorted(sorted_codes, codes).clamp(max=len(sorted_codes) - 1)
         return order[index], sorted_codes[index] == codes
 
     def _encode_tuples(self, tuples: Int[Tensor, "batch sets k"]) -> Int[Tensor, "batch sets"]:
-        digit_values = self.num_tokens ** torch.arange(tuples.shape[-1] - 1, -1, -1, device=tuples.device)
-        return (tuples * digit_values).sum(dim=-1)
+        radix_powers = self.num_tokens ** torch.arange(tuples.shape[-1] - 1, -1, -1, device=tuples.device)
+        return (tuples * radix_powers).sum(dim=-1)
 
 
 def list_shapes(span: int, k: int, *, coupled: bool) -> Int[np.ndarray, "shapes k"]:
-    """List every shape within a span as distances from the smallest ID; coupled IDs may be equal or decrease."""
+    """Return all shapes within a span as distances from the smallest ID; coupled IDs may be equal or decrease."""
     if coupled:
         check_num_shapes(span**k, f"span {span} in coupled IDs")
         return np.array([ids for ids in product(range(span), repeat=k) if min(ids) == 0])

@@ -29,8 +29,8 @@ from lengthwise.theory.attention.values import (
     decode_tuples,
 )
 
-SCORES = ("table", "mlp", "chain", "product")
-VALUES = ("table", "automaton")
+SCORE_FORMS = ("table", "mlp", "chain", "product")
+VALUE_FORMS = ("table", "automaton")
 # Log weights below this threshold count as zero. It exceeds LOG_ZERO because scores are added to LOG_ZERO.
 ZERO_THRESHOLD = LOG_ZERO / 2
 # Tolerance for probabilities that add up to one.
@@ -64,13 +64,13 @@ class SparseFunctionalAttention(nn.Module):
     """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens that the settings allow.
 
     ``score`` is the form of g: a ``table`` by shape and tuple, an ``mlp`` of both, a ``chain`` of tokens with links up
-    to ``max_gap``, or a ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a product works
-    without it. With ``relative``, the start of a set has no effect; otherwise each of the first ``num_places`` token
-    indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of distributions over the
-    outputs (with ``by_shape``, one table per shape), or an ``automaton`` of ``num_states``. With ``coupled``, sets are
-    formed over position IDs, which may be equal or decrease. Outputs are uniform if no set has weight. Golowich et al.
-    2025 (arXiv 2502.16792), section 3; parameters and algorithms are reconstructed. Raises ``SettingError`` if the
-    settings have no exact algorithm.
+    to ``max_gap``, or a ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a ``product``
+    allows ``local=False``. With ``relative``, the start of a set has no effect; otherwise each of the first
+    ``num_places`` token indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of
+    distributions over the outputs (with ``by_shape``, one table per shape), or an ``automaton`` of ``num_states``. With
+    ``coupled``, sets are formed over position IDs, which may be equal or decrease. Outputs are uniform if no set has
+    weight. Golowich et al. 2025 (arXiv 2502.16792), section 3; parameters and algorithms are reconstructed. Raises
+    ``SettingError`` if the settings have no exact algorithm.
     """
 
     num_tokens: int
@@ -120,8 +120,8 @@ class SparseFunctionalAttention(nn.Module):
         sums_by_token = self.sets.sum_by_last_token(self.values, self._build_inputs(tokens, position_ids))
         sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
         # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
-        no_weight = sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
-        return torch.where(no_weight, self.default.log_softmax(dim=-1), sums.log_softmax(dim=-1))
+        has_no_weight = sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
+        return torch.where(has_no_weight, self.default.log_softmax(dim=-1), sums.log_softmax(dim=-1))
 
     def leakage(
         self,
@@ -138,7 +138,7 @@ class SparseFunctionalAttention(nn.Module):
     def log_weights(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None = None
     ) -> tuple[Int[Tensor, "sets k"], Float[Tensor, "batch sets"]]:
-        """List all sets (within the span unless coupled) and log attention weights, near ``LOG_ZERO`` for weight 0."""
+        """Return all sets (within the span unless coupled) and their log weights, near ``LOG_ZERO`` for weight 0."""
         inputs = self._build_inputs(tokens, position_ids)
         placement: Placement = Subsets(num_planted=self.k)
         if self.span is not None and not self.coupled:
@@ -149,9 +149,9 @@ class SparseFunctionalAttention(nn.Module):
         return sets, torch.where(total <= ZERO_THRESHOLD, LOG_ZERO, scores - total)
 
     def shapes(self) -> Int[np.ndarray, "shapes k"]:
-        """Return the shapes (distances from the smallest ID) of ``scores``; raises ``SettingError`` if not local."""
+        """Return the shapes (distances from the smallest ID) of ``scores``; raise ``SettingError`` if not local."""
         if self.span is None:
-            raise SettingError("a product without locality has no finite list of shapes; set span")
+            raise SettingError("an attention with local=False has no finite list of shapes; build it with a span")
         return list_shapes(self.span, self.k, coupled=self.coupled)
 
     def scores(self) -> Float[Tensor, "shapes codes"]:
@@ -164,7 +164,7 @@ class SparseFunctionalAttention(nn.Module):
 
     @torch.no_grad()
     def to_tabular(self) -> TabularAttention:
-        """Convert to double-precision tables; raises ``SettingError`` if the attention is not relative and local."""
+        """Convert to double-precision tables; raise ``SettingError`` if the attention is not relative and local."""
         if self.span is None or self.coupled or not self.relative or self.temperature is not None:
             raise SettingError(
                 "only a local, relative attention has one table for all lengths; build it with a span and without "
@@ -186,7 +186,7 @@ class SparseFunctionalAttention(nn.Module):
     def from_tabular(cls, attention: TabularAttention) -> "SparseFunctionalAttention":
         """Build a double-precision module that computes a tabular attention; scores of 0 stay 0 in training.
 
-        Raises ``SettingError`` if the default, or a value with weight, is not a distribution.
+        Raises ``SettingError`` if the default, or the value of a tuple with positive score, is not a distribution.
         """
         has_weight = np.isfinite(attention.log_scores)
         distributions = np.concatenate([attention.values[has_weight], attention.default[None]])
@@ -201,8 +201,8 @@ class SparseFunctionalAttention(nn.Module):
             span=attention.span,
             by_shape=True,
         ).double()
-        index_of = {tuple(shape): index for index, shape in enumerate(module.shapes())}
-        shape_indexes = [index_of[tuple(shape)] for shape in attention.shapes]
+        shape_index_by_shape = {tuple(shape): index for index, shape in enumerate(module.shapes())}
+        shape_indexes = [shape_index_by_shape[tuple(shape)] for shape in attention.shapes]
         assert isinstance(module.sets, WindowScores)
         assert isinstance(module.sets.scores, TableScores)
         assert isinstance(module.values, TableValues)
@@ -249,12 +249,12 @@ class SparseFunctionalAttention(nn.Module):
         return WindowScores(shapes, self.num_tokens, TableScores(len(shapes), self.num_tokens**self.k))
 
     def _check_settings(self) -> None:
-        if self.score not in SCORES:
-            raise unknown_name("score", self.score, SCORES)
-        if self.value not in VALUES:
-            raise unknown_name("value", self.value, VALUES)
-        for invalid, message in (*self._size_checks(), *self._combination_checks()):
-            if invalid:
+        if self.score not in SCORE_FORMS:
+            raise unknown_name("score", self.score, SCORE_FORMS)
+        if self.value not in VALUE_FORMS:
+            raise unknown_name("value", self.value, VALUE_FORMS)
+        for is_invalid, message in (*self._size_checks(), *self._combination_checks()):
+            if is_invalid:
                 raise SettingError(message)
 
     def _size_checks(self) -> tuple[tuple[bool, str], ...]:
@@ -273,7 +273,7 @@ class SparseFunctionalAttention(nn.Module):
             ),
             (
                 self.relative != (self.num_places == 0),
-                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 with relative=True only",
+                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 only if relative",
             ),
         )
 
@@ -282,7 +282,7 @@ class SparseFunctionalAttention(nn.Module):
         return (
             (
                 not self.local and self.score != "product",
-                f"score '{self.score}' needs locality; set span, or use score 'product'",
+                f"score '{self.score}' needs local=True; set local=True and a span, or use score 'product'",
             ),
             (
                 self.coupled and not (lists_shapes and self.relative and self.temperature is None),

@@ -37,24 +37,24 @@ class TabularAttention:
 
     @property
     def k(self) -> int:
-        """The number of tokens in a set."""
+        """Number of tokens in a set."""
         return self.shapes.shape[1]
 
     @property
     def span(self) -> int:
-        """The span of the widest shape in tokens, including both ends."""
+        """Span of the widest shape in tokens, including both ends."""
         return int(self.shapes[:, -1].max()) + 1
 
     def sets(self, length: int) -> tuple[Int[np.ndarray, "sets k"], Int[np.ndarray, " sets"]]:
-        """Return all sets that fit, as token indexes from 0, and the shape index of each set."""
-        fits = np.arange(length) < (length - self.shapes[:, -1])[:, None]
-        shape, start = fits.nonzero()
+        """Return all sets that fit in ``length`` tokens, as token indexes from 0, and the shape index of each set."""
+        is_start = np.arange(length) < (length - self.shapes[:, -1])[:, None]
+        shape, start = is_start.nonzero()
         return start[:, None] + self.shapes[shape], shape
 
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets that fit, and the log score and the value of each set."""
+        """Return all sets that fit in the sequences, and the log score and the value of each set."""
         sets, shape = self.sets(tokens.shape[1])
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[shape, codes], self.values[shape, codes]
@@ -69,8 +69,8 @@ class TabularAttention:
 class PositionFreeAttention:
     """Attention ``f(x) = sum_S g(x_S) h(x_S) / sum_S g(x_S)`` over all sets of k tokens at any distance, in order.
 
-    The tables are indexed by tuple code, as in ``TabularAttention``. Golowich et al. 2025 (arXiv
-    2502.16792), section 3; the class without positions is derived here.
+    The tables are indexed by tuple code, as in ``TabularAttention``. Golowich et al. 2025 (arXiv 2502.16792), section
+    3; attention without positions is derived here.
     """
 
     num_tokens: int
@@ -90,7 +90,7 @@ class PositionFreeAttention:
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets with their log scores and values; raises ``SettingError`` for too many sets to list."""
+        """Return all sets with their log scores and values; raise ``SettingError`` for too many sets to list."""
         length = tokens.shape[1]
         check_num_shapes(comb(length, self.k), f"length {length}")
         sets = np.array(list(combinations(range(length), self.k)), dtype=np.int64).reshape(-1, self.k)
@@ -109,8 +109,8 @@ def normalize_scores(
     """Return the scores divided by their sum (0 if all are 0), and that sum relative to the largest score."""
     if log_scores.shape[1] == 0:
         return log_scores, np.zeros(len(log_scores))
-    top = log_scores.max(axis=1, keepdims=True)
-    scores = np.exp(log_scores - np.where(np.isfinite(top), top, 0.0))
+    max_log_scores = log_scores.max(axis=1, keepdims=True)
+    scores = np.exp(log_scores - np.where(np.isfinite(max_log_scores), max_log_scores, 0.0))
     total = scores.sum(axis=1)
     return scores / np.where(total > 0, total, 1.0)[:, None], total
 

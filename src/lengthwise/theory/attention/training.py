@@ -18,7 +18,7 @@ from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
-    """Settings of AdamW; the learning rate falls to 0 on a cosine, and ``weight_decay`` applies to all logits."""
+    """Settings of AdamW with a cosine schedule to learning rate 0; ``weight_decay`` applies to all logits."""
 
     batch_size: int = 64
     learning_rate: float = 0.05
@@ -34,7 +34,7 @@ class FitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitHistory:
-    """The length of every step, and its loss before the update in nats per label."""
+    """Sequence length and loss (nats per label, before the update) of each training step."""
 
     length: Int[np.ndarray, " steps"]
     loss: Float[np.ndarray, " steps"]
@@ -51,8 +51,8 @@ def fit_attention(
 ) -> FitHistory:
     """Train ``module`` in place; each step samples a length from ``lengths`` (inclusive) and new sequences.
 
-    The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not match, and
-    ``DivergedError`` if the loss is not finite.
+    The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not fit together,
+    and ``DivergedError`` if the loss is not finite.
     """
     _check_match(module, law, lengths, steps)
     settings = FitSettings() if settings is None else settings
@@ -94,17 +94,19 @@ def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple
     if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
         raise SettingError(
             f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
-            f"{law.num_tokens} tokens and {law.num_labels} labels; use the same numbers for both"
+            f"{law.num_tokens} tokens and {law.num_labels} labels; build the attention with the numbers of the law"
         )
     if lengths[0] > lengths[1] or steps < 1:
-        raise SettingError(f"invalid {steps} steps on lengths {lengths}; use 1 step or more and shortest <= longest")
+        raise SettingError(
+            f"invalid {steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
+        )
     check_length(law.placement, lengths[0])
 
 
 def fit_tables(
     law: Planted, lengths: tuple[int, int], steps: int, seed: int
 ) -> TabularAttention | PositionFreeAttention:
-    """Train an attention and return its tables: a local one if the law has a span, otherwise one without positions."""
+    """Train an attention on ``law`` and return its tables: local if the law has a span, otherwise without positions."""
     span = law.placement.span
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "initial weights").integers(2**63)))

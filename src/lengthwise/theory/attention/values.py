@@ -14,7 +14,7 @@ from lengthwise.core.errors import SettingError
 
 # The log of a weight that counts as zero; finite, because minus infinity gives NaN gradients.
 LOG_ZERO = -1e30
-# The largest number of entries of a table of scores or values.
+# Maximum number of entries of a table of scores or values.
 MAX_TABLE_ENTRIES = 1 << 24
 # The standard deviation of initial log scores and value logits.
 INIT_STD = 0.1
@@ -35,7 +35,7 @@ class AttentionInputs:
 
 @runtime_checkable
 class Values(Protocol):
-    """A value function ``h``: a distribution over the outputs for every tuple of k tokens."""
+    """Value function ``h`` with a distribution over the outputs for every tuple of k tokens."""
 
     def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
@@ -87,17 +87,19 @@ class TableValues(nn.Module):
 class AutomatonValues(nn.Module):
     """Stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
 
-    Each tuple index has its own table of transition logits by token and state. The automaton represents every tensor
-    train of rank ``num_states`` with positive factors. With k = 1 it is a table.
+    Each index in the tuple has its own table of transition logits by token and state. The automaton represents every
+    tensor train of rank ``num_states`` with positive factors. With k = 1 it is a table.
     """
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_states: int = 2) -> None:
         super().__init__()
         if num_states < 1:
-            raise SettingError(f"invalid automaton of {num_states} states; use num_states of at least 1")
+            raise SettingError(f"num_states {num_states} is too small; use at least 1")
         sizes = (1, *(num_states,) * (k - 1), num_outputs)
         self.num_tokens = num_tokens
-        self.steps = nn.ParameterList([torch.randn(num_tokens, before, after) for before, after in pairwise(sizes)])
+        self.steps = nn.ParameterList(
+            [torch.randn(num_tokens, num_inputs, num_next) for num_inputs, num_next in pairwise(sizes)]
+        )
 
     def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
@@ -132,23 +134,25 @@ def log_sum_by_bin(
     """Return the log of the sum of ``exp(log_terms)`` in each bin, and ``LOG_ZERO`` for empty bins."""
     batch, _, outputs = log_terms.shape
     index = bins[..., None].expand_as(log_terms)
-    largest = log_terms.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(1, index, log_terms.detach(), "amax")
-    total = log_terms.new_zeros(batch, size, outputs).scatter_add(
-        1, index, (log_terms - largest.gather(1, index)).exp()
+    max_terms = log_terms.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(
+        1, index, log_terms.detach(), "amax"
     )
-    return torch.where(total == 0, LOG_ZERO, largest + total.clamp(min=1).log())
+    total = log_terms.new_zeros(batch, size, outputs).scatter_add(
+        1, index, (log_terms - max_terms.gather(1, index)).exp()
+    )
+    return torch.where(total == 0, LOG_ZERO, max_terms + total.clamp(min=1).log())
 
 
 def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
     """Return the k tokens of each code; the first token is the leading digit."""
-    places = num_tokens ** torch.arange(k - 1, -1, -1, device=codes.device)
-    return codes[..., None] // places % num_tokens
+    radix_powers = num_tokens ** torch.arange(k - 1, -1, -1, device=codes.device)
+    return codes[..., None] // radix_powers % num_tokens
 
 
-def check_table_size(entries: int, description: str) -> None:
+def check_table_size(num_entries: int, description: str) -> None:
     """Raise ``SettingError`` if a table is too large to hold in memory."""
-    if entries > MAX_TABLE_ENTRIES:
+    if num_entries > MAX_TABLE_ENTRIES:
         raise SettingError(
-            f"{description} make a table of {entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; "
-            "reduce them, or use score 'chain' or 'product' with value 'automaton'"
+            f"{description} make a table of {num_entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; "
+            "reduce num_tokens, k or span, or use score 'chain' or 'product' with value 'automaton'"
         )

@@ -1,4 +1,6 @@
-"""Upper bounds on the risk at longer lengths, by name. The bounds of theorem 4.3 apply to every loss in this package.
+"""Upper bounds by name on the risk at test length N, from risks at lengths up to the training length L.
+
+The span w is the maximum extent of a planted set. The bounds of theorem 4.3 apply to every loss in this package.
 
 The forms of theorem 4.3 come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the constants and the
 factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy joints'.
@@ -47,7 +49,7 @@ class SquareOfLength:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound; the span only sets the minimum training length."""
+        """Return the bound; the span affects only the required training length."""
         return _published_factor(case) * case.train_length * case.test_length**2 * case.average_risk
 
 
@@ -71,7 +73,7 @@ class MinimaxSquareOfSpans:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is small only if the risk is small at every training length."""
+        """Return the bound, which is small only if the risk is small at every length from L/2 to L."""
         return _published_factor(case) * (case.test_length / case.span) ** 2 * case.largest_risk
 
 
@@ -83,7 +85,7 @@ class SquareOfRatio:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return ``N / L`` times ``LinearOfLargest``; this bound ignores that starts are rarer at longer lengths."""
+        """Return ``N / L`` times ``LinearOfLargest``; it ignores that each start is less probable at longer lengths."""
         return LinearOfLargest().value(case) * case.test_length / case.train_length
 
 
@@ -95,22 +97,24 @@ class LinearOfLargest:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound; each start is rarer at longer lengths, which cancels one factor ``N / L``."""
+        """Return the bound; each start is less probable at longer lengths, which cancels one factor ``N / L``."""
         case.check_loss()
         case.check_train_length(4)
         length = case.train_length
         if length % 2:
-            raise BoundError(f"training length {length} is odd and cannot be halved; use {length - 1}")
+            raise BoundError(
+                f"training length {length} is odd and cannot be halved; use an even length, such as {length - 1}"
+            )
         factor = 48 * largest_kappa(case) * start_ratio(case, case.train_lengths)
         return factor * case.test_length / length * case.largest_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)``; each chunk gives two pieces J.
+    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)`` over the planted sets S, with risks r of short pieces.
 
-    One piece contains the chunk, and the other does not. The default ``window`` is half the training length, and the
-    default ``chunk`` is the other half minus a span.
+    The window contains S. Each chunk of the other tokens gives two pieces J, one with and one without the chunk. The
+    default ``window`` is half the training length, and the default ``chunk`` is the other half minus a span.
     """
 
     window: int | None = None
@@ -120,7 +124,7 @@ class Differences:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound, which needs several training lengths; see the counterexample 'canceling errors'."""
+        """Return the bound, which uses risks at several lengths; see the counterexample 'canceling errors'."""
         case.check_loss()
         span = case.check_train_length(1)
         window = case.train_length - case.train_length // 2 if self.window is None else self.window
@@ -129,7 +133,7 @@ class Differences:
         if num_tokens > case.train_length:
             raise BoundError(
                 f"window {window} and chunk {chunk} with span {span} make pieces of {num_tokens} tokens, more than the "
-                f"training length {case.train_length}; lower window or chunk (see counterexample 'unbounded reach')"
+                f"training length {case.train_length}; reduce window or chunk (see counterexample 'unbounded reach')"
             )
         cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
         factor = {
