@@ -96,8 +96,8 @@ def test_only_the_given_lengths_are_sampled():
     ("arguments", "error", "message"),
     [
         ({"task": Text()}, SettingError, r"^task text is graded by loss and has no prompts; use a task"),
-        ({"lengths": []}, SettingError, r"^invalid data set of 3 examples and 0 lengths; use at least one of each$"),
-        ({"size": 0}, SettingError, r"^invalid data set of 0 examples and 1 lengths; use at least one of each$"),
+        ({"lengths": []}, SettingError, r"^invalid data set of 3 examples with 0 lengths; use size 1 or"),
+        ({"size": 0}, SettingError, r"^invalid data set of 0 examples with 1 lengths; use size 1 or"),
         ({"task": JSONLTask(), "lengths": [99]}, SettingError, r"has no records of length 99; use one of 1-20$"),
         (
             {"task": Parity(coupling="none"), "scheme": Coupled()},

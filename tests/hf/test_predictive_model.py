@@ -410,7 +410,7 @@ def test_wrapping_an_unsupported_model_raises_an_error_with_the_reason(config, m
     [
         ({"head": "pointr"}, UnknownNameError, "pointer"),
         ({"length_scaling": "logn"}, UnknownNameError, "log"),
-        ({"log_length_from": 20}, SettingError, "log_length_from 20 has no effect; use a positive number"),
+        ({"log_length_from": 20}, SettingError, "log_length_from 20 with length_scaling='none'; use a positive number"),
         ({"num_position_ids": 0}, SettingError, "invalid num_position_ids 0; use at least 1"),
     ],
 )
@@ -468,7 +468,7 @@ def test_invalid_inputs_raise_an_error():
         model.generate(inputs_embeds=torch.zeros(1, 2, 32))
     with pytest.raises(SettingError, match="DataParallel is not supported, because its copies share state"):
         model._replicate_for_data_parallel()(TOKENS, None, IDS)
-    with pytest.raises(SettingError, match="the attention eager would disable length_scaling='log'"):
+    with pytest.raises(SettingError, match="attention eager would disable length_scaling='log'"):
         shared_model("llama", length_scaling="log").set_attn_implementation("eager")
 
 

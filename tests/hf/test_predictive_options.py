@@ -105,7 +105,7 @@ def untyped_wrap(model, **options) -> PredictivePositionModel:
         ({"id_weight": -1.0}, SettingError, r"^invalid id_weight -1\.0; use a finite number, 0 or more$"),
         ({"id_weight": float("nan")}, SettingError, r"^invalid id_weight nan"),
         ({"length_scaling": True}, SettingError, r"^invalid length_scaling True \(bool\); use 'none' or 'log'$"),
-        ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^log_length_from 0 has no effect"),
+        ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^invalid log_length_from 0 with"),
         ({"head": None, "id_weight": 2.0}, SettingError, r"^head=None predicts no IDs, so id_weight and cond"),
         ({"head": None, "condition_on_token": False}, SettingError, r"^head=None predicts no IDs"),
         ({"count_prompt_from": MAX_POSITIONS}, SettingError, rf"from {MAX_POSITIONS}; use 0 to {MAX_POSITIONS - 1}$"),

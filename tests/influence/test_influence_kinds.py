@@ -204,5 +204,5 @@ def test_tokens_without_gain_have_no_gain_share():
 
 
 def test_gain_of_nan_raises():
-    with pytest.raises(SettingError, match="the token at distance 70 has gain nan; measure its target in float32"):
+    with pytest.raises(SettingError, match="the gain at distance 70 is nan; repeat the study in float32"):
         Distances().add(70, float("nan"))

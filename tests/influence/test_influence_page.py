@@ -191,7 +191,7 @@ def test_headline_selection_is_displayed_first():
 
 
 def test_numbers_that_are_not_finite_raise():
-    with pytest.raises(SettingError, match="a row contains a number that is not finite; measure its target in float32"):
+    with pytest.raises(SettingError, match="a row contains a number that is not finite; repeat the study in float32"):
         parsed_page([row(3, loss_long=float("nan"))], ["x"] * 5)
 
 

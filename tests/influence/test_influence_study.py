@@ -31,7 +31,7 @@ from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
 from lengthwise.influence.target_evaluator import TargetEvaluator
-from lengthwise.influence.targets import LONGPPL, GapRule, sample_targets, split_texts
+from lengthwise.influence.targets import LONGPPL_RULE, GapRule, sample_targets, split_texts
 from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import Document
@@ -357,9 +357,9 @@ def test_pieces_concatenate_to_the_text():
 
 
 def test_longppl_rule_requires_a_gap_and_a_small_loss():
-    assert LONGPPL.is_clear(4.1, 1.9)
-    assert not LONGPPL.is_clear(3.8, 1.9)
-    assert not LONGPPL.is_clear(5.0, 2.1)
+    assert LONGPPL_RULE.is_clear(4.1, 1.9)
+    assert not LONGPPL_RULE.is_clear(3.8, 1.9)
+    assert not LONGPPL_RULE.is_clear(5.0, 2.1)
 
 
 @pytest.mark.parametrize(("near", "stride"), [(4, 1), (4, 3), (7, 5), (4, 36), (39, 10)])

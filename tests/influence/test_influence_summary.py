@@ -517,7 +517,7 @@ def test_memory_grows_by_a_few_numbers_per_row():
             [row(), row(losses=(1.0,))],
             "row 2 has 1 losses, but k has 3 values; use the same k as the study that wrote the rows",
         ),
-        ([row(), row(long=float("nan"))], "row 2 has a loss that is not finite; measure it in float32"),
+        ([row(), row(long=float("nan"))], "row 2 has a loss that is not finite; repeat the study in float32"),
         ([row(losses=(1.0, float("inf"), 1.0))], "row 1 has a loss that is not finite"),
     ],
     ids=["no rows", "two models", "other k", "short", "selection"],

@@ -52,17 +52,18 @@ def check_option_types(options: dict[str, Any]) -> None:
 @no_type_check
 @strict
 class PredictivePositionConfig(PreTrainedConfig):
-    """Options that `PredictivePositionModel` adds to the model of ``text_config``.
+    """Configuration of `PredictivePositionModel`: the wrapped model's configuration (``text_config``) and options.
 
-    - ``head``: ``pointer``, ``rank``, ``increment``, ``search``, ``class``, or None for a model that predicts no IDs.
-    - ``num_position_ids``: upper bound (exclusive) of the IDs.
-    - ``segments``: add a learned vector to the embeddings of the response.
-    - ``length_scaling``: "none" or "log"; with ``log_length_from``, texts of up to that many tokens are not scaled.
-    - ``condition_on_token``: let the ID of a token depend on the token.
-    - ``id_weight``: weight of the ID loss. If a trainer passes the number of labels of a step, both losses are divided
-      by it, so the ID loss counts less if fewer IDs than tokens are scored.
-    - ``count_prompt_from``: ID of the first prompt token, if prompt IDs count up in training. Calls without
-      ``position_ids`` count from this ID. If it is None, they raise an error, or count from 0 without a head.
+    - ``head``: position head: ``pointer``, ``rank``, ``increment``, ``search``, ``class``, or None to predict no IDs.
+    - ``num_position_ids``: upper bound (exclusive) of the position IDs.
+    - ``segments``: add a learned vector to the embeddings of response tokens.
+    - ``length_scaling``: "none", or "log" to scale the attention scores by the logarithm of the number of visible
+      tokens. ``log_length_from`` is the largest number of tokens without scaling.
+    - ``condition_on_token``: predict the ID of a token from the embedding of this token too.
+    - ``id_weight``: weight of the ID loss. If a trainer passes the number of token labels in a step, both losses are
+      divided by this number, so the ID loss counts less if a step has fewer ID labels than token labels.
+    - ``count_prompt_from``: first default prompt ID. Without ``position_ids``, prompt IDs count up from this ID. With
+      None, a model with a head requires ``position_ids``, and a model without a head counts from 0.
     """
 
     model_type = "predictive_position"
@@ -95,12 +96,12 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Load as in `transformers`. Raises ``ModelError`` for the configuration of another model type."""
+        """Create a configuration from a dictionary. Raises ``ModelError`` for a dictionary of another model type."""
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ModelError(
-                f"the saved model has the type {model_type}, not {cls.model_type}; load it with AutoModelForCausalLM "
-                "and wrap it"
+                f"the saved model has the type {model_type}, not {cls.model_type}; load it with AutoModelForCausalLM, "
+                "then pass it to PredictivePositionModel.wrap"
             )
         # Keep the attributes that a trainer added to the configuration, as `transformers` does.
         known_names = {part.name for part in fields(cls)} | EXTRA_ARGUMENTS
@@ -119,22 +120,22 @@ class PredictivePositionConfig(PreTrainedConfig):
         return self.head is not None
 
     @property
-    def first_counted_id(self) -> int | None:
+    def first_default_prompt_id(self) -> int | None:
         """First default prompt ID, or None if the caller must pass the prompt IDs."""
         if self.count_prompt_from is None and self.head is None:
             return 0
         return self.count_prompt_from
 
     def check_options(self) -> None:
-        """Raise ``SettingError`` for invalid options, and for options without an effect."""
+        """Raise ``SettingError`` for invalid options, and for options that other options make useless."""
         if self.head is not None and self.head not in POSITION_HEADS:
             raise unknown_name("head", self.head, POSITION_HEADS)
         if self.length_scaling not in LENGTH_SCALINGS:
             raise unknown_name("length_scaling", self.length_scaling, LENGTH_SCALINGS)
         if self.log_length_from is not None and (self.length_scaling == "none" or self.log_length_from < 1):
             raise SettingError(
-                f"log_length_from {self.log_length_from} has no effect; use a positive number of tokens with "
-                "length_scaling='log'"
+                f"invalid log_length_from {self.log_length_from} with length_scaling={self.length_scaling!r}; use a "
+                "positive number of tokens with length_scaling='log'"
             )
         if self.num_position_ids < 1:
             raise SettingError(f"invalid num_position_ids {self.num_position_ids}; use at least 1")
@@ -142,11 +143,11 @@ class PredictivePositionConfig(PreTrainedConfig):
             raise SettingError(f"invalid id_weight {self.id_weight}; use a finite number, 0 or more")
         if self.head is None and (self.id_weight != 1 or not self.condition_on_token):
             raise SettingError(
-                "head=None predicts no IDs, so id_weight and condition_on_token have no effect; leave them out"
+                "head=None predicts no IDs, so id_weight and condition_on_token have no effect; remove these options"
             )
         if self.count_prompt_from is not None and not 0 <= self.count_prompt_from < self.num_position_ids:
             last = self.num_position_ids - 1
-            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use 0 to {last}")
+            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use an ID from 0 to {last}")
 
 
 @dataclass

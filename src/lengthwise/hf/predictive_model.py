@@ -51,10 +51,10 @@ from lengthwise.model.position_heads import POSITION_HEADS
 class PredictivePositionModel(
     ModelCardMixin, PrecisionMixin, IDGenerationMixin, EmbeddingMixin, PreTrainedModel, GenerationMixin
 ):
-    """A causal language model that also predicts the position ID of each token it generates (PPC, section 5.2).
+    """Causal language model that also predicts the position ID of each generated token (PPC, predictive coupling).
 
-    ``wrap`` adds the position head to a model; ``from_pretrained`` loads a saved model. Every call passes a mask built
-    from token indexes, so IDs may repeat, skip values and decrease.
+    ``wrap`` adds a position head to a model; ``from_pretrained`` loads a saved model. The attention mask depends on
+    token indexes instead of position IDs, so IDs may repeat, skip values and decrease.
     """
 
     config_class = PredictivePositionConfig
@@ -104,7 +104,7 @@ class PredictivePositionModel(
         id_weight: float = 1.0,
         count_prompt_from: int | None = None,
     ) -> "PredictivePositionModel":
-        """Add a position head to a model, without changing its weights; see `PredictivePositionConfig` for the options.
+        """Add a position head to a model, without changing its weights. `PredictivePositionConfig` has the options.
 
         ``num_position_ids`` defaults to the model's ``max_position_embeddings``. Raises ``ModelError`` for an
         unsupported model, and ``SettingError`` for an invalid option.
@@ -160,12 +160,13 @@ class PredictivePositionModel(
         inputs_embeds: None = None,
         **kwargs: Any,
     ) -> PredictivePositionOutput:
-        """Return the logits, and the joint loss of ``labels`` and ``position_labels`` (unshifted, -100: not scored).
+        """Return the logits, and the joint loss if there are labels (unshifted; -100: not scored).
 
-        ``attention_mask`` is (batch, seq) including cached tokens, with 0 at padding, or a 4-D mask that is used
-        unchanged. ``position_ids`` has one row per sequence or one for all; missing IDs of the last tokens are
-        predicted one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding). Heads choose IDs from
-        the prompt: tokens in ``prompt_mask``, else tokens before the first label, else all tokens of a first call.
+        ``attention_mask`` (batch, seq) is 0 at padding and includes cached tokens; a 4-D mask is used unchanged.
+        ``position_ids`` has one row per sequence, or one row for all. If it is shorter than ``input_ids``, the model
+        predicts the missing IDs one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding).
+        ``prompt_mask`` marks the tokens from which heads choose IDs. It defaults to the tokens before the first label,
+        or, without labels, to all tokens of a call without cached tokens.
         """
         check_no_embeddings(inputs_embeds)
         self._check_call(labels, position_labels, kwargs)
@@ -195,8 +196,8 @@ class PredictivePositionModel(
         )
         hidden = self._output_layer_input.take()
         if cache is not None:
-            new_prompt = prompt_mask is not None or labels is not None
-            cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), new_prompt=new_prompt))
+            extends_prompt = prompt_mask is not None or labels is not None
+            cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=extends_prompt))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
             loss_of_tokens = token_loss(output.logits, shift_labels(labels, sequence_ids), num_items_in_batch)
@@ -226,7 +227,7 @@ class PredictivePositionModel(
     def next_position_ids(
         self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]
     ) -> Int[Tensor, "batch 1"]:
-        """Return the most likely IDs of new tokens; without a head, the last IDs plus one."""
+        """Return the most likely ID of the new token in each sequence, or the last ID plus one without a head."""
         last_ids = past_key_values.last_ids()
         max_id = self.config.num_position_ids - 1
         if self.position_head is None:
@@ -243,19 +244,18 @@ class PredictivePositionModel(
                 prompt_inputs = cached.tokens, cached.position_ids, cached.is_prompt
                 past_key_values.prompts = [gather_prompts(head, self._embed_for_head, *prompt_inputs)]
             next_ids = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
-        return next_ids.most_likely().clamp(0, max_id)
+        return next_ids.most_likely_ids().clamp(0, max_id)
 
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
-        """Return the mask of a decoding step; a compiled step with a static cache needs constant shapes."""
+        """Return the attention mask of a decoding step. With a static cache, its shape is constant for compilation."""
         if cache.is_compileable:
             return {"attention_mask": build_attention_mask(tokens, attention_mask, cache, None, self.dtype)}
         return super().step_inputs(tokens, cache, attention_mask)
 
     def _init_weights(self, module: nn.Module) -> None:
-        # All parts initialize their own weights.
-        return
+        """Do nothing, because all parts initialize their own weights."""
 
     def _resolve_position_ids(
         self,
@@ -265,11 +265,11 @@ class PredictivePositionModel(
         cache: PositionCache | None,
         sequence_ids: Tensor | None,
     ) -> Int[Tensor, "batch ids"] | None:
-        """Return the IDs of all rows; a model without a head uses default prompt IDs in a first call."""
+        """Return the position IDs of each sequence. Without a head, a call with an empty cache has default IDs."""
         is_first_call = cache is None or not cache.has_tokens
         if position_ids is not None:
             if position_ids.is_floating_point():
-                raise SettingError(f"position_ids have the type {position_ids.dtype}; use integers")
+                raise SettingError(f"position_ids have the type {position_ids.dtype}; use an integer type")
             position_ids = expand_ids(position_ids, len(tokens))
         elif self.position_head is None and sequence_ids is None and is_first_call:
             position_ids = self.default_prompt_ids(tokens, attention_mask)
@@ -292,9 +292,9 @@ class PredictivePositionModel(
             warn_frozen_head(head)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
-        """Set the attention. Raises ``SettingError`` if ``length_scaling="log"`` needs another implementation."""
+        """Set the attention implementation. Raises ``SettingError`` if it ignores ``length_scaling="log"``."""
         if self.config.length_scaling == "log" and attn_implementation != LOG_LENGTH_ATTENTION:
             raise SettingError(
-                f"the attention {attn_implementation} would disable length_scaling='log'; wrap it without scaling"
+                f"attention {attn_implementation} would disable length_scaling='log'; wrap with length_scaling='none'"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Data set of the `datasets` library from a task: text, with the position IDs and coupling of its symbols."""
+"""Conversion of a task to a data set of the `datasets` library, with text, position IDs and coupling."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,14 +24,16 @@ def to_dataset(
     - ``spans``: start and end of each symbol in prompt + response, including the newline of the end token. They map the
       columns below to the tokens of any tokenizer with offsets.
     - ``coupling``: the group of each symbol, if the task has a coupling.
-    - ``position_ids``: the evaluation ID of each symbol, if there is a scheme.
-    - ``length``, ``task``, ``seed``.
+    - ``position_ids``: the position ID of each symbol in evaluation, if ``scheme`` is not None.
+    - ``length``, ``task``, ``seed``: the length of the example, the name of the task, and ``seed``.
 
     With several levels, ``coupling`` and ``position_ids`` contain one list per level. Raises ``LengthwiseError`` for a
     task that is graded by loss, a length that the task does not have, or a scheme that does not support the task.
     """
     if not lengths or size < 1:
-        raise SettingError(f"invalid data set of {size} examples and {len(lengths)} lengths; use at least one of each")
+        raise SettingError(
+            f"invalid data set of {size} examples with {len(lengths)} lengths; use size 1 or more and at least 1 length"
+        )
     items = [_build_item(task, lengths, seed, index, scheme) for index in range(size)]
     return Dataset.from_dict({name: [item[name] for item in items] for name in items[0]})
 
@@ -59,5 +61,5 @@ def _build_item(
 
 
 def _list_by_level(values: np.ndarray) -> list[Any]:
-    """Return one number per symbol, or one such list per level."""
+    """Return a list with the value of each symbol, or one such list per level if there are several levels."""
     return list(values.tolist()[0] if len(values) == 1 else values.tolist())

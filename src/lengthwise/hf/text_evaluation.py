@@ -26,9 +26,10 @@ def evaluate_texts(
 ) -> Iterator[dict[str, Any]]:
     """Evaluate a model on the test examples of a task in plain text, and yield one result row per length.
 
-    Each prompt follows ``shots`` examples of the same length, one per line, from another random stream and with other
-    prompts. The shots show the format of the task, so errors are due to length. ``token_accuracy`` and first errors
-    count the model's tokens. Unsupported tasks, lengths and tokenizers raise ``LengthwiseError`` before evaluation.
+    ``shots`` solved examples of the same length precede each prompt, one per line. Their prompts differ from the test
+    prompt. The shots show the format of the task, so errors are due to length. ``token_accuracy`` and the indexes of
+    first errors refer to tokens of the model, not to symbols of the task. Unsupported tasks, lengths and tokenizers
+    raise ``LengthwiseError`` before evaluation.
     """
     if shots < 0:
         raise SettingError(f"invalid number of shots {shots}; use 0 or more")
@@ -53,7 +54,7 @@ def evaluate_texts(
 def _iter_questions(
     model: TextModel, task: Task, length: int, num_examples: int, seed: int, shots: int
 ) -> Iterator[list[Question]]:
-    """Yield blocks of evaluation examples, each example with its shots."""
+    """Yield blocks of questions. The context of a question consists of its shots and its prompt."""
     num_questions = 0
     for examples in iter_blocks(task, length, num_examples, seed):
         questions = []

@@ -41,16 +41,16 @@ class Question:
 
 
 class TextModel:
-    """Causal `transformers` model for evaluation in plain text, with position IDs that count up.
+    """Causal `transformers` model for evaluation in plain text. Its position IDs count up from 0.
 
-    All layer types are supported. Raises ``ModelError`` for a model that is not causal, or that predicts position IDs.
+    Layers of any type are supported. Raises ``ModelError`` for a model that is not causal or predicts position IDs.
     """
 
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
         if getattr(model, "num_position_heads", 0):
             raise ModelError(
-                f"{name} predicts position IDs, but plain text has no prompt IDs as in training; restore its run "
-                "(lengthwise export --format run) and evaluate it, or use lengthwise.hf.EvaluateByLength"
+                f"{name} predicts position IDs, but plain text has no prompt IDs; restore its run with lengthwise "
+                "export --format run and evaluate the run, or use lengthwise.hf.EvaluateByLength"
             )
         check_causal(name, model)
         self.model, self.codec, self.name = model.eval(), codec, name
@@ -63,10 +63,10 @@ class TextModel:
         model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
 
     def tokenize_question(self, context: str, answer: str) -> Question:
-        """Tokenize context and answer. Raises ``ModelError`` if the tokens lose a symbol.
+        """Tokenize context and answer. Raises ``ModelError`` if the tokens do not decode to the same text.
 
-        The answer tokens follow the context tokens in the tokenized full text. If a token contains characters of both,
-        the answer is tokenized separately.
+        Context and answer are tokenized together. If a token would contain characters of both, they are tokenized
+        separately.
         """
         context_tokens, all_tokens = (
             [*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer)
@@ -95,8 +95,9 @@ class TextModel:
     def grade(self, questions: Sequence[Question], *, decode: str) -> Iterator[Grades]:
         """Grade the answers batch by batch, in order.
 
-        ``forced`` predicts each token from the correct previous tokens, in one forward pass per batch. ``free``
-        generates until a newline; text that equals the answer is correct, regardless of its tokens.
+        With ``decode="forced"``, one forward pass per batch predicts each token from the correct previous tokens. With
+        ``decode="free"``, the model generates until a newline. Text that equals the answer is correct, even if its
+        tokens differ from the answer tokens.
         """
         for batch in self._batches(questions):
             yield self._grade_forced(batch) if decode == "forced" else self._grade_free(batch)
@@ -229,7 +230,7 @@ class _NewlineStoppingCriterion(StoppingCriteria):
 
 
 def _stack_answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
-    """Return a batch of answer tokens that starts after the shortest context, and its mask."""
+    """Return the answer tokens (-1 elsewhere) and their mask. Column 0 follows the shortest context of the batch."""
     first, seq = min(len(each.context) for each in batch), max(each.seq for each in batch)
     targets = torch.full((len(batch), seq - first), -1)
     for row, question in enumerate(batch):

@@ -10,7 +10,7 @@ from lengthwise.core.errors import ModelError
 
 
 class HFCodec:
-    """Text codec with a tokenizer of `transformers`; ``start`` contains the special tokens before every text."""
+    """Adapter of a `transformers` tokenizer to `TextCodec`. ``start`` contains the special tokens before every text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
@@ -32,7 +32,7 @@ class HFCodec:
             ) from None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without cleaning up spaces."""
+        """Return the text of tokens, with all spaces unchanged."""
         return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def _token_text(self, token: int) -> str:
@@ -40,7 +40,7 @@ class HFCodec:
 
 
 def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
-    """Tokenize the letter a, or a token of the vocabulary if the letter is unknown."""
+    """Return the tokens of the text "a", or of a vocabulary entry if the tokenizer cannot encode "a"."""
     try:
         return list(tokenizer("a", add_special_tokens=special)["input_ids"])
     except Exception:  # tokenizers raise plain exceptions
@@ -70,5 +70,5 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def tokenizer_from_json(content: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a run on text, from its JSON file."""
+    """Return the tokenizer of a run on text. ``content`` is the content of its JSON file."""
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content))

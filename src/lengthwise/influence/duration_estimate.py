@@ -13,7 +13,10 @@ TIMED_QUERIES = 64
 
 
 def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
-    """Return the seconds if only ``background_fraction`` of the targets get selections, and if all targets get them."""
+    """Return the minimum and maximum duration of a study in seconds.
+
+    The study selects far tokens for a fraction ``background_fraction`` of the targets (minimum), or for all (maximum).
+    """
     counter = TokenCounter(evaluator.model)
     full_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
     factor = len(targets) / _tokens_per_second(evaluator, targets[0])
@@ -22,7 +25,7 @@ def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> t
 
 
 def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
-    """Measure the speed on one batch of queries that hide all far tokens."""
+    """Measure the tokens per second of the model on queries with all far tokens hidden."""
     settings = evaluator.settings
     window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
     start = time.perf_counter()

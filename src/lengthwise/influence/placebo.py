@@ -1,4 +1,4 @@
-"""Sampler of placebo far tokens from another document or from elsewhere in the same document."""
+"""Sampler of placebo (control) far tokens from another document, or from elsewhere in the same document."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ FarTokens = Int[np.ndarray, " far"]
 
 
 class PlaceboSampler:
-    """Sampler of consecutive far tokens for a target, with equal probability of every start index.
+    """Sampler of consecutive far tokens that replace the far tokens of a target. All start indexes are equally likely.
 
     ``texts`` may be pieces of documents. Pieces of one document have the same name and are adjacent in the list.
     """
@@ -29,7 +29,7 @@ class PlaceboSampler:
             self.pieces[text.name] = (self.pieces.get(text.name, (index, index))[0], index + 1)
 
     def check_other_documents(self, targets: Sequence[Target]) -> None:
-        """Raise ``SettingError`` if the texts contain no other document with enough tokens for a target."""
+        """Raise ``SettingError`` if a target has no other document with at least ``far`` tokens."""
         for name in {target.text.name for target in targets}:
             if not self._num_other_starts(name):
                 raise SettingError(
@@ -45,7 +45,7 @@ class PlaceboSampler:
         return self._far_tokens(start if start < first else start + int(last - first))
 
     def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
-        """Sample far tokens of the same document outside the context of the target; None if it is too short."""
+        """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
         first, last = (int(self.start_offsets[index]) for index in self.pieces[target.text.name])
         text_index = next(index for index in range(*self.pieces[target.text.name]) if self.texts[index] is target.text)
         begin, end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])

@@ -14,7 +14,7 @@ ROWS_FILE, DIGESTS_FILE = "influence.jsonl", "influence.sha256"
 
 
 def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Append the rows of a block, then their digest. A process killed in between leaves rows without a digest."""
+    """Append the rows of a block, then their digest. If the process is killed in between, the rows have no digest."""
     content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     for name, data in ((ROWS_FILE, content), (DIGESTS_FILE, _digest_line(content))):
         with (folder / name).open("ab") as file:
@@ -24,9 +24,9 @@ def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
-    """Return the complete blocks of ``size`` rows; the last block may be smaller if ``num_rows`` is no multiple of it.
+    """Return the complete blocks of ``size`` rows. The last of ``num_rows`` rows may form a smaller block.
 
-    A block that a killed process did not complete is omitted. Raises ``RunFolderError`` if rows do not match their
+    The incomplete last block of an interrupted study is omitted. Raises ``RunFolderError`` if rows do not match their
     digests.
     """
     blocks: list[bytes] = []

@@ -21,10 +21,11 @@ class InfluenceSettings:
     """Settings of an influence study; ``near``, ``far`` and ``ks`` are numbers of tokens.
 
     A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a full
-    context). It selects far tokens for targets with a clear gain (``rule``) from far tokens of their own or another
-    text, and for a random ``background_fraction`` of the other targets. ``max_document_tokens`` splits longer texts.
-    Each context starts with ``sink`` tokens that are always visible and do not count as far tokens; models trained
-    without a start token may need them as attention sinks. A study writes rows in blocks of ``block`` targets.
+    context). ``measure`` then selects ``ks`` far tokens for two groups of targets. The first group has a clear gain
+    (``rule``) with the far tokens of its own text or of another text. The second group is a random
+    ``background_fraction`` of the other targets. ``max_document_tokens`` splits longer texts. Each context starts with
+    ``sink`` tokens that are always visible and do not count as far tokens; models trained without a start token may
+    need them as attention sinks. A study writes rows in blocks of ``block`` targets.
     """
 
     near: int = 64
@@ -58,7 +59,7 @@ class InfluenceSettings:
         if self.ks[-1] > self.far:
             raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
         if not 0 <= self.background_fraction <= 1:
-            raise SettingError(f"invalid background_fraction {self.background_fraction}; use 0 to 1")
+            raise SettingError(f"invalid background_fraction {self.background_fraction}; use a number from 0 to 1")
         self._check_names("mode", self.modes, MODES)
         self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:

@@ -22,7 +22,7 @@ def short_context_losses(
     """
     if len(tokens) <= near:
         raise SettingError(
-            f"the text has {len(tokens)} tokens, but near={near} needs at least {near + 1}; use a smaller near"
+            f"near={near} needs at least {near + 1} tokens, but the text has {len(tokens)}; use a smaller near"
         )
     losses = np.empty(len(tokens) - near)
     size = batch_size(model, near + stride, num_predictions=stride)
@@ -36,7 +36,7 @@ def short_context_losses(
 
 
 def _window_batches(num_scored: int, stride: int, size: int) -> Iterator[tuple[list[int], int]]:
-    """Yield batches of window starts, and the number of tokens that each window scores; it is smaller at the end."""
+    """Yield batches of window starts, and the number of scored tokens per window, which may be smaller at the end."""
     starts = list(range(0, num_scored - stride + 1, stride))
     for first in range(0, len(starts), size):
         yield starts[first : first + size], stride

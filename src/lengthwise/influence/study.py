@@ -69,8 +69,8 @@ class InfluenceStudy:
                 raise SettingError(f"duplicate text name {name}; use a different name for each text")
         for name, first in _find_copies(self.texts).items():
             raise SettingError(
-                f"text {name} is a copy of {first}, and copies make intervals over texts too narrow; remove it, for "
-                "example with without_copies"
+                f"text {name} is a copy of {first}, and copies make intervals over texts too narrow; remove the "
+                "copy, for example with without_copies(texts)"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,9 +125,10 @@ def measure_influence(
     """Write one row per target to ``out``/influence.jsonl. Return False if ``stop()`` returned True.
 
     The same arguments give the same file, even after interruptions: targets are sampled before the first measurement,
-    and a resumed study repeats an incomplete block. ``stop`` runs before every forward pass. ``estimate`` receives the
-    estimated minimum and maximum duration in seconds. Raises ``RunFolderError`` if the folder already contains a study
-    (with ``resume``: another study), or if another process writes to it.
+    and a resumed study repeats an incomplete block. After each block, ``report`` receives the numbers of measured and
+    of all targets. ``stop`` runs before every forward pass. ``estimate`` receives the estimated minimum and maximum
+    duration in seconds. Raises ``RunFolderError`` if the folder already contains a study (with ``resume``: another
+    study), or if another process writes to it.
     """
     out, settings, pieces = Path(out), study.settings, study.pieces()
     targets = study.targets(pieces)
@@ -139,7 +140,7 @@ def measure_influence(
         start=study.codec.start,
         labels={"model": study.model.name},
     )
-    evaluator.placebo.check_other_documents(targets)
+    evaluator.placebo_sampler.check_other_documents(targets)
     check_study(
         study.model,
         targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
@@ -198,7 +199,7 @@ def _check_version(out: Path, *, resume: bool) -> None:
         version = read_description(out, STUDY_FOLDER).get("version", 1)
         if version != VERSION:
             raise RunFolderError(
-                f"{out} contains rows of version {version}, but this release writes version {VERSION}; "
+                f"{out} contains rows of format version {version}, but this release writes version {VERSION}; "
                 "choose another --out"
             )
 

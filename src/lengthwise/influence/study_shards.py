@@ -1,4 +1,4 @@
-"""Parts of a study for several processes: each measures every n-th block, and the last process joins the parts."""
+"""Division of a study into n parts: process i measures every n-th block, and the last process joins the parts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +39,9 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
 
 
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
-    """Write the rows of all parts to one file in the order of targets. Return the numbers of incomplete parts.
+    """If all parts are complete, write their rows to one file, in the order of targets.
+
+    Return the indexes of incomplete parts, counted from 1.
 
     Raises ``RunFolderError`` if a part belongs to another study.
     """

@@ -1,4 +1,4 @@
-"""Measures of the influence of far tokens, and the table of their names."""
+"""Measures of the influence of far tokens, and a table that maps names to measures."""
 
 from lengthwise.influence.measures.add_one_in import AddOneIn
 from lengthwise.influence.measures.attention_weight import AttentionWeight

@@ -11,7 +11,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddOneIn:
-    """Measure of the gain ``score(near) - score(near + i)``. It misses joint effects and selects copies of a token."""
+    """Measure of the gain ``score(near) - score(near + i)`` from far token i alone.
+
+    It misses joint effects of several tokens, and it selects redundant copies of a token.
+    """
 
     name: ClassVar[str] = "add_one_in"
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"

@@ -11,7 +11,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWeight:
-    """Mean attention weight of the last near token over layers and heads, which ignores values and the target."""
+    """Mean attention weight (over layers and heads) of the last near token on each far token.
+
+    It ignores the attention values and the target.
+    """
 
     name: ClassVar[str] = "attention"
     summary: ClassVar[str] = "mean attention weight of the last near token; ignores values and the target"

@@ -11,7 +11,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greedy:
-    """Greedy search that adds the best token k times. It misses joint effects, and its gains can be negative."""
+    """Greedy search that adds the far token with the largest gain, k times.
+
+    It misses tokens that only help together. Gains can be negative.
+    """
 
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"

@@ -11,7 +11,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveOneOut:
-    """Measure of the loss ``score(all without i) - score(all)``. It misses tokens that occur twice."""
+    """Measure of the score increase ``score(all without i) - score(all)`` if far token i is hidden.
+
+    It misses tokens with a copy in the context.
+    """
 
     name: ClassVar[str] = "leave_one_out"
     summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
@@ -20,7 +23,7 @@ class LeaveOneOut:
     gradient_context: ClassVar[str] = "all"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
-        """Score the whole context and the contexts without one candidate."""
+        """Score the whole context, and the context without each candidate."""
         visible = np.stack(
             [~scorer.visibility_mask([])] + [~scorer.visibility_mask([index]) for index in scorer.candidates.tolist()]
         )

@@ -11,7 +11,7 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomChoice:
-    """Random selection of different candidates with gains of 0, which runs no forward pass."""
+    """Random selection of k distinct candidates without a forward pass. All gains are 0."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "random far tokens: the control"

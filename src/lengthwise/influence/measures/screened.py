@@ -14,7 +14,10 @@ from lengthwise.influence.probing.subset_scoring import SubsetScorer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screened:
-    """Measure ``then`` on the far tokens with the largest gradients: a fraction ``share``, but at least k tokens."""
+    """Prefilter by gradient for the measure ``then``.
+
+    ``then`` scores only the candidates with the largest gradients: a fraction ``share`` of them, but at least k.
+    """
 
     name: ClassVar[str] = "screened"
     summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy or another measure scores them"

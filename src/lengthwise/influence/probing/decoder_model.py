@@ -74,7 +74,7 @@ class DecoderModel:
     def plain_log_probs(
         self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
-        """Return the log-probabilities of the token after the sequence, from one pass with an optional attention mask."""
+        """Return the log-probabilities of the token after the sequence, from one pass with an optional mask."""
         hooks = NO_HOOKS if mask is None else AttentionHooks(score_bias=_score_bias(mask[None].to(self.device)))
         ids = torch.arange(len(tokens), device=self.device)
         hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], hooks=hooks)

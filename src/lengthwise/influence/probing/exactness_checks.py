@@ -1,4 +1,4 @@
-"""Checks that hidden tokens have no effect, and that all kinds of queries agree with a plain forward pass."""
+"""Checks that hidden tokens have no effect, and that predictions with caches and masks equal plain forward passes."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -27,7 +27,10 @@ DEFAULT_ADVICE = "choose another model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """Largest difference (nats) between one kind of query and a plain pass, with its description and advice."""
+    """Largest difference (``nats``) between predictions that should be equal.
+
+    ``description`` and ``advice`` are parts of the error message for a difference above the rounding tolerance.
+    """
 
     description: str
     nats: float
@@ -35,7 +38,7 @@ class Deviation:
 
 
 def check_exactness(model: NextTokenModel) -> None:
-    """Raise ``ModelError`` if hidden tokens have an effect in a short sequence with a jump in its position IDs."""
+    """Raise ``ModelError`` if hidden tokens have an effect in a short sequence with gaps between its position IDs."""
     _raise_on_deviation(model, f"{model.name} cannot be measured exactly", lambda: _short_text_deviations(model))
 
 
@@ -236,7 +239,7 @@ def _largest_difference(
 def max_difference(
     log_probs: Float[Tensor, " vocab"], expected: Float[Tensor, " vocab"], target: int | None = None
 ) -> float:
-    """Return the largest difference (nats) between log-probabilities of the target and the most likely tokens."""
+    """Return the largest difference (nats) between two predictions, for the target and the most likely tokens."""
     tokens = expected.topk(min(TOP_TOKENS, len(expected))).indices
     if target is not None:
         tokens = torch.cat([tokens, tokens.new_tensor([target])])

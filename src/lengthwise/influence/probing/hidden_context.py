@@ -25,7 +25,7 @@ Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 
 
 class WindowEvaluator:
-    """Evaluator of a model on one window with some far tokens hidden, which computes the far states only once."""
+    """Evaluator of a model on one window with some far tokens hidden. It caches the states of the far tokens."""
 
     def __init__(self, model: NextTokenModel, window: Window) -> None:
         self.model, self.window = model, window
@@ -43,7 +43,7 @@ class WindowEvaluator:
         return self._strict_predictions(visible) if mode == "strict" else self._masked_predictions(visible)
 
     def _masked_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Hide far tokens from near tokens only; the states of visible far tokens may depend on hidden tokens."""
+        """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
         size, states = batch_size(self.model, 2 * len(self.near)), self.states
         start = np.ones((len(visible), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start, visible], axis=1))
@@ -56,7 +56,7 @@ class WindowEvaluator:
             )
 
     def _strict_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Compute ``strict_log_probs`` up to twice as fast, because queries share prefixes without hidden tokens."""
+        """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
         masks = np.stack([self.window.expand(row) for row in visible])
         seq = masks.shape[1]
         # With a larger step, the model reads fewer prefixes, but repeats more tokens after each prefix.
@@ -77,7 +77,7 @@ class WindowEvaluator:
     def _prefix_predictions(
         self, prefix: int, length: int, queries: list[int], masks: Bool[np.ndarray, "all seq"]
     ) -> Iterator[Predictions]:
-        """Evaluate queries that have the same prefix and the same number of visible tokens (``length``) after it."""
+        """Yield the predictions of queries that share a prefix and have ``length`` visible tokens after it."""
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
         ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
         # Each sequence attends to a copy of the states.
@@ -110,7 +110,7 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
 
 
 def batch_size(model: NextTokenModel, length: int, num_predictions: int = 1) -> int:
-    """Return the number of sequences per forward pass for a length and a number of predictions per sequence."""
+    """Return the number of sequences of ``length`` tokens per forward pass, with ``num_predictions`` per sequence."""
     max_log_probs = LOG_PROBS_PER_TOKEN * model.forward_tokens
     return max(1, min(model.forward_tokens // length, max_log_probs // (num_predictions * model.vocabulary_size)))
 

@@ -25,7 +25,7 @@ BACKWARD_COST = 3
 
 
 class StopRequestedError(Exception):
-    """Request to stop, raised before a forward pass."""
+    """Exception that ends a study before a forward pass, at the user's request."""
 
 
 def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
@@ -43,7 +43,10 @@ def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextT
 
 
 class TokenCounter:
-    """Counter of the tokens that a model would read. Its ``model`` predicts uniformly without a forward pass."""
+    """Counter of the tokens that a model would read.
+
+    ``model`` is a copy of the model that counts tokens and returns uniform predictions without a forward pass.
+    """
 
     def __init__(self, model: NextTokenModel) -> None:
         self.tokens, self.vocabulary_size = 0, model.vocabulary_size

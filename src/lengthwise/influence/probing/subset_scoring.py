@@ -18,7 +18,7 @@ OBJECTIVES = ("target", "prediction")
 
 @dataclass(frozen=True, slots=True)
 class TargetLoss:
-    """Objective that is the loss (nats) of the true next token."""
+    """Objective ``target``: the loss (nats) of the true next token."""
 
     target: int
 
@@ -29,7 +29,7 @@ class TargetLoss:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Objective that is the Kullback-Leibler divergence (nats) from the prediction with the whole context."""
+    """Objective ``prediction``: the Kullback-Leibler divergence (nats) from the prediction with the whole context."""
 
     log_probs_long: Float[Tensor, " vocab"]
 
@@ -76,10 +76,11 @@ class SubsetScorer:
         return scores
 
     def gradient(self, *, context: str) -> Float[np.ndarray, " far"]:
-        """Return the decrease of the objective, to first order, if near tokens attend more to each far token.
+        """Return the negative gradient of the objective with respect to a gate on the attention to each far token.
 
-        ``context`` is "all" (the whole context) or "none" (all far tokens together weigh about as much as one). The
-        pass that computes far states hides no token, so the gradient is an approximation in strict mode.
+        With ``context`` "all", the gates are open. With "none", they reduce the attention weight of all far tokens
+        together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
+        in strict mode.
         """
         start = len(self.evaluator.window.start)
         gates = torch.zeros(start + self.num_far)

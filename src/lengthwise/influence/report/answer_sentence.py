@@ -14,7 +14,11 @@ MIN_DIFFERENCE = 1e-4
 
 
 def answer(summary: Summary) -> dict[str, Any]:
-    """Return if use of far tokens is ``shown``, bounds on their number (None: unknown), and the text of the answer."""
+    """Return the answer to the question of how many far tokens the model uses.
+
+    ``shown`` is True if there is evidence that it uses any. ``at_least`` and ``at_most`` bound their number (None:
+    unknown). ``sentence`` is the text of the answer.
+    """
     model = summary["model"]
     differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
     evidence = f"The difference in loss between other and own text is {format_nats(differences['other'])}."
@@ -61,7 +65,7 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
 
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
-    """Return the share of the prediction that k tokens recover, and a phrase about the correction by another text."""
+    """Return the shares of the prediction that k tokens recover, and a phrase about the correction of the shares."""
     pairs = sorted((each for each in summary["paired"] if each["against"] == "other"), key=_sort_key)
     own_groups = own_selections(summary)
     if pairs:
@@ -72,7 +76,7 @@ def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
 
 
 def own_selections(summary: Summary) -> list[Estimate]:
-    """Return the selections of own far tokens by a measure, starting with strict mode and the prediction objective."""
+    """Return the groups with own far tokens, except random tokens; strict mode and the prediction objective first."""
     return sorted(
         (each for each in summary["groups"] if each["from"] == "own" and each["knows"] != "nothing"), key=_sort_key
     )

@@ -40,7 +40,7 @@ class Bootstrap:
         return [estimate(column, documents, nan_reason) for column in values.T]
 
     def counts(self, documents: int, num_values: int) -> Iterator[Counts]:
-        """Yield the count of every document: first one of each, then resamples in blocks that fit in memory."""
+        """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
         yield np.ones((1, documents), dtype=np.int64)
         rng = stream(self.seed, "influence documents", documents)
         block_size = max(1, BLOCK_SIZE // max(documents, num_values, 1))
@@ -51,9 +51,9 @@ class Bootstrap:
 
 
 def estimate(values: Float[np.ndarray, " resamples"], documents: int, nan_reason: str) -> JSON:
-    """Return an estimate with the first value, and the 95% interval of the remaining values.
+    """Return the estimate ``values[0]`` with the 95% interval of the resamples ``values[1:]``.
 
-    The interval is wider for few documents, by a correction with Student's t (Hesterberg 2015).
+    A correction with Student's t widens the interval for few documents (Hesterberg 2015).
     """
     value, resamples = float(values[0]), values[1:]
     result: JSON = {"value": value, "low": None, "high": None, "reason": None}

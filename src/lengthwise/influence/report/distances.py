@@ -20,12 +20,12 @@ class Distances:
     def add(self, distance: int, gain: float) -> None:
         """Add one selected token. Raises ``SettingError`` if its gain is not finite; a negative gain counts as 0."""
         if not math.isfinite(gain):
-            raise SettingError(f"the token at distance {distance} has gain {gain}; measure its target in float32")
+            raise SettingError(f"the gain at distance {distance} is {gain}; repeat the study in float32")
         self.counts[distance] = self.counts.get(distance, 0) + 1
         self.gains[distance] = self.gains.get(distance, 0.0) + max(0.0, gain)
 
     def summary(self) -> dict[str, Any]:
-        """Return quantiles weighted by gain, and a histogram with bins of equal width on a log scale."""
+        """Return gain-weighted quantiles of the distance, and a histogram with bins of equal width on a log scale."""
         count, gain = sum(self.counts.values()), math.fsum(self.gains.values())
         return {
             "chosen": count,

@@ -61,11 +61,11 @@ def render_page(
             study=study,
         )
     except ValueError:
-        raise SettingError("a row contains a number that is not finite; measure its target in float32") from None
+        raise SettingError("a row contains a number that is not finite; repeat the study in float32") from None
 
 
 class _PageTargets:
-    """Rows inside the excerpts, in the format of page.js."""
+    """Targets of the page, in the format that page.js reads."""
 
     def __init__(self, excerpts: Excerpts, max_targets: int) -> None:
         self.excerpts, self.max_targets = excerpts, max_targets

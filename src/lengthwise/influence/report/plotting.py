@@ -16,7 +16,7 @@ ESTIMATE_KEYS = ("value", "low", "high")
 
 
 def extract_values(estimates: Sequence[Mapping[str, Any]], key: str) -> Numbers:
-    """Return the value, low or high of each estimate. Missing numbers are NaN, which leaves gaps in a line."""
+    """Return ``value``, ``low`` or ``high`` (``key``) of each estimate. Missing numbers are NaN, drawn as gaps."""
     return [math.nan if each[key] is None else each[key] for each in estimates]
 
 
@@ -28,7 +28,7 @@ def annotate(axes: Any, text: str, point: Numbers, offset: Numbers, **style: Any
 
 
 def shorten_names(models: Sequence[str]) -> list[str]:
-    """Return the last parts of each model path, as few parts as possible to distinguish all models."""
+    """Return the shortest endings of the model paths that distinguish all models."""
     parts = [PurePath(model).parts for model in models]
     depth = 1
     while len({each[-depth:] for each in parts}) < len(set(parts)):

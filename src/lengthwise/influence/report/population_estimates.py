@@ -101,7 +101,7 @@ class Population:
     def _expand_sample(
         self, sample: SelectionColumns, values: Float[np.ndarray, "measured k"]
     ) -> tuple[Float[np.ndarray, "targets k"], TargetMask, TargetValues]:
-        """Return values of all targets (0 if unmeasured), the mask of targets that the study samples, and weights."""
+        """Return the values of all targets (0 if not measured), the mask of background targets, and their weights."""
         values_by_target = np.zeros((len(self.mask), values.shape[1]))
         values_by_target[sample.target] = values
         values_by_target[~self.mask] = 0.0
@@ -125,8 +125,9 @@ class Population:
 class Divergences:
     """Divergences from the prediction with the whole context, summed over all targets.
 
-    The study measures a sample of the background targets. The sum over this sample is scaled by a ratio of divergences
-    with near tokens only: over all background targets, and over the sample. A share is therefore at most 1.
+    The study measures a sample of the background targets. The sum over this sample is multiplied by a ratio: the
+    divergence with near tokens only of all background targets, divided by that of the sample. Shares are therefore at
+    most 1.
     """
 
     sums: Sums

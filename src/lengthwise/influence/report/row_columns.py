@@ -23,7 +23,7 @@ ValuesByK = Float[np.ndarray, "measured k"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionColumns:
-    """Row indices of the targets with a selection of one group, and their losses and divergences at each k."""
+    """Columns of the targets with a selection of one group: row index, and losses and divergences at each k."""
 
     target: Int[np.ndarray, " measured"]
     losses: ValuesByK
@@ -39,7 +39,11 @@ class SelectionColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceColumns:
-    """Columns of one source of far tokens: existence, loss, and masks of clearly lower and clearly higher loss."""
+    """Columns of one source of far tokens.
+
+    ``exists`` is True for targets that have far tokens of this source, and ``loss`` is their loss with these tokens.
+    The other masks are True if this loss is clearly lower or clearly higher than with near tokens only.
+    """
 
     exists: TargetMask
     loss: TargetValues
@@ -70,7 +74,7 @@ class _SelectionArrays:
 
 
 class RowColumns:
-    """Columns of all rows of one model, which need tens of megabytes for 100,000 rows."""
+    """Columns of all rows of one model. 100,000 rows need tens of megabytes of memory."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], ks: Sequence[int]) -> None:
         self.models: set[str] = set()
@@ -132,11 +136,13 @@ class RowColumns:
         for group in self.groups.values():
             invalid[group.target[~np.isfinite(group.losses + group.divergences).all(axis=1)]] = True
         if invalid.any():
-            raise SettingError(f"row {int(invalid.argmax()) + 1} has a loss that is not finite; measure it in float32")
+            raise SettingError(
+                f"row {int(invalid.argmax()) + 1} has a loss that is not finite; repeat the study in float32"
+            )
 
 
 def _source_values(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
-    """Return the entries of a row in ``SourceColumns`` as numbers."""
+    """Return the values of a row for the four fields of ``SourceColumns``, as floats."""
     if source == "own":
         entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
     else:

@@ -1,4 +1,4 @@
-"""Figure that plots gain from far tokens and recovered prediction against the size of several models."""
+"""Figure of several models by size: the gain from far tokens, and the share of the prediction that k tokens recover."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,10 @@ MAX_NAME_LENGTH = 40  # maximum length of a displayed model name
 
 
 def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: Path) -> Path:
-    """Draw the results of several models by size as ``scale.png`` and ``scale.svg``. Return the path of the PNG."""
+    """Draw the results of several models against their size. Write ``scale.png`` and ``scale.svg``.
+
+    ``parameters`` contains the number of parameters of each model. Return the path of the PNG.
+    """
     ks = summaries[0]["ks"] if summaries else []
     if len(summaries) < 2 or any(summary["ks"] != ks for summary in summaries):
         all_ks = "; ".join(",".join(map(str, summary["ks"])) for summary in summaries)

@@ -89,7 +89,7 @@ def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
 
 
 def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the paired differences at each k. Horizontal lines are the differences with all far tokens."""
+    """Draw the loss with control tokens minus the loss with own tokens, at each k and for all far tokens (lines)."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
     for far in summary["far"]:
         if far["own_minus"] is not None and far["own_minus"]["value"] is not None:
@@ -137,9 +137,10 @@ def _annotate_clipped_points(axes: Any) -> None:
 
 
 def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Path:
-    """Draw the distances of selected tokens by gain as ``distances.png`` and ``distances.svg``.
+    """Draw the distribution of gain over the distances of selected tokens. Return the path of the PNG.
 
-    Return the path of the PNG. Bins have equal width on the log scale. The dashed line is the uniform distribution.
+    The files are ``distances.png`` and ``distances.svg``. Bins have equal width on the log scale. The dashed line is
+    the uniform distribution.
     """
     figure, (axes,) = make_panels(7.0, 1)
     own = own_selections(summary)

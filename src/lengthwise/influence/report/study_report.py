@@ -54,7 +54,7 @@ def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
-    """Return the index of the first token and the decoded tokens for the texts with the most selections."""
+    """Map the names of the texts with the most selections to an excerpt: index of the first token, decoded tokens."""
     settings, places = study.settings, dict[str, list[int]]()
     for row in _read_rows(folder):
         if row["selections"]:

@@ -35,8 +35,8 @@ def summarize(
     """Return the contents of ``summary.json`` from the rows of one model. Losses are in nats, distances in tokens.
 
     An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason``
-    (the reason for a missing number). A k above all measured k is None without a reason. Results under ``selected``
-    are not evidence, because their targets are selected by the same losses that they compare.
+    (the reason for a missing number). A smallest k above all measured k is None without a reason. Results under
+    ``selected`` are not evidence, because their targets are selected by the same losses that they compare.
     """
     columns, bootstrap = RowColumns(rows, ks), Bootstrap(seed=seed, num_resamples=num_resamples)
     population = Population(columns=columns, mask=columns.all_targets, bootstrap=bootstrap)
