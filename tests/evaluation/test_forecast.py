@@ -48,21 +48,21 @@ def test_a_subsample_contains_the_support_with_its_neighbors_and_the_last_token(
     support = [np.array([3, 40]), np.array([199])]
     sampled = subsample(support, np.array([120, 300]), 43, rng)
     for row, (tokens, end) in enumerate(zip(support, (120, 300), strict=True)):
-        indices = sampled.indices[row, : sampled.last[row] + 1]
+        indices = sampled.indices[row, : sampled.last_column[row] + 1]
         assert (np.diff(indices) > 0).all()
         assert indices[-1] == end
         near = (np.append(tokens, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
         assert set(near.ravel()) <= set(indices)
         assert (sampled.weights[row, np.isin(sampled.indices[row], near)] == 1).all()
         assert len(indices) <= 43 + BLOCK_SIZE
-        assert (sampled.indices[row, sampled.last[row] :] == end).all()
+        assert (sampled.indices[row, sampled.last_column[row] :] == end).all()
 
 
 def test_the_mean_weighted_sum_over_subsamples_is_the_sum_over_all_tokens(rng):
     repeats = 4000
     values = rng.normal(size=101) ** 2
     sampled = subsample([np.array([7, 50])] * repeats, np.full(repeats, 100), 30, rng)
-    inside = np.arange(sampled.indices.shape[1]) <= sampled.last[:, None]
+    inside = np.arange(sampled.indices.shape[1]) <= sampled.last_column[:, None]
     sums = (values[sampled.indices] * sampled.weights * inside).sum(axis=1)
     assert sums.mean() == pytest.approx(values.sum(), abs=4 * sums.std() / np.sqrt(repeats))
     assert sums.std() > 1
@@ -73,7 +73,7 @@ def test_the_mean_weight_visible_to_a_token_is_the_number_of_tokens_up_to_it(bud
     """Tested for tokens of sampled blocks, for tokens near the support, and for the last token."""
     repeats = 3000
     sampled = subsample([np.array([7, 50])] * repeats, np.full(repeats, 100), budget, rng)
-    inside = np.arange(sampled.indices.shape[1]) <= sampled.last[:, None]
+    inside = np.arange(sampled.indices.shape[1]) <= sampled.last_column[:, None]
     visible = np.zeros((repeats, 101))
     for row in range(0, repeats, 1000):
         part = slice(row, row + 1000)
@@ -101,7 +101,7 @@ def test_keys_have_weight_one_within_a_block_and_their_own_weight_otherwise():
         conditional_weights=np.array([[4.0, 4.0, 1.0]]),
         visible_counts=np.array([[1.0, 2.0, 9.0]]),
         blocks=np.array([[0, 0, 2]]),
-        last=np.array([2]),
+        last_column=np.array([2]),
     )
     five = np.log(5)
     np.testing.assert_allclose(sampled.score_bias(), [[[0, 0, 0], [0, 0, 0], [five, five, 0]]])
@@ -176,7 +176,7 @@ def test_upweighting_keeps_all_tokens_and_weights_those_outside_the_support():
     assert upweighted.weights[0].sum() == 48
     # Here all tokens are near the support or the last token.
     assert (upweighted.weights[1, :10] == 1).all()
-    assert upweighted.last.tolist() == [15, 9]
+    assert upweighted.last_column.tolist() == [15, 9]
 
 
 @pytest.mark.parametrize(("pair", "k", "reach"), [((2, 5), 2, 7), ((7,), 1, 2), ((), 0, 1)])
@@ -263,7 +263,7 @@ def test_sparsity_is_a_property_of_the_task(task, k):
 def test_ids_count_as_met_only_if_their_distances_were_in_training():
     """Random starts use all IDs up to 999, but no distance beyond the training length."""
     known = {"id_range": (0, 999), "trained_distance": 14}
-    found = assumptions_of(Parity(), RandomStart(num_position_ids=1000), **known)["IDs and distances met in training"]
+    found = assumptions_of(Parity(), RandomStart(num_position_ids=1000), **known)["IDs and distances seen in training"]
     assert not found.holds
     assert found.found == "IDs 0 to 50 at length 24, 0 to 999 in training; distances up to 50, 14 in training"
     known["trained_distance"] = 50
@@ -280,13 +280,13 @@ def test_pieces_cover_a_sequence_and_each_contains_the_support(rng):
     support = [np.array([3, 40]), np.array([30])]
     pieces, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 64)
     assert coverage == 1.0
-    number = len(pieces.last) // 2
+    number = len(pieces.last_column) // 2
     indices = pieces.indices.reshape(2, number, -1)
     for row, (tokens, end) in enumerate(zip(support, (100, 60), strict=True)):
         assert set(indices[row].ravel()) == set(range(end + 1))
         assert all({*tokens, end} <= set(piece) for piece in indices[row])
     few, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 2)
-    assert len(few.last) == 2 * 2
+    assert len(few.last_column) == 2 * 2
     assert coverage == pytest.approx(2 / number, abs=0.05)
 
 

@@ -100,7 +100,7 @@ def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():
     header, body = table(ROWS)
-    assert header == ["configuration", "trained on", "IDs met", "steps", "fits", "20\nn=100", "2,000\nn=100"]
+    assert header == ["configuration", "trained on", "IDs in training", "steps", "fits", "20\nn=100", "2,000\nn=100"]
     assert body[0] == [
         "PPC",
         "1-20",

@@ -88,7 +88,7 @@ def test_a_violated_condition_is_refuted_with_a_reason(condition):
     assert condition in certify_task(Pairs(violation=condition), trained=6, lengths=(12,)).verdict
 
 
-def test_conditions_that_examples_cannot_decide_are_not_checked():
+def test_conditions_that_cannot_be_tested_are_unknown():
     for task, reason in ((Parity(coupling="none"), "no coupling"), (MultiAddition(), "for one level")):
         conditions = coupled_conditions(task, seed=0)
         assert len(conditions) == 5

@@ -75,7 +75,7 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
     """
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
-    header = ["configuration", "trained on", "IDs met", "steps", "fits"]
+    header = ["configuration", "trained on", "IDs in training", "steps", "fits"]
     header += [f"{length:,}\nn={format_num_examples(rows, length)}" for length in lengths]
     body = []
     for label, by_length in by_label.items():

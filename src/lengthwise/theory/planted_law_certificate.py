@@ -31,7 +31,7 @@ PROBABILISTIC = {SampledKnownScores.name}
 class Assumption:
     """A condition of the theory, the measurement that tests it, and the counterexample that violates it.
 
-    ``holds`` is None if the condition was not checked.
+    ``holds`` is None if it is unknown whether the condition holds.
     """
 
     name: str

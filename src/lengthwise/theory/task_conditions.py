@@ -1,4 +1,4 @@
-"""Tests of the conditions of proposition 4.4 on short examples of a task; a condition is refuted or not checked.
+"""Tests of the conditions of proposition 4.4 on short examples of a task; a condition is refuted or unknown.
 
 The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token, and the
 planted super-tokens have the IDs that the answer depends on. Examples can refute a condition but not prove

@@ -21,9 +21,9 @@ from lengthwise.theory.task_certificate import measure_structure
 ACCURACY_THRESHOLD = 0.9
 # Maximum change in accuracy if only a half or a quarter of the tokens remain, at the longest training length. After a
 # larger change, subsamples do not predict the accuracy on full sequences.
-TOLERANCE = 0.1
+MAX_ACCURACY_CHANGE = 0.1
 # Maximum total variation between two distributions that count as equal.
-MAX_DRIFT = 0.1
+MAX_TOTAL_VARIATION = 0.1
 
 
 def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
@@ -54,7 +54,7 @@ def measure_assumptions(
     result = f"the tokens of an answer span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=result, counterexample="growing gap")
     result = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
-    holds = fidelity.difference <= TOLERANCE
+    holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
     yield Assumption(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
     yield _check_id_coverage(model, max_length)
     yield _measure_relativity(model, queries)
@@ -79,7 +79,7 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
 
 def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     """Compare the IDs and ID distances at ``max_length`` with the training IDs and distances."""
-    assumption_name = "IDs and distances met in training"
+    assumption_name = "IDs and distances seen in training"
     if not model.decoder.reads_ids:
         result = f"encoding {model.encoding.name} reads no IDs"
         return Assumption(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
@@ -111,7 +111,10 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
     total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
     result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {shift}"
     return Assumption(
-        name="relativity", holds=total_variation <= MAX_DRIFT, found=result, counterexample="absolute positions"
+        name="relativity",
+        holds=total_variation <= MAX_TOTAL_VARIATION,
+        found=result,
+        counterexample="absolute positions",
     )
 
 
@@ -129,12 +132,10 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
         return np.asarray(counts / counts.sum())
 
     total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
-    result = (
-        f"frequencies at length {max_length} differ by {total_variation:.3f} (total variation; allowed: {MAX_DRIFT})"
-    )
+    result = f"frequencies at length {max_length} differ by {total_variation:.3f} (total variation; allowed: {MAX_TOTAL_VARIATION})"
     return Assumption(
         name="same token frequencies",
-        holds=total_variation <= MAX_DRIFT,
+        holds=total_variation <= MAX_TOTAL_VARIATION,
         found=result,
         counterexample="new background token",
     )

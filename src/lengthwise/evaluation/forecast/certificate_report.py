@@ -14,7 +14,7 @@ from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE_FILE = "certificate.json"
 Table = tuple[str, list[str], list[list[str]]]
-_HOLDS_TEXT = {True: "yes", False: "NO", None: "not checked"}
+_HOLDS_TEXT = {True: "yes", False: "NO", None: "unknown"}
 # Possible failure if an assumption does not hold, by the name of its counterexample in docs/theory.md.
 _POSSIBLE_FAILURES = {
     "growing k": "short lengths do not determine longer ones",
